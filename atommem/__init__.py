@@ -28,7 +28,3 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         return getattr(import_module("atommem.api"), name)
     raise AttributeError(f"module 'atommem' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])

@@ -8,9 +8,9 @@ import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from atommem.embedding.embedder import Embedder
 from atommem.episode import Observation, Step
@@ -24,7 +24,6 @@ from atommem.session_state import SessionState
 
 Progress = Callable[[int, int], None]
 """Called with the number of chunks that were read, and of all."""
-_Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 
@@ -74,9 +73,13 @@ async def answer_steps(
 class _Contents:
     """What both kinds of memory show without waiting."""
 
-    _runtime: Runtime
-    _session: Session
-    _readings: list[Reading]
+    def __init__(
+        self, runtime: Runtime, session: Session, readings: Iterable[Reading] = ()
+    ) -> None:
+        self._runtime = runtime
+        self._session = session
+        self._readings = list(readings)
+        self._lock = asyncio.Lock()
 
     @property
     def steps(self) -> int:
@@ -111,48 +114,41 @@ class _Contents:
 
 
 class AsyncMemory(_Contents):
-    """A memory that a policy fills by reading and answers from; `Memory` is its synchronous twin.
+    """A memory that a policy fills by reading and answers from; `open` and `load` make one.
 
-    Every step is a step of one `Session` with the prompts of the policy's training, token for
-    token. Reading and asking run one at a time.
-
-    Args:
-        policy: A model folder (one trained here brings its settings) or hub name; the URLs of vLLM
-            servers of one model, or of a chat server (``api="chat"``); or a `Policy`.
-        tokenizer: Of a server: folder or hub name of its model. Of a `Policy` without one: its
-            tokenizer.
-        embedder: A kind of embedder, as in the settings, or an `Embedder`.
-        settings: Fields of `PolicyConfig`, `MemoryConfig`, `EmbedderConfig`, `Sampling` and the
-            environment's configuration by name, and ``chat_template_kwargs``.
-
-    Raises:
-        ConfigError: A setting is unknown or out of range, or a package is missing.
-        PolicyError: The model or tokenizer cannot be loaded.
-        OutageError: The embedding server is out of reach.
+    Every step is one of a `Session`, with the prompts of the policy's training, token for token.
+    Reading and asking run one at a time. `Memory` is the synchronous twin.
     """
 
-    def __init__(
-        self,
+    @classmethod
+    async def open(
+        cls,
         policy: str | os.PathLike[str] | Sequence[str] | Policy,
         *,
         tokenizer: Any = None,
         embedder: str | Embedder | None = None,
         **settings: Any,
-    ) -> None:
-        runtime = Runtime.open(policy, tokenizer=tokenizer, embedder=embedder, **settings)
-        self._start(runtime, Session(runtime.agent))
+    ) -> Self:
+        """Open a policy and give it an empty memory.
 
-    def _start(self, runtime: Runtime, session: Session, readings: Iterable[Reading] = ()) -> Self:
-        self._runtime = runtime
-        self._session = session
-        self._readings = list(readings)
-        self._lock = asyncio.Lock()
-        return self
+        Args:
+            policy: A model folder (one trained here brings its settings) or hub name; the URLs of
+                vLLM servers of one model, or of a chat server (``api="chat"``); or a `Policy`.
+            tokenizer: Of a server: folder or hub name of its model. Of a `Policy` without one: its
+                tokenizer.
+            embedder: A kind of embedder, as in the settings, or an `Embedder`.
+            settings: Fields of `PolicyConfig`, `MemoryConfig`, `EmbedderConfig`, `Sampling` and the
+                environment's configuration by name, and ``chat_template_kwargs``.
 
-    @classmethod
-    async def open(cls, *arguments: Any, **settings: Any) -> Self:
-        """Call the constructor in a thread, so that loading does not block the event loop."""
-        return await asyncio.to_thread(cls, *arguments, **settings)
+        Raises:
+            ConfigError: A setting is unknown or out of range.
+            PolicyError: The model or tokenizer cannot be loaded.
+            OutageError: The embedding server is out of reach.
+        """
+        runtime = await asyncio.to_thread(
+            Runtime.open, policy, tokenizer=tokenizer, embedder=embedder, **settings
+        )
+        return cls(runtime, Session(runtime.agent))
 
     @classmethod
     async def load(
@@ -166,45 +162,31 @@ class AsyncMemory(_Contents):
         """Load a memory that `save` wrote.
 
         Args:
-            policy: As of the constructor; unset: the one that the memory was saved with.
+            policy: As of `open`; unset: the one that the memory was saved with.
             reembed: Use another embedder than the memory's, and embed all entries again.
-            settings: As of the constructor, on top of those that the memory was made with.
+            settings: As of `open`, on top of those that the memory was made with.
 
         Raises:
             DataError: The folder holds no memory, or a damaged one.
             ConfigError: The embedder differs, or the memory was saved with a `Policy` object.
         """
-        saved = await asyncio.to_thread(SavedMemory.read, folder)
+        saved = SavedMemory.read(folder)
         runtime = await asyncio.to_thread(saved.open, policy, settings, reembed)
-        return await cls.on(runtime, saved, folder, reembed)
-
-    @classmethod
-    async def on(
-        cls,
-        runtime: Runtime,
-        saved: SavedMemory | None = None,
-        folder: str | os.PathLike[str] = ".",
-        reembed: bool = False,
-    ) -> Self:
-        """Return a new or saved memory on an open runtime, which is closed if that fails."""
-        if saved is None:
-            return cls.__new__(cls)._start(runtime, Session(runtime.agent))
         try:
-            state = await asyncio.to_thread(SessionState.load, Path(folder) / SESSION_FILE)
+            state = SessionState.load(Path(folder) / SESSION_FILE)
             session = await Session.restore(runtime.agent, state, reembed=reembed)
         except BaseException as error:
             await runtime.close()
             if isinstance(error, TraceError):
                 raise DataError(f"{folder}: the memory is damaged: {error}") from error
             raise
-        return cls.__new__(cls)._start(runtime, session, saved.readings)
+        return cls(runtime, session, saved.readings)
 
     async def read(
         self,
         source: str | Path | Iterable[str],
         *,
         questions: str | Sequence[str] = (),
-        goal: str | None = None,
         name: str | None = None,
         again: bool = True,
         progress: Progress | None = None,
@@ -214,9 +196,9 @@ class AsyncMemory(_Contents):
         Args:
             source: A text, cut as in training; pieces of one, each a chunk unless it is too long;
                 or the `pathlib.Path` of a file.
-            questions: Questions that will be asked, shown to the policy while it reads. Without
-                any it reads blind, which it should be trained for (`questions_shown`).
-            goal: Replaces questions: what to look for, in words.
+            questions: Questions that will be asked, or what to look for, shown to the policy while
+                it reads. Without any it reads blind, which it should be trained for
+                (`questions_shown`).
             name: Name in the source of entries; a file's name by default.
             again: If false, a text that was read to its end is not read again.
             progress: Called after every chunk.
@@ -226,12 +208,9 @@ class AsyncMemory(_Contents):
             OutageError, PolicyError: Of the policy or embedder; earlier chunks are kept.
         """
         self._runtime.check_open()
-        known = [questions] if isinstance(questions, str) else list(questions)
-        if goal is not None and known:
-            raise ConfigError("read() was called with questions and a goal. Give one of them.")
+        shown = [questions] if isinstance(questions, str) else list(questions)
         async with self._lock:
-            text, file_name = await asyncio.to_thread(text_of, source)
-            shown = known if goal is None else [goal]
+            text, file_name = text_of(source)
             factory = self._runtime.agent.factory
             observations = await asyncio.to_thread(factory.reading, text, shown)
             reading = self._reading(observations, file_name if name is None else name, again)
@@ -291,8 +270,7 @@ class AsyncMemory(_Contents):
     async def fork(self) -> Self:
         """Return an independent copy that shares the policy; close only the original."""
         async with self._lock:
-            twin = type(self).__new__(type(self))
-            return twin._start(self._runtime, self._session.fork(), self._readings)
+            return type(self)(self._runtime, self._session.fork(), self._readings)
 
     async def at(self, step: int) -> Self:
         """Return a fork as it was when step number `step` began; ``at(0)`` is empty."""
@@ -329,50 +307,33 @@ class AsyncMemory(_Contents):
 
 
 @cache
-def _background() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+def _background() -> asyncio.AbstractEventLoop:
     """Start an event loop in a daemon thread, for callers without one or inside one (Jupyter)."""
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="atommem-loop", daemon=True)
-    thread.start()
-    return loop, thread
+    threading.Thread(target=loop.run_forever, name="atommem-loop", daemon=True).start()
+    return loop
 
 
 os.register_at_fork(after_in_child=_background.cache_clear)  # a fork has no such thread
 
 
-def _wait(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+def _wait(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Run a coroutine in the background and wait; Ctrl-C cancels it and is raised at its end."""
-    loop, thread = _background()
-    if threading.current_thread() is thread:
-        coroutine.close()
-        raise ConfigError("a Memory was used from its own progress callback. Use an AsyncMemory.")
     ended = threading.Event()
 
     async def run() -> _Result:
         try:
-            return await coroutine
+            return await work
         finally:
             ended.set()
 
-    future = asyncio.run_coroutine_threadsafe(run(), loop)
+    future = asyncio.run_coroutine_threadsafe(run(), _background())
     try:
         return future.result()
     except KeyboardInterrupt:
-        if future.cancel():
-            ended.wait()
+        future.cancel()
+        ended.wait()
         raise
-
-
-def _blocking(
-    method: Callable[Concatenate[AsyncMemory, _Parameters], Coroutine[Any, Any, _Result]],
-) -> Callable[Concatenate[Memory, _Parameters], _Result]:
-    """Return a method of `Memory` that waits for one of `AsyncMemory`."""
-
-    @wraps(method)
-    def wait(self: Memory, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        return _wait(method(self._memory, *args, **kwargs))
-
-    return wait
 
 
 class Memory(_Contents):
@@ -382,41 +343,46 @@ class Memory(_Contents):
     """
 
     def __init__(self, policy: Any, **settings: Any) -> None:
-        self._start(AsyncMemory(policy, **settings))
+        self._wrap(_wait(AsyncMemory.open(policy, **settings)))
 
-    def _start(self, memory: AsyncMemory) -> Self:
+    def _wrap(self, memory: AsyncMemory) -> Self:
         self._memory = memory
-        self._runtime = memory._runtime
-        self._session = memory._session
+        super().__init__(memory._runtime, memory._session)
         self._readings = memory._readings
         return self
 
     @classmethod
-    def load(
-        cls,
-        folder: str | os.PathLike[str],
-        policy: Any = None,
-        *,
-        reembed: bool = False,
-        **settings: Any,
-    ) -> Self:
+    def load(cls, folder: str | os.PathLike[str], policy: Any = None, **settings: Any) -> Self:
         """Load a saved memory; see `AsyncMemory.load`."""
-        memory = _wait(AsyncMemory.load(folder, policy, reembed=reembed, **settings))
-        return cls.__new__(cls)._start(memory)
+        return cls.__new__(cls)._wrap(_wait(AsyncMemory.load(folder, policy, **settings)))
 
-    read = _blocking(AsyncMemory.read)
-    ask = _blocking(AsyncMemory.ask)
-    forget = _blocking(AsyncMemory.forget)
-    save = _blocking(AsyncMemory.save)
-    close = _blocking(AsyncMemory.close)
+    def read(self, source: str | Path | Iterable[str], **options: Any) -> Reading:
+        """Read a text, chunk by chunk; see `AsyncMemory.read`."""
+        return _wait(self._memory.read(source, **options))
+
+    def ask(self, question: str, *, keep: bool = True) -> Answer:
+        """Ask a question; without `keep`, a fork answers."""
+        return _wait(self._memory.ask(question, keep=keep))
+
+    def forget(self, source: str) -> tuple[Operation, ...]:
+        """Delete everything that came from the text called `source`, or from one chunk of it."""
+        return _wait(self._memory.forget(source))
 
     def fork(self) -> Self:
         """Return an independent copy that shares the policy; close only the original."""
-        return type(self).__new__(type(self))._start(_wait(self._memory.fork()))
+        return type(self).__new__(type(self))._wrap(_wait(self._memory.fork()))
 
     def at(self, step: int) -> Self:
         """Return a fork as it was when step number `step` began; ``at(0)`` is empty."""
-        return type(self).__new__(type(self))._start(_wait(self._memory.at(step)))
+        return type(self).__new__(type(self))._wrap(_wait(self._memory.at(step)))
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write it to a folder, whole or not at all; replaces a memory saved there before."""
+        return _wait(self._memory.save(folder))
+
+    def close(self) -> None:
+        """Free the policy and the embedder, for forks too."""
+        _wait(self._memory.close())
 
     def __enter__(self) -> Self:
         return self

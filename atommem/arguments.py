@@ -6,7 +6,7 @@ import argparse
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from importlib import import_module
 from pathlib import Path
@@ -18,30 +18,11 @@ import jsonargparse
 import yaml
 from jsonargparse.typing import register_type
 
+from atommem.config import fields_of
 from atommem.errors import ConfigError, shorten, suggest
 from atommem.plugins import find_file
 
 _Config = TypeVar("_Config")
-_ALIASES = {
-    "lr": "learning_rate",
-    "model": "model_name_or_path",
-    "epochs": "num_train_epochs",
-    "batch_size": "per_device_train_batch_size",
-    "group_size": "num_generations",
-    "max_new_tokens": "max_completion_length",
-    "kl_coef": "beta",
-    "output": "output_dir",
-    "checkpoint": "policy",
-}
-"""Names in other tools -> ours."""
-_KINDS = {
-    int: "a whole number",
-    float: "a finite number",
-    bool: "true or false",
-    str: "text",
-    Path: "a path",
-    dict: "a JSON object",
-}
 
 
 class NumberRange(tuple[int, int]):
@@ -55,8 +36,11 @@ class NumberRange(tuple[int, int]):
         numbers = [int(number) for number in re.findall(r"\d+", str(value))]
         return cls((numbers[0], numbers[-1]))
 
+    def __str__(self) -> str:
+        return "-".join(map(str, dict.fromkeys(self)))
 
-register_type(NumberRange, lambda pair: "-".join(map(str, pair)), NumberRange.parse)
+
+register_type(NumberRange, str, NumberRange.parse)
 
 
 class Parser(jsonargparse.ArgumentParser):
@@ -132,8 +116,6 @@ class Parser(jsonargparse.ArgumentParser):
             text = re.split(r"(?<=[a-z)])[.;] ", text, maxsplit=1)[0].rstrip(".;:")
         if default not in (None, "", []) and "default" not in text:
             shown = str(default).lower() if isinstance(default, bool) else default
-            if isinstance(default, tuple):
-                shown = "-".join(map(str, dict.fromkeys(default)))
             text += f" (default: {shown})"
         options["help"] = argparse.SUPPRESS if hidden else text.replace("%", "%%")
         group.add_argument(f"--{item.name}", default=default, **options)
@@ -186,15 +168,19 @@ class Parser(jsonargparse.ArgumentParser):
             words = (found[1] or found[2]).split()
             flag = next((word for word in words if word.startswith("-")), words[0])
             name = flag.partition("=")[0].lstrip("-").replace("-", "_")
-            hint = suggest(_ALIASES.get(name, name), self.setting_names())
+            hint = suggest(name, self.setting_names())
             return f"{shorten(' '.join(words))}: unknown setting{hint}."
         found = re.match(r"(?:Parser key \"|argument -*)(\w+)\"?", text)
         action = next((item for item in self._actions if found and item.dest == found[1]), None)
         if action is None or "expected" in text:
             return f"{shorten(text, 600).rstrip('.')}."
         value = re.split(r" \(choose| not among", text.rpartition(": ")[2])[0].strip("'")
-        hint = suggest(value, action.choices or ())
-        return f"{action.dest}={shorten(value)}: give {_describe(action)}{hint}."
+        if action.choices:
+            known = list(map(str, action.choices))
+            return f"{action.dest}={value}: give one of {', '.join(known)}{suggest(value, known)}."
+        kind: Any = getattr(action, "_typehint", None) or action.type
+        kind = action.metavar if kind is NumberRange else getattr(kind, "__name__", str(kind))
+        return f"{action.dest}={shorten(value)}: expected {kind}."
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -210,26 +196,9 @@ def _parts(hint: Any) -> list[Any]:
     return [part for part in (typing.get_args(hint) if union else (hint,)) if part is not NoneType]
 
 
-def _describe(action: Any) -> str:
-    """Return the values that a flag accepts, in words."""
-    if action.choices:
-        return f"one of {', '.join(map(str, action.choices))}"
-    hint = getattr(action, "_typehint", None) or action.type
-    if hint is NumberRange or getattr(hint, "__self__", None) is NumberRange:
-        return "a number or a range such as 1-4"
-    words = [_KINDS.get(typing.get_origin(part) or part) for part in _parts(hint)]
-    return " or ".join(dict.fromkeys(word for word in words if word)) or "another value"
-
-
 def make(config: type[_Config], parsed: argparse.Namespace | Mapping[str, Any]) -> _Config:
     """Make the dataclass `config` from the parsed flags of its fields."""
-    values = parsed if isinstance(parsed, Mapping) else vars(parsed)
-    return config(**{name: values[name] for name in field_names(config) if name in values})
-
-
-def field_names(config: type) -> list[str]:
-    """Return the names of a dataclass's fields that its constructor takes."""
-    return [item.name for item in fields(config) if item.init]
+    return config(**fields_of(config, parsed if isinstance(parsed, Mapping) else vars(parsed)))
 
 
 def find_flag(argv: Sequence[str], name: str) -> str | None:
@@ -240,40 +209,38 @@ def find_flag(argv: Sequence[str], name: str) -> str | None:
 
 def given_flags(argv: Sequence[str], parsed: argparse.Namespace) -> dict[str, Any]:
     """Return the parsed values of the flags that a command line names."""
-    words = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
-    return {name: value for name, value in vars(parsed).items() if name in words}
+    named = pop_flags(argv, vars(parsed))[0]
+    return {name: value for name, value in vars(parsed).items() if name in named}
 
 
-def pop_flags(argv: Sequence[str], names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
+def pop_flags(argv: Sequence[str], names: Container[str]) -> tuple[dict[str, list[str]], list[str]]:
     """Split a command line into the words of the flags `names`, by name, and all other words."""
     found: dict[str, list[str]] = {}
     rest: list[str] = []
     target = rest
     for word in argv:
         flag, equals, value = word.partition("=")
-        if flag.startswith("--"):
-            name = flag.removeprefix("--")
-            target = found.setdefault(name, []) if name in names else rest
-            if name in names:
-                target[:] = [value] if equals else []
-                continue
-        target.append(word)
+        name = flag.removeprefix("--")
+        if flag == name:
+            target.append(word)
+        elif name in names:
+            target = found[name] = [value] if equals else []
+        else:
+            target = rest
+            rest.append(word)
     return found, rest
 
 
 def split_config(argv: Sequence[str], folder: str) -> tuple[list[str], dict[str, Any]]:
     """Split ``--config FILE|NAME`` off a command line; later files win."""
-    rest: list[str] = []
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", action="append", default=[])
+    try:
+        known, rest = parser.parse_known_args(list(argv))
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{error}. Give a path or a name (atommem configs).") from error
     values: dict[str, Any] = {}
-    words = iter(argv)
-    for word in words:
-        flag, equals, name = word.partition("=")
-        if flag != "--config":
-            rest.append(word)
-            continue
-        name = name if equals else next(words, "")
-        if not name or name.startswith("--"):
-            raise ConfigError("--config: expected a file. Give a path or a name (atommem configs).")
+    for name in known.config:
         values |= load_yaml(find_file("config", name, folder), folder)
     return rest, values
 

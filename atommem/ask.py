@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import fcntl
 import json
-import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from tqdm import tqdm
 from atommem.api import Answer, AsyncMemory
 from atommem.arguments import Parser, given_flags
 from atommem.errors import ConfigError, check_writable
-from atommem.run import Checkpoint, Runtime, add_run_settings
+from atommem.run import add_run_settings, find_stored
 from atommem.saved_memory import SavedMemory, decode, read_file
 
 EXIT_UNANSWERED = 3
@@ -39,20 +36,10 @@ def main(argv: list[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     arguments, settings = _parse(argv)
-    folder = arguments.memory
     try:
-        text = None
-        if arguments.file == "-":
-            text = decode(sys.stdin.buffer.read(), "standard input")
-        elif arguments.file is not None:
-            text = read_file(Path(arguments.file))
-        with _locked(folder):
-            if folder is not None and SavedMemory.exists(folder):
-                saved = SavedMemory.read(folder)
-                runtime = saved.open(arguments.policy or None, settings)
-                return asyncio.run(_run(arguments, text, runtime, saved))
-            return asyncio.run(_run(arguments, text, Runtime.open(arguments.policy, **settings)))
+        return asyncio.run(_run(arguments, settings))
     except KeyboardInterrupt:
+        folder = arguments.memory
         kept = f" {folder} holds the finished steps; the same command continues." if folder else ""
         print(f"\natommem ask: interrupted.{kept}", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -68,68 +55,32 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     )
     parser.add_argument("file", metavar="FILE", nargs="?", help="A UTF-8 text file; - is stdin.")
     parser.add_argument("questions", metavar="QUESTION", nargs="*", help="Answered in turn.")
-    parser.add_argument(
-        "--memory",
-        type=Path,
-        metavar="DIR",
-        help="Keep the memory there, and continue with it. A file is read once; an interrupted "
-        "reading continues.",
-    )
-    parser.add_argument(
-        "--no_reading", action="store_true", help="All arguments are questions to --memory."
-    )
+    kept = "Keep the memory there, and continue with it. A file is read once."
+    parser.add_argument("--memory", type=Path, metavar="DIR", help=kept)
+    alone = "All arguments are questions to --memory."
+    parser.add_argument("--no_reading", action="store_true", help=alone)
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
-    add_run_settings(parser, Checkpoint.find(argv, {}).environment)
+    add_run_settings(parser, find_stored(argv, {})["environment"])
     arguments = parser.read(argv)
     given = given_flags(argv, arguments)
     settings = {name: value for name, value in given.items() if name not in _OWN}
 
-    exists = arguments.memory is not None and SavedMemory.exists(arguments.memory)
     if arguments.no_reading:
-        if not exists:
-            raise ConfigError(
-                "--no_reading: needs an existing memory. Give its folder as --memory."
-            )
         first = [] if arguments.file is None else [arguments.file]
         arguments.questions, arguments.file = [*first, *arguments.questions], None
-    elif arguments.file not in (None, "-") and not Path(arguments.file).exists():
-        raise ConfigError(f"{arguments.file}: no such file. usage: {_USAGE}")
     if not any(question.strip() for question in arguments.questions):
         raise ConfigError(f"FILE or QUESTION is missing. usage: {_USAGE}")
     check_writable("memory", arguments.memory, folder=True)
-    if not arguments.policy and not exists:
-        raise ConfigError(
-            "--policy is missing. Give a model folder, or a URL with --tokenizer or --api chat."
-        )
     return arguments, settings
 
 
-@contextmanager
-def _locked(folder: Path | None) -> Iterator[None]:
-    """Lock a memory's folder: of two commands, the last to save would undo the other's reading."""
-    if folder is None:
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"memory={folder}: in use by another command. Wait, or give another folder."
-        ) from error
-    finally:
-        os.close(lock)
-
-
-async def _run(
-    arguments: argparse.Namespace,
-    text: str | None,
-    runtime: Runtime,
-    saved: SavedMemory | None = None,
-) -> int:
-    memory = await AsyncMemory.on(runtime, saved, arguments.memory)
+async def _run(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
+    folder = arguments.memory
+    text = _text(arguments.file)
+    if folder is not None and (arguments.no_reading or SavedMemory.exists(folder)):
+        memory = await AsyncMemory.load(folder, arguments.policy or None, **settings)
+    else:
+        memory = await AsyncMemory.open(arguments.policy, **settings)
     answers: list[Answer] = []
     async with memory:
         try:
@@ -141,8 +92,8 @@ async def _run(
                     _print(answers[-1], arguments)
         finally:
             # Also after Ctrl-C or an outage: the same command then continues.
-            if arguments.memory is not None:
-                await memory.save(arguments.memory)
+            if folder is not None:
+                await memory.save(folder)
     if arguments.json:
         report = {
             "file": arguments.file,
@@ -153,6 +104,12 @@ async def _run(
         }
         print(json.dumps(report, ensure_ascii=False, indent=2))
     return 0 if all(answer.text is not None for answer in answers) else EXIT_UNANSWERED
+
+
+def _text(file: str | None) -> str | None:
+    if file == "-":
+        return decode(sys.stdin.buffer.read(), "standard input")
+    return None if file is None else read_file(Path(file))
 
 
 async def _read(memory: AsyncMemory, arguments: argparse.Namespace, text: str) -> None:
@@ -184,6 +141,5 @@ def _print(answer: Answer, arguments: argparse.Namespace) -> None:
     if answer.text is None:
         print("(the policy gave no answer)", file=sys.stderr)
     for entry in answer.entries:
-        piece = "" if entry.source is None else entry.source.piece
-        source = f" ({piece})" if piece else ""
+        source = f" ({entry.source.piece})" if entry.source and entry.source.piece else ""
         print(f"  shown: {' '.join(entry.text.split())}{source}", file=sys.stderr)

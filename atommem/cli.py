@@ -10,11 +10,10 @@ import os
 import re
 import signal
 import sys
-import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint, PackageNotFoundError, requires, version
+from importlib.metadata import requires, version
 from itertools import takewhile
 from pathlib import Path
 from types import FrameType
@@ -33,8 +32,7 @@ _SUMMARIES = {
     "train": "cold start (SFT) and GRPO on a task file",
     "eval": "evaluate a policy on a task file, or run a suite",
     "compare": "compare two evaluations on the same tasks",
-    "retention": "list the rules that admit and evict entries, or check one",
-    "audit": "analyze a memory: duplicates, contradictions, evictions",
+    "audit": "analyze a memory: duplicates, entries never shown, evictions",
     "report": "show evaluations as tables, plots and a page",
     "trace": "replay an episode step by step in the terminal",
     "env": "list environments, or check one",
@@ -42,13 +40,33 @@ _SUMMARIES = {
 }
 
 
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM, as schedulers and containers send it, do what Ctrl-C does."""
+    process = os.getpid()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != process:  # a fork of this process
+            os._exit(128 + number)
+        handler = signal.getsignal(signal.SIGINT)
+        if not callable(handler):  # a shell's background job ignores Ctrl-C
+            raise KeyboardInterrupt
+        handler(signal.SIGINT, frame)  # asyncio's handler cancels the running task
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@_sigterm_interrupts()
 def main(argv: list[str] | None = None) -> int:
     """Run a sub-command; the exit status is 2 for a wrong call or an `AtomMemError`."""
-    with _sigterm_interrupts():
-        return _main(sys.argv[1:] if argv is None else argv)
-
-
-def _main(argv: list[str]) -> int:
+    argv = sys.argv[1:] if argv is None else argv
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # models write anything
     name = f" {argv[0][:80]}" if argv and not argv[0].startswith("-") else ""
@@ -65,7 +83,7 @@ def _main(argv: list[str]) -> int:
         package = (error.name or "atommem").split(".")[0]
         if package == "atommem":
             raise
-        extra = find_extra(package, name.strip())
+        extra = _extra_of(package, name.strip())
         message = f"needs the package {package}: pip install 'atommem[{extra}]'."
     except (AtomMemError, OSError) as error:
         message = format_error(error)
@@ -83,7 +101,9 @@ def _run(argv: list[str]) -> int:
         print(f"atommem {version('atommem')}")
         return 0
     # Nothing is imported to list commands. Another package cannot replace one of ours.
-    entries = sorted(registered("atommem.commands"), key=_is_ours)
+    entries = sorted(
+        registered("atommem.commands"), key=lambda entry: entry.value.startswith("atommem.")
+    )
     values = {entry.name: entry.value for entry in entries}
     commands = {
         name: Command(values[name], _SUMMARIES.get(name, f"({values[name]})"))
@@ -92,47 +112,11 @@ def _run(argv: list[str]) -> int:
     return run_command("atommem", commands, argv)
 
 
-def _is_ours(entry: EntryPoint) -> bool:
-    return entry.module.split(".")[0] == "atommem"
-
-
-def find_extra(package: str, command: str) -> str:
+def _extra_of(package: str, command: str) -> str:
     """Return the extra that installs `package`; prefer the one named like `command`."""
-    wanted, extras = package.replace("_", "-").lower(), []
-    try:
-        lines = requires("atommem") or []
-    except PackageNotFoundError:  # run from its files
-        lines = []
-    for line in lines:
-        name = re.match(r"[\w.-]+", line)
-        extra = re.search(r"extra == ['\"]([\w-]+)", line)
-        if name and extra and f"{name[0].replace('_', '-').lower()}-".startswith(f"{wanted}-"):
-            extras.append(extra[1])
-    return command if command in extras else extras[0] if extras else "train"
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM, as schedulers and containers send it, do what Ctrl-C does."""
-    process = os.getpid()
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != process:  # a fork of this process
-            os._exit(128 + number)
-        handler = signal.getsignal(signal.SIGINT)
-        if not callable(handler):  # a shell's background job ignores Ctrl-C
-            raise KeyboardInterrupt
-        handler(signal.SIGINT, frame)  # asyncio's handler cancels the running task
-
-    before = signal.getsignal(signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread() or before is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    wanted = re.compile(rf'{package.replace("_", "-")}\b.*extra == "([\w-]+)"', re.IGNORECASE)
+    extras = [found[1] for line in requires("atommem") or [] if (found := wanted.match(line))]
+    return command if command in extras else next(iter(extras), "train")
 
 
 def list_configs(argv: list[str]) -> int:
@@ -151,8 +135,7 @@ def list_configs(argv: list[str]) -> int:
     files = shipped_files()
     width = max(map(len, files))
     for name, path in files.items():
-        summary = textwrap.shorten(_summary(path), 77 - width, placeholder=" ...")
-        print(f"{name:<{width}}  {summary}")
+        print(f"{name:<{width}}  {_summary(path)}")
     return 0
 
 

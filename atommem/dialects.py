@@ -12,16 +12,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
-import yaml
+import msgspec.yaml
 
-from atommem.actions import ANSWER, ANSWER_ACTION, CALL, MEMORY_ACTIONS, SCRATCHPAD, ActionSpec
+from atommem.actions import (
+    ANSWER,
+    ANSWER_ACTION,
+    CALL,
+    MEMORY_ACTIONS,
+    MEMORY_KINDS,
+    SCRATCHPAD,
+    ActionSpec,
+)
 from atommem.errors import DialectError, suggest
 from atommem.grammar import Grammar
 from atommem.plugins import find_file
@@ -54,29 +61,35 @@ def split_template(template: str) -> list[TemplatePart]:
     return [*parts, TemplatePart(template[end:], "")]
 
 
-@dataclass(frozen=True)
-class Templates:
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The wording of an environment.
+
+    `actions` explains those of its own that their description does not explain.
+    """
+
+    pieces: Mapping[str, str]
+    introduction: str = ""
+    rules: str = ""
+    actions: Mapping[str, str] = {}
+
+
+class Templates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The wording of a memory, and what holds a prompt together.
 
-    In every field ``{tag.create}``, ``{tag.answer}``, ``{tag.call}``, ... stand for the dialect's
-    tag names.
+    In every field ``{tag.create}``, ``{tag.answer}``, ``{tag.call}``, ... stand for tag names.
 
     Attributes:
         chat: Send system and user messages through the tokenizer's chat template; otherwise the
             pieces are joined and encoded as plain text.
         join: Stands between two pieces.
-        system: The instructions; ``{introduction}`` and ``{rules}`` are the environment's,
-            ``{actions}`` explains the enabled actions.
+        system: The instructions, with ``{introduction}`` and ``{rules}`` of the environment,
+            ``{actions}`` and ``{places}``.
         actions: One explanation per memory action; those of disabled actions are left out.
         call: Explains a tool that the environment does not explain: ``{name}``, ``{description}``,
             ``{schema}``.
-        places: Explain ``scratchpad`` and ``store``, as ``{places}`` in `system`. A place that no
-            enabled action can fill is left out, with its piece of the prompt.
-        scratchpad, query: ``{text}``.
+        places: Explain ``scratchpad`` and ``store``, unless no enabled action can fill them.
         memory: ``{entries}``, ``{size}``, ``{capacity_notice}``. A set for a dialect without a
             store leaves out `memory`, `query` and `entry`.
-        entry: One retrieved entry: ``{handle}``, ``{text}``.
-        capacity_notice: Shown with a limited store: ``{size}``, ``{capacity}``.
         empty: Stands for an empty scratchpad, query or list of entries.
         cut_marker: Ends a text that was cut at its token limit.
         environments: Sections of environments by name, instead of those that they bring.
@@ -92,27 +105,10 @@ class Templates:
     cut_marker: str = " [cut]"
     join: str = "\n\n"
     chat: bool = True
-    actions: Mapping[str, str] = field(default_factory=dict)
+    actions: Mapping[str, str] = {}
     call: str = ""
-    places: Mapping[str, str] = field(default_factory=dict)
-    environments: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Section:
-    """The wording of an environment.
-
-    Attributes:
-        pieces: The template of every piece that its observations may hold.
-        introduction, rules: Its part of the instructions.
-        actions: One explanation per action of its own; the others are explained by their
-            description.
-    """
-
-    pieces: Mapping[str, str]
-    introduction: str = ""
-    rules: str = ""
-    actions: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, str] = {}
+    environments: Mapping[str, Section] = {}
 
 
 @dataclass(frozen=True)
@@ -146,12 +142,11 @@ class Dialect:
             whole = {phase: by_name[name] for phase, name in self.whole.items() if name in by_name}
             return Grammar({}, whole=whole)
         tools = {spec.name: spec for spec in actions if spec.is_tool}
-        tagged = [spec for spec in specs if not spec.is_tool]
-        tags = [self.tag(spec) for spec in tagged]
-        _check_distinct(self.name, [*tags, self.call_tag] if tools else tags)
-        return Grammar(
-            dict(zip(tags, tagged, strict=True)), tools, self.call_tag if tools else None
-        )
+        tagged = [(self.tag(spec), spec) for spec in specs if not spec.is_tool]
+        tags = [tag.lower() for tag, _ in tagged] + [self.call_tag.lower()] * bool(tools)
+        if len(set(tags)) < len(tags):
+            raise DialectError(f"dialect={self.name}: two actions have one tag. Rename one.")
+        return Grammar(dict(tagged), tools, self.call_tag if tools else None)
 
     def tag(self, spec: ActionSpec) -> str:
         """Return the tag of an action that is written with one."""
@@ -167,15 +162,6 @@ class Dialect:
         return name in self.tags or name in self.whole.values()
 
 
-def _check_distinct(dialect: str, tags: Sequence[str]) -> None:
-    lowered = [tag.lower() for tag in tags]
-    twice = sorted({tag for tag in lowered if lowered.count(tag) > 1})
-    if twice:
-        raise DialectError(
-            f"dialect={dialect}: uses the tag {twice[0]} for two actions. Rename one."
-        )
-
-
 _REGISTERED: dict[str, Dialect] = {}
 
 
@@ -186,25 +172,18 @@ def register_dialect(
 
     `tags` has one for every memory action and the answer; ``call`` is ``tool_call`` by default.
     """
-    new = Dialect(name, MappingProxyType(dict(tags)), Templates(""), MappingProxyType(whole or {}))
-    needed = () if whole else (*(spec.name for spec in MEMORY_ACTIONS), ANSWER)
+    needed = () if whole else (*MEMORY_KINDS, ANSWER)
     if missing := [kind for kind in needed if kind not in tags]:
         raise DialectError(f"dialect={name}: no tag for {', '.join(missing)}. Name one for each.")
-    _check_distinct(name, list(tags.values()))
-    if _REGISTERED.get(name, new) != new:
+    new = Dialect(name, dict(tags), Templates(""), whole or {})
+    if _REGISTERED.setdefault(name, new) != new:
         raise DialectError(f"dialect={name}: registered with other tags. Choose another name.")
-    _REGISTERED[name] = new
-
-
-def dialect_names() -> list[str]:
-    """Return the registered names."""
-    return sorted(_REGISTERED)
 
 
 def get_dialect(name: str, templates: str = "full") -> Dialect:
     """Return the dialect `name` with the wording of `templates` (see `load_templates`)."""
     if name not in _REGISTERED:
-        known = ", ".join(dialect_names())
+        known = ", ".join(sorted(_REGISTERED))
         raise DialectError(
             f"dialect={name}: unknown{suggest(name, _REGISTERED)}. Give one of {known}."
         )
@@ -248,12 +227,12 @@ register_dialect(
 register_dialect("memagent", {}, whole={"reading": SCRATCHPAD, "answering": ANSWER})
 
 
-@lru_cache(maxsize=32)
+@cache
 def load_templates(name: str) -> Templates:
     """Read a template set: a shipped name, a file's path, or a file of ``configs/templates``."""
     shipped = Path(__file__).parent / "templates" / f"{name}.yaml"
     path = shipped if name in SHIPPED else find_file("templates", name, "templates")
-    templates: Templates = _convert(Templates, path, _read(path))
+    templates: Templates = _load(Templates, path)
     for piece, needed in _NEEDED.items():
         if text := getattr(templates, piece):
             _check_placeholders(f"{path}: {piece}", text, needed)
@@ -279,41 +258,24 @@ def load_section(
         shown: Those that it shows under its settings, and that must be there; unset: all.
     """
     templates = load_templates(name)
-    if environment in templates.environments:
-        place = f"{name}, environments.{environment}"
-        section = _convert(Section, place, templates.environments[environment])
-    else:
-        wording = name if name in SHIPPED else "full" if templates.chat else "compact"
-        place = str(folder / f"{wording}.yaml")
-        section = _convert(Section, place, _read(Path(place)))
-    missing = set(pieces if shown is None else shown) - set(section.pieces)
-    if missing:
-        raise DialectError(f"{place}: pieces has no {min(missing)}. Word it.")
+    wording = name if name in SHIPPED else "full" if templates.chat else "compact"
+    place = folder / f"{wording}.yaml"
+    section: Section = templates.environments.get(environment) or _load(Section, place)
+    for piece in pieces if shown is None else shown:
+        if piece not in section.pieces:
+            raise DialectError(f"templates={name}: {environment} has no piece {piece}. Word it.")
     for piece, template in section.pieces.items():
         if piece not in pieces:
-            raise DialectError(f"{place}: unknown piece {piece}{suggest(piece, pieces)}. Drop it.")
-        _check_placeholders(f"{place}: piece {piece}", template, pieces[piece])
+            raise DialectError(f"templates={name}: {environment} shows no piece {piece}. Drop it.")
+        _check_placeholders(f"templates={name}: piece {piece}", template, pieces[piece])
     return section
 
 
-def _read(path: Path) -> Any:
+def _load(kind: Any, path: Path) -> Any:
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DialectError(f"{path}: not a readable YAML file ({error}).") from error
-
-
-def _convert(kind: Any, place: str | Path, loaded: Any) -> Any:
-    """Return `loaded` as a dataclass, its fields checked."""
-    known = [item.name for item in fields(kind)]
-    for name in loaded if isinstance(loaded, dict) else ():
-        if name not in known:
-            hint = suggest(str(name), known)
-            raise DialectError(f"{place}: unknown field {name}{hint}. Drop it.")
-    try:
-        return msgspec.convert(loaded, kind)
-    except msgspec.ValidationError as error:
-        raise DialectError(f"{place}: {error}. Correct the field.") from error
+        return msgspec.yaml.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        raise DialectError(f"{path}: {error}. Correct the file.") from error
 
 
 def _check_placeholders(place: str, template: str, needed: Sequence[str]) -> None:

@@ -67,12 +67,8 @@ class BudgetSpentError(AtomMemError):
 _REMEDIES = {
     errno.ENOENT: "Give an existing path",
     errno.EACCES: "Give a path that you may use, or change its permissions",
-    errno.EPERM: "Give a path that you may use, or change its permissions",
-    errno.EROFS: "Give a path on a writable file system",
     errno.ENOSPC: "Free some space, or give a path on another disk",
-    errno.EDQUOT: "Free some of your quota, or give a path on another disk",
     errno.ENOTDIR: "A part of the path is a file: give another path",
-    errno.EMFILE: "Raise the limit on open files (ulimit -n)",
 }
 
 

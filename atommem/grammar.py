@@ -3,19 +3,16 @@ r"""From completions to actions: `Grammar.parse` reads the elements of a dialect
 The form is deliberately not XML. Every string has a defined result:
 
 Tags
-    ``<name>`` and ``</name>`` with a name of the grammar, in upper or lower case. Nothing else is a
-    tag: not ``< name >``, ``<name id="3">`` or ``<name/>``, and not a name of another dialect.
-    These are plain text, like everything outside of elements.
+    ``<name>`` and ``</name>`` with a name of the grammar, in upper or lower case. Everything else
+    is plain text: ``< name >``, ``<name id="3">``, ``<name/>``, and names of other dialects.
 Thinking
     The text between ``<think>`` and the next ``</think>`` is not parsed, and after a ``<think>``
-    that is never closed nothing is (`UNCLOSED_THINKING`). Where the prompt has opened the block,
-    the completion begins inside of it; only then does a ``</think>`` that closes nothing end
-    thinking. Inside of an element both are text of its body.
+    that is never closed nothing is (`UNCLOSED_THINKING`). A completion may begin inside of it, if
+    the prompt has opened it. Inside of an element both are text of its body.
 Elements
     An element is closed by its own closing tag, if that comes before the same tag is opened again.
-    Its body is then opaque: tags of other kinds inside it are text and act on nothing (`NESTED`,
-    one problem for each opening tag). An answer, or any ``\boxed``, inside a scratchpad is part of
-    the scratchpad.
+    Its body is then opaque: tags of other kinds inside it act on nothing (`NESTED`, one problem for
+    each opening tag), and an answer inside a scratchpad is part of the scratchpad.
 
     An element without its own closing tag is ended by the next tag, whichever it is: ``<create>fact
     one<create>fact two</create>`` or ``<create>fact</update>``, as models do write. One that
@@ -27,16 +24,14 @@ Bodies
     They are stripped. An empty one is `EMPTY`, but it clears a note (the scratchpad).
 Handles
     Update and delete begin with one: ``Memory 3: text``, ``3: text``, ``[3] text``, ``Memory #3 -
-    text``, ``( 3 ) text``, ``entry 3. text``; at most nine digits, and not the start of a longer
-    word or number (``3rd``, ``3.5``), nor of a list or range (``3-5``, ``1, 2``). A bare number
-    needs a colon with no digit behind it: ``1 January 1990`` and ``12:30`` name no entry. Delete
-    takes nothing more, unless it follows a colon (``3: the old text``). Otherwise `MISSING_HANDLE`.
-    An update with a handle and no text is `EMPTY`.
+    text``, ``entry 3. text``; not the start of a longer word or number (``3rd``, ``3.5``), nor of a
+    list or range (``3-5``, ``1, 2``). A bare number needs a colon with no digit behind it:
+    ``1 January 1990`` and ``12:30`` name no entry. Delete takes nothing more, unless it follows a
+    colon. Otherwise `MISSING_HANDLE`. An update with a handle and no text is `EMPTY`.
 Answers
-    The content of the last ``\boxed{...}``, stripped: of the boxes whose braces balance, the one
-    that opens last. Without one: `NO_BOX`; with an empty one: `EMPTY`. Where several questions are
-    asked at once, every box that holds no other is an answer, in their order; an empty one holds
-    its place.
+    The content of the last ``\boxed{...}`` whose braces balance, stripped. Without one: `NO_BOX`;
+    with an empty one: `EMPTY`. Where several questions are asked at once, every box that holds no
+    other is an answer, in their order; an empty one holds its place.
 Tools
     The body of an action with arguments is a JSON object that fits its schema; a tool is called as
     ``{"name": ..., "arguments": {...}}`` in the dialect's tag for calls. Otherwise `NOT_JSON`,
@@ -56,7 +51,7 @@ from atommem.actions import Action, ActionSpec, Body, Parsed, Problem, ProblemRe
 from atommem.text_safety import read_json
 
 THINK = "think"
-_THINKING = re.compile(f"<(/?){THINK}>", re.IGNORECASE | re.ASCII)
+_THOUGHTS = re.compile(f"<{THINK}>.*?(</{THINK}>|\\Z)", re.IGNORECASE | re.ASCII | re.DOTALL)
 _MAX_DEPTH = 64
 """Of the arguments of a call."""
 _Item = Action | Problem
@@ -103,12 +98,6 @@ class Grammar:
     tools: Mapping[str, ActionSpec] = field(default_factory=dict)
     call_tag: str | None = None
     whole: Mapping[str, ActionSpec] = field(default_factory=dict)
-
-    @cached_property
-    def specs(self) -> dict[str, ActionSpec]:
-        """All actions that can be written, by name."""
-        specs = (*self.tags.values(), *self.tools.values(), *self.whole.values())
-        return {spec.name: spec for spec in specs}
 
     @cached_property
     def _scanner(self) -> tuple[re.Pattern[str], dict[str, tuple[ActionSpec | None, str]]]:
@@ -201,21 +190,18 @@ def parse_whole(text: str, spec: ActionSpec, thinking: bool = False) -> Parsed:
     `EMPTY` for every action: a policy that writes nothing has not asked to forget. Text before
     thinking that is never closed counts.
     """
-    pieces: list[str] = []
-    begin = 0
-    thinking_from = 0 if thinking else None
-    for match in _THINKING.finditer(text):
-        if thinking_from is None and not match[1]:
-            pieces.append(text[begin : match.start()])
-            thinking_from = match.start()
-        elif thinking_from is not None and match[1]:
-            begin, thinking_from = match.end(), None
-    unclosed: list[_Item] = []
-    if thinking_from is None:
-        pieces.append(text[begin:])
-    else:
-        unclosed.append(Problem(ProblemReason.UNCLOSED_THINKING, THINK, thinking_from, len(text)))
-    body = "".join(pieces).strip()
+    opened = f"<{THINK}>" if thinking else ""
+    body = _THOUGHTS.sub("", opened + text).strip()
+    unclosed: list[_Item] = [
+        Problem(
+            ProblemReason.UNCLOSED_THINKING,
+            THINK,
+            max(0, thoughts.start() - len(opened)),
+            len(text),
+        )
+        for thoughts in _THOUGHTS.finditer(opened + text)
+        if not thoughts[1]
+    ]
     if body:
         return _parsed([*_element(spec, spec.name, body, 0, len(text)), *unclosed])
     return _parsed(unclosed or [Problem(ProblemReason.EMPTY, spec.name, 0, len(text))])

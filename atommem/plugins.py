@@ -1,4 +1,4 @@
-"""Find what a setting names: an entry point, ``package.module:Attribute``, or a shipped YAML file.
+"""Find what a setting names: an entry point, a shipped YAML file, or a model on the hub.
 
 Our own environments, methods, rules and dialects are found like a user's.
 """
@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import cache
-from importlib import import_module, invalidate_caches
+from functools import cache, reduce
+from importlib import import_module
 from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from atommem.errors import ConfigError, suggest
+from atommem.errors import ConfigError, format_error, suggest
 
 CONFIGS = Path(__file__).with_name("configs")
 
@@ -25,8 +24,6 @@ def find(group: str, name: str) -> Any:
     A name is an entry point's, or ``package.module:Attribute`` with a module that may lie in the
     current folder.
     """
-    if ":" not in name and name not in registered(group).names:
-        _search.cache_clear()  # a notebook may have installed it meanwhile
     entries = registered(group)
     path = entries[name].value if name in entries.names else name
     module, separator, attribute = path.partition(":")
@@ -36,19 +33,17 @@ def find(group: str, name: str) -> Any:
             f"{group.removeprefix('atommem.')}={name}: unknown{suggest(name, known)}. "
             f"Give one of {', '.join(known)}, or package.module:Name."
         )
+    if path == name and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last: no file of the user hides a package
     try:
-        found: Any = _import(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        return reduce(getattr, attribute.split("."), import_module(module))
     except (ImportError, AttributeError) as error:
-        if isinstance(error, ModuleNotFoundError) and not _is_part(module, error.name):
+        if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
             raise  # the module itself needs a missing package
-        named = path if path == name else f"{name}: {path}"
         raise ConfigError(
-            f"{named} cannot be loaded ({error}). Check the name; its file must lie in this folder "
+            f"{path} cannot be loaded ({error}). Check the name; its file must lie in this folder "
             "or on PYTHONPATH, or be installed."
         ) from error
-    return found
 
 
 def names(group: str) -> list[str]:
@@ -67,56 +62,74 @@ def _search(path: tuple[str, ...]) -> Any:
     return entry_points()
 
 
-def _import(module: str) -> ModuleType:
-    """Import `module`; if it is missing, look in the current folder too."""
-    here = os.getcwd()
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if not _is_part(module, error.name) or here in sys.path or "" in sys.path:
-            raise
-    sys.path.append(here)  # last: no file of the user hides a package
-    invalidate_caches()
-    return import_module(module)
-
-
-def _is_part(module: str, missing: str | None) -> bool:
-    return missing is not None and (module == missing or module.startswith(missing + "."))
-
-
 def shipped_files() -> dict[str, Path]:
     """Return every shipped YAML file by its name, such as ``train/qwen3_8b_hotpotqa``."""
     files = sorted(CONFIGS.rglob("*.yaml"))
     return {path.relative_to(CONFIGS).with_suffix("").as_posix(): path for path in files}
 
 
-def find_file(setting: str, name: str | Path, folder: str | None = None, field: str = "") -> Path:
+def find_file(setting: str, name: str | Path, folder: str | None = None) -> Path:
     """Return the user's file at the path `name`, or else the shipped file of that name.
 
-    Args:
-        setting: The setting that names it, for the error.
-        name: A path, or a name with or without its folder and ``.yaml``.
-        folder: Where a name without folder is looked up (``train``, ``eval``, ...); None:
-            everywhere.
-        field: The error lists files with this field only.
+    `setting` is named in the error. A shipped name needs neither ``.yaml`` nor its folder, which is
+    looked up in `folder`, or everywhere.
     """
     path = Path(name)
     if path.is_file():
         return path
     files = shipped_files()
     wanted = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
-    if wanted in files:
-        return files[wanted]
-    short = {
-        key.rpartition("/")[2]: file
-        for key, file in files.items()
-        if folder in (None, key.partition("/")[0])
-    }
-    if wanted in short:
-        return short[wanted]
-    known = [key for key, file in short.items() if f"\n{field}" in file.read_text("utf-8")]
-    hint = suggest(wanted.rpartition("/")[2], known)
-    listed = (
-        "`atommem configs` lists the shipped ones" if hint else f"Shipped are {', '.join(known)}"
+    inside = (key for key in files if folder in (None, key.partition("/")[0]))
+    known = {key.rpartition("/")[2]: files[key] for key in inside} | files
+    if wanted not in known:
+        hint = suggest(wanted.rpartition("/")[2], known)
+        raise ConfigError(
+            f"{setting}={name}: no such file{hint}. Give a path, or a name that `atommem configs` "
+            "lists."
+        )
+    return known[wanted]
+
+
+# Models on the Hugging Face hub ---
+
+
+def hub_name(name: str) -> tuple[str, str | None]:
+    """Split ``NAME@REVISION`` of the hub; a folder has no revision."""
+    model, at, revision = name.partition("@")
+    if not at or Path(name).exists():
+        return name, None
+    if not revision:
+        raise ConfigError(f"{name}: no revision after the @. Give a commit, branch or tag.")
+    return model, revision
+
+
+def only_here(name: str | Path) -> bool:
+    """Return ``local_files_only`` for ``from_pretrained``: a folder, or the hub is out of reach.
+
+    The hub's library retries five times for each file before it looks at its cache.
+    """
+    return Path(name).exists() or not _reached()
+
+
+@cache
+def _reached() -> bool:
+    import httpx
+    from huggingface_hub import constants, get_session
+
+    if constants.is_offline_mode():
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=10.0)
+    except httpx.TransportError:
+        return False
+    return True
+
+
+def not_loaded(name: str, error: Exception) -> str:
+    """Return on one line why transformers could not load `name`."""
+    if Path(name).exists():
+        return format_error(error)
+    return (
+        "no such folder, and the hub has no such model or is out of reach. Check name and network, "
+        "or give the folder of a model."
     )
-    raise ConfigError(f"{setting}={name}: no such file{hint}. {listed}, or give a path.")

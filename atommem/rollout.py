@@ -118,13 +118,17 @@ class Agent:
 
     def parse(self, completion: Completion, phase: str) -> Parsed:
         """Parse a completion of this agent's policy."""
-        text = clean(completion.text)
-        thinking = self.prompts.opens_thinking
-        if isinstance(self.policy, MessagePolicy) and f"</{THINK}>" not in text.lower():
-            # The server removed the thoughts from its reply, or the reply ends inside of them.
-            ends_inside = completion.finish_reason == "length" and not completion.thinking_apart
-            thinking = thinking and ends_inside
-        return self.grammar.parse(text, phase, thinking)
+        thinking = begins_in_thinking(self.policy, self.prompts, completion)
+        return self.grammar.parse(clean(completion.text), phase, thinking)
+
+
+def begins_in_thinking(policy: Policy, prompts: PromptBuilder, completion: Completion) -> bool:
+    """Return whether the text of a completion begins inside of thinking."""
+    if isinstance(policy, MessagePolicy) and f"</{THINK}>" not in completion.text.lower():
+        # The server removed the thoughts from its reply, or the reply ends inside of them.
+        ends_inside = completion.finish_reason == "length" and not completion.thinking_apart
+        return prompts.opens_thinking and ends_inside
+    return prompts.opens_thinking
 
 
 class Session:
@@ -340,7 +344,6 @@ class EpisodeRunner:
         self,
         jobs: Sequence[tuple[Any, int]],
         on_episode: Callable[[int, Episode], None] | None = None,
-        stop: Callable[[], bool] | None = None,
     ) -> list[Episode]:
         """Run one episode for each ``(task, sample)`` and return them in this order.
 
@@ -348,9 +351,8 @@ class EpisodeRunner:
 
         Args:
             on_episode: Called with the index of the job and the episode when one ends.
-            stop: Called before an episode starts; if true, the episode is left out.
         """
-        return await run_jobs(self.run, jobs, on_episode, self.max_in_flight, stop)
+        return await run_jobs(self.run, jobs, on_episode, self.max_in_flight)
 
     async def _take_steps(
         self, episode: Episode, environment: Environment, task: Any
@@ -418,7 +420,6 @@ async def run_jobs(
     jobs: Sequence[tuple[Any, int]],
     on_episode: Callable[[int, Result], None] | None = None,
     max_in_flight: int | asyncio.Semaphore | None = None,
-    stop: Callable[[], bool] | None = None,
 ) -> list[Result]:
     """Run `run(task, sample)` for all jobs; see `EpisodeRunner.run_all`."""
     slots = max_in_flight
@@ -428,8 +429,6 @@ async def run_jobs(
 
     async def one(index: int, task: Any, sample: int) -> None:
         async with slots:
-            if stop is not None and stop():
-                return
             episodes[index] = await run(task, sample)
         if on_episode is not None:
             on_episode(index, episodes[index])

@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from atommem.arguments import Parser, field_names, find_flag, make
-from atommem.config import EmbedderConfig, MemoryConfig, PolicyConfig, is_server, load_config
+from atommem.arguments import Parser, find_flag, make
+from atommem.config import (
+    EmbedderConfig,
+    MemoryConfig,
+    PolicyConfig,
+    field_names,
+    is_server,
+    load_config,
+)
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder
 from atommem.environment import (
@@ -25,7 +32,7 @@ from atommem.environment import (
 )
 from atommem.errors import ConfigError
 from atommem.policy.contract import Policy, Sampling
-from atommem.policy.opening import load_tokenizer, open_policy
+from atommem.policy.opening import open_policy
 from atommem.rollout import Agent
 
 
@@ -69,47 +76,38 @@ class RunConfig:
         return values | {"chat_template_kwargs": self.chat_template_kwargs}
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """The settings stored with a model, by name, and the name of the environment to use."""
+def find_stored(
+    argv: Sequence[str], values: Mapping[str, Any], model_field: str = "policy"
+) -> dict[str, Any]:
+    """Return the settings stored with the model that flags or YAML name; see `stored_settings`."""
 
-    environment: str
-    stored: Mapping[str, Any]
+    def named(name: str) -> Any:
+        return find_flag(argv, name) or values.get(name)
 
-    @classmethod
-    def find(
-        cls, argv: Sequence[str], values: Mapping[str, Any], model_field: str = "policy"
-    ) -> Checkpoint:
-        """Look for the model that flags or YAML name: of a server, the folder of its tokenizer."""
-        model = find_flag(argv, model_field) or values.get(model_field)
-        if isinstance(model, list):
-            model = model[0] if model else None
-        if model is not None and is_server([str(model)]):
-            model = find_flag(argv, "tokenizer") or values.get("tokenizer")
-        return cls.load(model, find_flag(argv, "environment") or values.get("environment"))
+    model = named(model_field)
+    if isinstance(model, list):
+        model = model[0] if model else None
+    if model is not None and is_server([str(model)]):
+        model = named("tokenizer")
+    return stored_settings(model, named("environment"))
 
-    @classmethod
-    def load(
-        cls,
-        folder: str | None,
-        environment: str | None = None,
-        stored: Mapping[str, Any] | None = None,
-    ) -> Checkpoint:
-        """Read the settings in a model's folder, or of a hub name.
 
-        Args:
-            environment: Unset is the stored one.
-            stored: Replaces stored settings, name by name.
+def stored_settings(
+    folder: str | None, environment: str | None = None, changes: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the settings stored in a model's folder, or with a hub name, and `changes` on top.
 
-        Raises:
-            ConfigError: The stored file is damaged.
-        """
-        found = {**(load_config(folder) if folder else {}), **(stored or {})}
-        name = environment or found.get("environment") or DEFAULT_ENVIRONMENT
-        kinds = (MemoryConfig, EmbedderConfig, find_environment(name).config_class, Sampling)
-        known = {item.name for kind in kinds for item in fields(kind)} | {"chat_template_kwargs"}
-        values = {key: value for key, value in found.items() if key in known - {"affinity"}}
-        return cls(name, {**values, "environment": name})
+    Among them is always the ``environment`` to use: the one given, stored, or the default.
+
+    Raises:
+        ConfigError: The stored file is damaged.
+    """
+    found = {**(load_config(folder) if folder else {}), **(changes or {})}
+    name = environment or found.get("environment") or DEFAULT_ENVIRONMENT
+    kinds = (MemoryConfig, EmbedderConfig, find_environment(name).config_class, Sampling)
+    known = {field for kind in kinds for field in field_names(kind)} - {"affinity"}
+    kept = {key: found[key] for key in found if key in known | {"chat_template_kwargs"}}
+    return {**kept, "environment": name}
 
 
 def add_run_settings(parser: Parser, environment: str, *, policy: bool = True) -> None:
@@ -119,9 +117,7 @@ def add_run_settings(parser: Parser, environment: str, *, policy: bool = True) -
     parser.add_settings("memory (defaults: as stored with the policy)", MemoryConfig)
     parser.add_settings("embedder", EmbedderConfig)
     parser.add_settings("sampling", Sampling, leave_out=["affinity"])
-    config_class = find_environment(environment).config_class
-    check_setting_names(environment, config_class, set(parser.setting_names()))
-    parser.add_settings(f"environment {environment}", config_class)
+    parser.add_settings(f"environment {environment}", find_environment(environment).config_class)
     parser.add_argument(
         "--chat_template_kwargs",
         type=dict[str, Any] | None,
@@ -130,27 +126,15 @@ def add_run_settings(parser: Parser, environment: str, *, policy: bool = True) -
     )
 
 
-def check_setting_names(environment: str, config_class: type, taken: Container[str]) -> None:
-    """Raise ConfigError if an environment's setting has the name of another one of a command."""
-    for item in fields(config_class):
-        if item.name in taken:
-            raise ConfigError(
-                f"environment={environment}: its setting {item.name} is one of this command too. "
-                "Rename it."
-            )
-
-
-def make_run(
-    settings: Mapping[str, Any], checkpoint: Checkpoint, prog: str = "settings"
-) -> RunConfig:
-    """Make a `RunConfig` without a policy from settings by name, on top of a checkpoint's.
+def make_run(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> RunConfig:
+    """Make a `RunConfig` without a policy from settings by name, on top of stored ones.
 
     Raises:
         ConfigError: A setting is unknown or has a wrong value.
     """
-    parser = Parser(prog)
-    add_run_settings(parser, checkpoint.environment, policy=False)
-    return RunConfig.from_flat(parser.read([], settings, checkpoint.stored))
+    parser = Parser("settings")
+    add_run_settings(parser, stored["environment"], policy=False)
+    return RunConfig.from_flat(parser.read([], settings, stored))
 
 
 def build_agent(
@@ -170,14 +154,14 @@ def build_agent(
         options: ``encode_threads`` and ``keep_prompts`` of `Agent`.
 
     Raises:
-        ConfigError: The policy has no tokenizer, or a package is missing.
+        ConfigError: The policy has no tokenizer.
     """
     tokenizer = getattr(policy, "tokenizer", None) if tokenizer is None else tokenizer
     if tokenizer is None:
         raise ConfigError(f"policy={type(policy).__name__}: has no tokenizer. Give one.")
     return Agent(
         policy=policy,
-        embedder=open_embedder(run.embedder) if embedder is None else embedder,
+        embedder=make_embedder(run.embedder) if embedder is None else embedder,
         tokenizer=tokenizer,
         factory=factory or make_factory(run.environment, tokenizer),
         memory=run.memory,
@@ -185,17 +169,6 @@ def build_agent(
         chat_template_kwargs=run.chat_template_kwargs,
         **options,
     )
-
-
-def open_embedder(config: EmbedderConfig) -> Embedder:
-    """Open an embedder; raise ConfigError if its package is not installed."""
-    try:
-        return make_embedder(config)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"embedder={config.embedder}: needs the package {error.name}. Install "
-            "'atommem[train]'; or use embedder=http with embedder_url, or embedder=hashing."
-        ) from error
 
 
 @dataclass
@@ -235,12 +208,10 @@ class Runtime:
         if isinstance(embedder, str):
             given["embedder"], embedder = embedder, None
         folder = choice.settings_folder if choice else None
-        checkpoint = Checkpoint.load(folder, given.get("environment"), stored)
-        run = replace(make_run(given, checkpoint), policy=choice)
+        stored = stored_settings(folder, given.get("environment"), stored)
+        run = replace(make_run(given, stored), policy=choice)
         if choice is not None:
             opened = open_policy(choice)
-        elif isinstance(tokenizer, (str, Path)):
-            tokenizer = load_tokenizer(os.fspath(tokenizer))
         agent = build_agent(run, opened, tokenizer=tokenizer, embedder=embedder)
         settings = run.to_flat()
         return cls(agent, run, {name: settings[name] for name in given})

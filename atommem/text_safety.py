@@ -12,12 +12,13 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
+from itertools import pairwise
 from math import isfinite
 from typing import Any, NamedTuple
 
 from atommem.errors import DialectError
-from atommem.tokens import Tokenizer, encoder
+from atommem.tokens import Tokenizer
 
 REPLACEMENT = "\ufffd"
 _NOTHING = "(?!)"  # matches nowhere
@@ -74,18 +75,12 @@ def insert_backslashes(text: str, find: Callable[[str], Iterable[int]]) -> str:
 
     Injective: removing one backslash at each of those places restores `text`.
     """
-    places = set(find(text.replace("\\", "")))
+    places = sorted(set(find(text.replace("\\", ""))))
     if not places:
         return text
-    written: list[str] = []
-    at = 0
-    for character in text:
-        if character != "\\":
-            if at in places:
-                written.append("\\")
-            at += 1
-        written.append(character)
-    return "".join(written) + "\\" * (at in places)
+    others = [at for at, character in enumerate(text) if character != "\\"] + [len(text)]
+    cuts = [others[place] for place in places]
+    return "\\".join(text[start:end] for start, end in pairwise([0, *cuts, len(text)]))
 
 
 # Forms of control tokens, for servers whose tokenizer is unknown ---------------------------------
@@ -176,16 +171,11 @@ class TemplatePart(NamedTuple):
 class Headings:
     r"""The literal texts that structure a prompt, kept apart from data.
 
-    A heading is how a template begins, or goes on at the start of a line (in prompts of plain
-    words: of a word) after data; numbers in it are any numbers. Data that has one there
-    gets a backslash in front: ``\Memory 2: x``. A heading without a letter (``1.``) is too common
-    for that: it counts in data of its own template, and at the start of other data. A literal that
-    goes on behind data on its line gets a backslash inside where that data holds it.
-
-    Args:
-        templates: The parts of each template by its name.
-        lines: Whether templates stand on lines of their own.
-        empty: Stands for an empty value.
+    A heading is how a template begins, or goes on at the start of a line (without `lines`: of a
+    word) after data; numbers in it are any numbers. Data that has one there gets a backslash in
+    front: ``\Memory 2: x``. A heading without a letter (``1.``) is too common for that: it counts
+    in data of its own template, and at the start of other data. A literal that goes on behind data
+    on its line gets a backslash inside where that data holds it.
 
     Raises:
         DialectError: A template begins with a placeholder for text.
@@ -299,7 +289,7 @@ class SegmentEncoder:
     def __init__(self, tokenizer: Tokenizer, markers: Collection[str] = ()) -> None:
         tokens = control_tokens(tokenizer)
         self._controls = tokens.keys() - _unknown_word(tokenizer)
-        self._encode = encoder(tokenizer)
+        self._encode = partial(tokenizer.encode, add_special_tokens=False)
         self._encode_data = _data_encoder(tokenizer, tokens.values())
         # SentencePiece puts a blank before each text: in the middle of a prompt there is none.
         first = "".join(getattr(tokenizer, "tokenize", str)("x"))
@@ -382,7 +372,7 @@ def _data_encoder(tokenizer: Any, tokens: Iterable[str]) -> Callable[[str], list
         twin.no_truncation()
         twin.no_padding()
         return lambda text: twin.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    options = {"add_special_tokens": False}
     if hasattr(tokenizer, "split_special_tokens"):  # transformers' tokenizers in Python
-        options = {"add_special_tokens": False, "split_special_tokens": True}
-        return lambda text: tokenizer.encode(text, **options)
-    return encoder(tokenizer)
+        options["split_special_tokens"] = True
+    return partial(tokenizer.encode, **options)

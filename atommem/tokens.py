@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from atommem.errors import ConfigError
 
-_PROBE = "  A probe,\n\tof 12 words & \u00e9, \u4e2d; \U0001f600 it's <s> <|x|> "
 _PIECE = re.compile(r"\s?(?:[A-Za-z]{1,5}|[0-9]{1,3}|[^\sA-Za-z0-9])|\s+")
 
 
@@ -31,24 +30,6 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any:
         """Render chat messages."""
         ...
-
-
-def encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
-    """Return `Tokenizer.encode` without special tokens, a fifth faster with ``tokenizers``."""
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-
-    def slowly(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False)
-
-    def quickly(text: str) -> list[int]:
-        if backend.truncation is not None or backend.padding is not None:  # of somebody's last call
-            return slowly(text)
-        ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return ids
-
-    # A class of transformers may do more than its library.
-    same = hasattr(backend, "encode_batch_fast") and quickly(_PROBE) == slowly(_PROBE)
-    return quickly if same else slowly
 
 
 def token_offsets(tokenizer: Tokenizer, text: str) -> list[tuple[int, int]]:

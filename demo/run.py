@@ -214,12 +214,12 @@ class Demo:
 
     def grpo(self) -> None:
         """Train with GRPO."""
-        run, args = self.settings.run, self.settings.args
+        args = self.settings.args
         size = args.num_generations or 1
         groups = (args.generation_batch_size or size) // size
         title = f"GRPO: {args.max_steps} updates of {groups} tasks with {size} episodes each"
         with self._timed("grpo", title):
-            rollouts = Rollouts(args, self.tokenizer, self.embedder, run.memory, run.environment)
+            rollouts = Rollouts(args, self.settings.run, self.tokenizer, self.embedder)
             trainer = MemoryGRPOTrainer(
                 self.model,
                 args,

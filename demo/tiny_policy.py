@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
 from typing import Any
+
+from msgspec.structs import asdict
 
 from atommem.config import MemoryConfig
 from atommem.demo.recipe import PolicySize
@@ -40,7 +41,7 @@ def prompt_words(environment: EnvironmentConfig, memory: MemoryConfig) -> list[s
     dialect = get_dialect(memory.dialect, memory.templates)
     kind = find_environment(environment.environment)
     section, shown = kind.section(memory.templates, environment), kind.shown(environment)
-    pieces = [getattr(dialect.templates, item.name) for item in fields(dialect.templates)]
+    pieces = [*asdict(dialect.templates).values()]
     pieces += [words for name, words in section.pieces.items() if name in shown]
     words = [
         word

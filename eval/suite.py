@@ -190,7 +190,7 @@ def load_suite(path: str | Path) -> Suite:
     Raises:
         ConfigError: The file is unreadable, or a field is unknown, missing or wrong.
     """
-    path = find_file("suite", path, "eval", "data:")
+    path = find_file("suite", path, "eval")
     try:
         return parse_suite(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, yaml.YAMLError, ConfigError) as error:
@@ -216,10 +216,11 @@ def parse_suite(values: Any) -> Suite:
             raise ConfigError(f"two {kind}s are called {double[0]!r}. Give one another {fix}.")
     if suite.reference is not None:
         check_choice("reference", suite.reference, tuple(row.name for row in rows))
-    for item in (suite, *columns, *rows):
-        forbidden = _SUITE_SETTINGS if item is suite else (*_SUITE_SETTINGS, *_SHARED_SETTINGS)
-        if wrong := [name for name in item.settings if name in forbidden]:
-            raise ConfigError(f"settings {item.settings}: {wrong[0]} cannot be set here. Drop it.")
+    own = [column.settings for column in columns] + [row.settings for row in rows]
+    for settings in (suite.settings, *own):
+        shared = () if settings is suite.settings else _SHARED_SETTINGS
+        if wrong := [name for name in settings if name in (*_SUITE_SETTINGS, *shared)]:
+            raise ConfigError(f"settings {settings}: {wrong[0]} cannot be set here. Drop it.")
     return suite
 
 

@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
     Returns:
         0; 2 if a run was refused; 3 if more episodes of a run failed than ``--max_failed_fraction``
-        allows; 4 if the budget was spent; 130 after Ctrl-C.
+        allows; 4 if ``--call_budget`` was spent; 130 after Ctrl-C.
 
     Raises:
         AtomMemError: A setting or file is wrong, or a run is known to be impossible beforehand.
@@ -53,6 +53,8 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse_args([word for name in words for word in (f"--{name}", *words[name])])
     for name in pop_flags(flags, ("data", "method", "seed", "config"))[0]:
         raise ConfigError(f"--{name}: not for a suite. Give --columns, --rows, --seeds or --suite.")
+    if given.suite is None:
+        raise ConfigError("--suite is missing. Give a file, or a name such as smoke.")
     if given.out is None and not given.list:
         raise ConfigError("--out is missing. Give a folder for runs and report, or --list.")
     check_writable("out", given.out, folder=True)
@@ -241,7 +243,7 @@ def _make_parser() -> Parser:
         epilog="Suites, their files and the report: docs/evaluate.md",
     )
     add = parser.add_argument
-    add("--suite", type=Path, metavar="FILE", help="A YAML file, or a shipped name.")
+    add("--suite", type=Path, nargs="?", metavar="FILE", help="A YAML file, or a shipped name.")
     add("--out", type=Path, help="Folder of runs and report; a partial suite continues.")
     benchmarks = "Folder of the benchmarks' files: hotpotqa/, 2wikimultihopqa/, musique/."
     add("--benchmarks", type=Path, metavar="DIR", help=benchmarks)

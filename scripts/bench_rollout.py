@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,7 +39,6 @@ from atommem.episode import Episode
 from atommem.policy import server as policy_server
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.policy.server import completion_request
-from atommem.policy.server_pool import parse_metrics
 from atommem.rollout import EpisodeRunner, Limits
 
 GROUP, COMPLETION_TOKENS, CHUNKS = 16, 48, 3
@@ -107,8 +108,12 @@ def long_task(tokenizer: Any, tokens: int) -> Task:
 
 
 def metrics(url: str) -> dict[str, float]:
-    """Return the counters of a server."""
-    return parse_metrics(httpx.get(f"{url}/metrics", timeout=60).raise_for_status().text)
+    """Return the counters of a server, summed over their labels."""
+    totals: dict[str, float] = defaultdict(float)
+    text = httpx.get(f"{url}/metrics", timeout=60).raise_for_status().text
+    for name, value in re.findall(r"^([\w:]+)(?:\{.*\})? (\S+)", text, re.MULTILINE):
+        totals[name] += float(value)
+    return totals
 
 
 async def rollout(

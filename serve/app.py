@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
@@ -49,10 +49,8 @@ def make_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with mcp.session_manager.run():
-            app.state.ready = True
             yield
-            app.state.ready = False
-        await conversations.model.close()
+        await conversations.model.runtime.close()
 
     app = FastAPI(
         title="AtomMem",
@@ -62,21 +60,16 @@ def make_app(
         redoc_url=None,
     )
     app.state.conversations = conversations
-    app.state.ready = False
     app.include_router(openai_routes.router)
     app.include_router(memory_routes.router)
     app.router.routes.extend(mcp_routes(mcp))
     _add_page(app)
 
     @app.get("/health")
-    async def health() -> dict[str, str]:
-        """Whether this process answers."""
-        return {"status": "ok"}
-
     @app.get("/ready")
-    async def ready() -> Response:
+    async def health() -> dict[str, str]:
         """Whether this process accepts requests: it has started and is not draining."""
-        return JSONResponse({"ready": app.state.ready}, 200 if app.state.ready else 503)
+        return {"status": "ok"}
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -107,11 +100,8 @@ def _add_page(app: FastAPI) -> None:
     }
 
     @app.get("/ui", include_in_schema=False)
-    def page() -> Response:
-        return pages["index.html"]
-
     @app.get("/ui/{name}", include_in_schema=False)
-    def page_file(name: str) -> Response:
+    def page(name: str = "index.html") -> Response:
         if name not in pages:
             raise NotFoundError(f"the page has no file {name!r}.")
         return pages[name]

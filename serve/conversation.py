@@ -184,7 +184,8 @@ class Conversation:
         """Return the answer that a repeated request got before, without its steps."""
         if request is None:
             return None
-        _, _, answer = await run_in_threadpool(self._log.response, ask.response, self.owner)
+        response = str(ask.response)
+        _, _, answer = await run_in_threadpool(self._log.response, response, self.owner)
         if answer is None:
             return None
         held = self.session.memory.contents.entries
@@ -196,7 +197,7 @@ class Conversation:
         self, entry: int, text: str | None, request: RequestKey | None = None
     ) -> Operations:
         """Replace the text of an entry, or delete it (None); return the operations."""
-        if before := await self._written_before(request, 1):
+        if before := await self._written_before(request):
             return before[0].operations
         written = await self.session.memory.edit(entry, text, self._last_step)
         return await self._commit_edit([Event("edit")], written, request)
@@ -256,20 +257,20 @@ class Conversation:
         before = await self._written_before(request, len(new))
         return before or await self._commit(new, request)
 
-    async def _written_before(self, request: RequestKey | None, count: int) -> list[Event]:
-        """Return the events that this request committed before."""
-        found = await run_in_threadpool(self._log.find_request, request) if request else None
-        if found is None:
+    async def _written_before(self, request: RequestKey | None, count: int = 1) -> list[Event]:
+        if request is None:
             return []
-        return await run_in_threadpool(
-            self._log.events, self.id, after=found.version - 1, limit=count
-        )
+        return await run_in_threadpool(self._log.written_by, request, self.id, count)
 
     async def _commit(self, new: Sequence[Event], request: RequestKey | None = None) -> list[Event]:
         memory, embedder = self.session.memory, self._model.agent.embedder.id
-        made = {"created_at": int(time.time()), "checkpoint": self._model.checkpoint}
+        made: dict[str, Any] = {
+            "created_at": int(time.time()),
+            "checkpoint": self._model.checkpoint,
+            "embedder": embedder,
+        }
         done = [
-            replace(event, version=version, embedder=embedder, **made)
+            replace(event, version=version, **made)
             for version, event in enumerate(new, self.state.version + 1)
         ]
         written = [item for event in new for item in event.operations if item.get("after")]

@@ -175,10 +175,13 @@ class ConversationLog:
         except sa.exc.IntegrityError:  # another gateway handled the same request
             return self._create(owner, request, create)
 
-    def find_request(self, request: RequestKey) -> sa.Row[Any] | None:
-        """Return ``conversation`` and ``version`` that `request` wrote, or None."""
+    def written_by(self, request: RequestKey, conversation: str, count: int) -> list[Event]:
+        """Return the first `count` events that a request wrote before."""
         with self.engine.begin() as connection:
-            return _find_request(connection, request)
+            found = _find_request(connection, request)
+        if found is None:
+            return []
+        return self.events(conversation, after=found.version - 1, limit=count)
 
     def info(self, conversation: str, owner: str) -> ConversationInfo:
         """Return a conversation; raise NotFoundError if `owner` has none with this id."""

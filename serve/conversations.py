@@ -82,7 +82,8 @@ class Conversations:
     async def erase(self, conversation: str, owner: str) -> None:
         """Erase a conversation with its log; raises NotFoundError."""
         await run_in_threadpool(self.log.erase, conversation, owner)
-        held = self._recent.pop((conversation, owner), None)
+        self._recent.pop((conversation, owner), None)
+        held = self._in_use.get((conversation, owner))
         if held is not None:
             async with held.lock:
                 held.is_open = False

@@ -1,4 +1,4 @@
-"""MCP server: tools `remember`, `recall`, `forget` and `ask`, and the memory as a resource.
+"""MCP server with the tools `remember`, `recall`, `forget` and `ask`.
 
 The protocol has no session (specification of 2026-07-28): every tool takes the conversation's id,
 which `remember` returns.
@@ -6,7 +6,6 @@ which `remember` returns.
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 from collections.abc import AsyncIterator
@@ -16,7 +15,7 @@ from typing import Annotated, Any
 
 import anyio
 from mcp.server.mcpserver import Context, MCPServer
-from mcp.server.mcpserver.exceptions import ResourceNotFoundError, ToolError
+from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
@@ -24,7 +23,6 @@ from starlette.routing import BaseRoute
 
 from atommem.api import Answer
 from atommem.serve.conversation import Conversation
-from atommem.serve.conversation_log import NotFoundError
 from atommem.serve.conversations import Conversations
 from atommem.serve.middleware import LOCAL, LOGGER, error_location
 from atommem.serve.wire import (
@@ -34,7 +32,6 @@ from atommem.serve.wire import (
     Name,
     NonBlank,
     Text,
-    entry_object,
     public_error,
 )
 
@@ -138,18 +135,6 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         entries = [entry.text for entry in answer.entries]
         return {"answer": answer.text, "entries": entries, "response": response}
 
-    @mcp.resource("memory://{conversation}", mime_type="application/json")
-    async def memory(conversation: str, context: _Context) -> str:
-        """Return the scratchpad and entries of a memory."""
-        try:
-            await run_in_threadpool(server.log.info, conversation, owner_of(context))
-        except NotFoundError as error:
-            raise ResourceNotFoundError(str(error)) from error
-        contents, _ = await run_in_threadpool(server.log.memory_at, conversation)
-        entries = [entry_object(entry) for entry in contents.entries.values()]
-        found = {"conversation": conversation, "scratchpad": contents.scratchpad}
-        return json.dumps({**found, "entries": entries})
-
     return mcp
 
 
@@ -173,7 +158,7 @@ def serve_stdio(server: Conversations) -> None:
         try:
             await make_mcp(server, LOCAL).run_stdio_async()
         finally:
-            await server.model.close()
+            await server.model.runtime.close()
 
     anyio.run(run)
 

@@ -6,7 +6,6 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Header, Query, Request
@@ -100,7 +99,6 @@ def list_models(call: ThisCall) -> dict[str, Any]:
         "owned_by": "atommem",
         "checkpoint": model.checkpoint,
         "embedder": model.agent.embedder.id,
-        "trained_for": None if model.trained_for is None else asdict(model.trained_for),
     }
     return {"object": "list", "data": [found]}
 
@@ -253,7 +251,7 @@ async def _ask(call: Call, response: str, body: AskCreate) -> AskEvents:
         server.answering.discard(response)
 
 
-def _new_messages(events: Sequence[Event], messages: Sequence[Message]) -> Sequence[Message]:
+def _new_messages(events: Sequence[Event], messages: list[Message]) -> list[Message]:
     """Return the messages after those in the conversation: chat clients send the whole history."""
     known = [
         (item["role"], [part["text"] for part in item["content"]])
@@ -266,4 +264,4 @@ def _new_messages(events: Sequence[Event], messages: Sequence[Message]) -> Seque
         if found is None:
             return messages[number:]
         start = found + 1
-    return ()
+    return []

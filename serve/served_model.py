@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from prometheus_client import Counter, Histogram
 
 from atommem.config import EmbedderConfig, MemoryConfig, is_server, load_config
 from atommem.environment import find_environment
-from atommem.envs.questions_shown import trained_for
 from atommem.episode import Observation, Step
 from atommem.errors import ConfigError
 from atommem.policy.opening import fingerprint
@@ -28,34 +27,28 @@ STAGES = Histogram(
 TOKENS = Counter("atommem_tokens", "Model tokens", ["kind"])
 
 
+@dataclass(eq=False)
 class ServedModel:
     """The model that all conversations of a server share.
 
-    Args:
-        runtime: The open policy with embedder, environment and settings.
+    Attributes:
         name: Its name in the API.
         checkpoint: Fingerprint, stored with every event.
         trained: Its ``atommem_config.json``; empty for a model that was not trained here.
-
-    Attributes:
         active: Bounds the steps at a time.
         turn_seconds: Longest duration of a step.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        name: str,
-        checkpoint: str,
-        trained: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.name, self.checkpoint = name, checkpoint
-        self.agent = runtime.agent
+    runtime: Runtime
+    name: str
+    checkpoint: str
+    trained: Mapping[str, Any] = field(default_factory=dict)
+    active: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(64))
+    turn_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        self.agent = self.runtime.agent
         self.agent.keep_prompts = True  # the steps can be trained on
-        self.trained_for = trained_for(trained) if trained else None
-        self._runtime = runtime
-        self.active = asyncio.Semaphore(64)
-        self.turn_seconds = 300.0
 
     @classmethod
     def open(cls, policy: str | Sequence[str], *, name: str = "", **settings: Any) -> ServedModel:
@@ -92,13 +85,19 @@ class ServedModel:
         return step
 
     def notice(self) -> str:
-        """Return what to print at start."""
-        untrained = "not trained here: it reads and answers as an untrained instruct model"
-        return str(self.trained_for or untrained)
-
-    async def close(self) -> None:
-        """Release models and connections."""
-        await self._runtime.close()
+        """Return what to print at start: which questions its training showed."""
+        if not self.trained:
+            return "not trained here: it reads and answers as an untrained instruct model"
+        modes = self.trained.get("questions_shown", ["reading"])
+        if {*modes} == {"reading"}:
+            return (
+                "trained with the questions in view while it reads: give a goal, or expect it to "
+                "keep little"
+            )
+        seen = "with and without questions in view" if "reading" in modes else "without questions"
+        middle = " and in the middle of it" if "arriving" in modes else ""
+        length = ", on texts of unknown length" if self.trained.get("open_ended") else ""
+        return f"trained {seen} while it reads, asked after the text{middle}{length}"
 
 
 def check_settings(trained: Mapping[str, Any], given: Mapping[str, Any], folder: str) -> None:

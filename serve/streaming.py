@@ -21,8 +21,6 @@ from atommem.serve.wire import SERVE_ERRORS, answer_message, entry_object, publi
 
 AskEvents = AsyncGenerator[Event | Step | Answer, None]
 """As of `Conversation.ask`."""
-_UNSET = ("error", "incomplete_details", "instructions", "previous_response_id")
-_UNSET += ("temperature", "top_p", "usage")
 _Result = TypeVar("_Result")
 
 
@@ -66,29 +64,32 @@ class ResponseForm:
     def __init__(
         self, response: str, model: str, conversation: str | None, created_at: int | None = None
     ) -> None:
-        self._response, self._model = response, model
-        self._conversation = None if conversation is None else {"id": conversation}
-        self._created_at = int(time.time()) if created_at is None else created_at
-        self._numbers = itertools.count()
-        self._summaries: list[dict[str, Any]] = []
-
-    def response(self, status: str, **values: Any) -> dict[str, Any]:
-        """Return the response, without output unless that is one of `values`."""
-        return {
-            **dict.fromkeys(_UNSET),
-            "id": self._response,
+        self._id = response
+        self._head: dict[str, Any] = {
+            "error": None,
+            "incomplete_details": None,
+            "instructions": None,
+            "previous_response_id": None,
+            "temperature": None,
+            "top_p": None,
+            "usage": None,
+            "id": response,
             "object": "response",
-            "created_at": self._created_at,
-            "status": status,
-            "model": self._model,
-            "conversation": self._conversation,
+            "created_at": int(time.time()) if created_at is None else created_at,
+            "model": model,
+            "conversation": None if conversation is None else {"id": conversation},
             "metadata": {},
             "output": [],
             "parallel_tool_calls": False,
             "tool_choice": "none",
             "tools": [],
-            **values,
         }
+        self._numbers = itertools.count()
+        self._summaries: list[dict[str, Any]] = []
+
+    def response(self, status: str, **values: Any) -> dict[str, Any]:
+        """Return the response, without output unless that is one of `values`."""
+        return {**self._head, "status": status, **values}
 
     def incomplete(self, reason: str, **values: Any) -> dict[str, Any]:
         """Return a response that is ``interrupted`` or has ``no_answer``."""
@@ -97,7 +98,7 @@ class ResponseForm:
     def whole(self, answer: Answer) -> dict[str, Any]:
         prompt, completion = _token_counts(answer)
         values = {
-            "output": [self._reasoning("completed"), answer_message(self._response, answer.text)],
+            "output": [self._reasoning("completed"), answer_message(self._id, answer.text)],
             "memory": [entry_object(entry) for entry in answer.entries],
             "usage": {
                 "input_tokens": prompt,
@@ -158,7 +159,7 @@ class ResponseForm:
         return self._event("failed", response=self.response("failed", error=error))
 
     def _reasoning(self, status: str) -> dict[str, Any]:
-        name = f"rs_{self._response.removeprefix('resp_')}"
+        name = f"rs_{self._id.removeprefix('resp_')}"
         return {"id": name, "type": "reasoning", "summary": [*self._summaries], "status": status}
 
     def _event(self, name: str, **values: Any) -> str:
@@ -264,10 +265,8 @@ def _describe(operation: Operation) -> str:
 
 def _token_counts(answer: Answer) -> tuple[int, int]:
     """Return prompt and completion tokens of the steps of answering."""
-    return (
-        sum(step.prompt_tokens for step in answer.steps),
-        sum(step.completion_tokens for step in answer.steps),
-    )
+    counts = [(step.prompt_tokens, step.completion_tokens) for step in answer.steps]
+    return sum(prompt for prompt, _ in counts), sum(completion for _, completion in counts)
 
 
 def _data(event: Mapping[str, Any]) -> str:

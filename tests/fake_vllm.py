@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from typing import Any
 
 import httpx
 
 
 class FakeServer:
-    """One server: completions, adapters, health, metrics.
+    """One server: completions, adapters, health.
 
     Attributes:
         up: Whether connections to it succeed.
@@ -36,12 +35,10 @@ class FakeServer:
         self.logprobs_mode = "raw_logprobs"
         self.choice: dict[str, Any] | None = {}
         self.refusal: httpx.Response | None = None
-        self.counters: Counter[str] = Counter()
 
     def restart(self) -> None:
         """Down, and up again with nothing but the base model."""
         self.models = {"policy": ""}
-        self.counters.clear()
         self.up = True
 
     async def answer(self, request: httpx.Request) -> httpx.Response:
@@ -52,10 +49,6 @@ class FakeServer:
         body = json.loads(request.content) if request.content else {}
         if path == "/health":
             return httpx.Response(200)
-        if path == "/metrics":
-            counts = self.counters.items()
-            lines = [f'vllm:{name}_total{{engine="0"}} {value}' for name, value in counts]
-            return httpx.Response(200, text="# HELP x\n" + "\n".join(lines))
         if path == "/v1/models":
             models = [{"id": name, "max_model_len": 64} for name in self.models]
             return httpx.Response(200, json={"data": models})
@@ -90,9 +83,6 @@ class FakeServer:
             self.in_flight -= 1
         if not self.up:
             raise httpx.RemoteProtocolError("server disconnected", request=request)
-        self.counters["prompt_tokens"] += len(body["prompt"])
-        self.counters["prefix_cache_queries"] += len(body["prompt"])
-        self.counters["prefix_cache_hits"] += len(body["prompt"]) // 2
         scale = body["temperature"] if self.logprobs_mode == "processed_logprobs" else 1.0
         likeliest = {"token_id:0": 0.0, "token_id:1": -1.0 / scale, "token_id:2": -2.0 / scale}
         logprobs = {"token_logprobs": [-0.5], "top_logprobs": [likeliest]}

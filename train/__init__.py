@@ -2,5 +2,5 @@
 
 import os
 
-# TRL is pinned, and tests/train/test_trl_seam.py guards its experimental part.
+# TRL is pinned, because parts of it that are used are experimental.
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")

@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from trl import ModelConfig
 from trl.experimental.async_grpo import AsyncGRPOConfig
 
 from atommem.config import check_least, setting
 from atommem.errors import ConfigError
-from atommem.train.train_config import DISTRIBUTION, EpisodeConfig, check_refused
+from atommem.train.train_config import (
+    DISTRIBUTION,
+    EPISODES_REFUSED,
+    EpisodeConfig,
+    Refused,
+    check_refused,
+)
 
-_ONE_UPDATE = "a trainer step is one update; token_budget bounds the memory"
-_EPISODE_LOGS = "log_episodes shows whole episodes, and save_traces keeps them"
 _UNSUPPORTED = "TRL's asynchronous trainer does not support it"
 
-ASYNC_REFUSED: dict[str, tuple[Any, str]] = {
-    "gradient_accumulation_steps": (1, _ONE_UPDATE),
-    "torch_empty_cache_steps": (None, _ONE_UPDATE),
+ASYNC_REFUSED: Refused = {
+    **EPISODES_REFUSED,
     "auto_find_batch_size": (False, "it would restart the run; token_budget bounds the memory"),
-    "neftune_noise_alpha": (None, DISTRIBUTION),
-    "fp16": (False, "an update without variance has no gradients to unscale; use bf16"),
     "use_liger_kernel": (False, _UNSUPPORTED),
-    "top_p": (1.0, DISTRIBUTION),
-    "top_k": (0, DISTRIBUTION),
-    "min_p": (None, DISTRIBUTION),
-    "repetition_penalty": (1.0, DISTRIBUTION),
     "max_tool_calling_iterations": (None, "the environment bounds an episode"),
     "fork_threshold_tokens": (1024, "every step is a row; nothing is reconciled"),
     "queue_maxsize": (1024, "max_staleness bounds the rollouts in advance"),
-    "log_completions": (False, _EPISODE_LOGS),
-    "num_completions_to_print": (None, _EPISODE_LOGS),
+    "eval_strategy": ("no", "`atommem eval` evaluates checkpoints"),
+    "num_completions_to_print": (None, "log_episodes shows whole episodes"),
 }
-"""Fields of `AsyncGRPOConfig` that cannot be honoured: the only accepted value and the reason."""
-
-_MODEL_REFUSED: dict[str, tuple[Any, str]] = {
+_MODEL_REFUSED: Refused = {
     "attn_implementation": (None, "tree packing has its own attention"),
     "load_in_4bit": (False, _UNSUPPORTED),
     "load_in_8bit": (False, _UNSUPPORTED),
@@ -60,7 +55,7 @@ class AsyncTrainConfig(EpisodeConfig, AsyncGRPOConfig):
     )
     beta: float = setting(
         0.0,
-        "KL coefficient, to the model without its adapter or before training; 0 is none.",
+        "KL coefficient, to the model without its adapter; 0 is none.",
     )
     shuffle_dataset: bool = setting(True, "Take the tasks in random order.")
 

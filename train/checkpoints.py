@@ -25,18 +25,8 @@ from atommem.train.errors import CheckpointError
 
 MANIFEST = "checkpoint_complete.json"
 PARTIAL = ".partial"
-TRAINING_ARGS = "training_args.json"
-"""The settings of the run, in every checkpoint."""
 SHARDED_MODEL = f"{FSDP_MODEL_NAME}_0"
 """Weights of an FSDP run (torch's distributed checkpoints); `accelerate merge-weights` reads it."""
-
-_SAME_SETTINGS = [
-    "episodes_per_update",
-    "num_generations",
-    "steps_per_generation",
-    "num_iterations",
-]
-"""Tasks and seeds of an update follow from its number and these."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +37,24 @@ class GenerationSettings:
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-def training_facts(args: Any) -> dict[str, Any]:
-    """Return the settings that a checkpoint keeps, with the size of an update."""
+def update_settings(args: Any) -> dict[str, Any]:
+    """Return the settings that, with the number of an update, decide its tasks and seeds."""
     size = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    settings: dict[str, Any] = json.loads(args.to_json_string())
-    return settings | {"episodes_per_update": size}
+    names = ("num_generations", "steps_per_generation", "num_iterations")
+    return {"episodes_per_update": size, **{name: getattr(args, name, None) for name in names}}
 
 
-def publish_checkpoint(partial: Path, output_dir: Path) -> Path:
+def publish_checkpoint(partial: Path, output_dir: Path, args: Any) -> Path:
     """Add the manifest to a written checkpoint and move it to `output_dir`; returns its path.
 
     A folder of that name, left by a run that continued from an earlier checkpoint, is replaced.
     """
     files = [path for path in partial.rglob("*") if path.is_file()]
-    sizes = {str(path.relative_to(partial)): path.stat().st_size for path in files}
-    manifest = {"saved_ns": time.time_ns(), "files": sizes}
+    manifest = {
+        "saved_ns": time.time_ns(),
+        "settings": update_settings(args),
+        "files": {str(path.relative_to(partial)): path.stat().st_size for path in files},
+    }
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     final = output_dir / partial.name
     remove_checkpoint(final)
@@ -101,13 +94,13 @@ def clean_up(output_dir: str | Path) -> None:
 def find_damage(folder: Path) -> str | None:
     """Describe what is missing from a checkpoint; None if it is complete."""
     manifest = _read_manifest(folder)
-    if manifest is None:
+    if not manifest:
         return f"it has no readable {MANIFEST}"
     for name, size in manifest["files"].items():
         path = folder / name
-        found = path.stat().st_size if path.is_file() else 0
-        if found != size or not path.is_file():
-            return f"{name} has {found:,} of its {size:,} bytes"
+        found = path.stat().st_size if path.is_file() else -1
+        if found != size:
+            return f"{name} has {max(found, 0):,} of its {size:,} bytes"
     return None
 
 
@@ -115,19 +108,15 @@ def list_checkpoints(output_dir: str | Path) -> list[Path]:
     """Return the checkpoint folders of a run, damaged ones too, in the order they were saved."""
     folders = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
     # A copy under another name (checkpoint-40-good) must not be pruned.
-    return sorted((f for f in folders if f.name.partition("-")[2].isdecimal()), key=_saved_at)
+    numbered = [folder for folder in folders if folder.name.partition("-")[2].isdecimal()]
+    return sorted(numbered, key=lambda f: _read_manifest(f).get("saved_ns", f.stat().st_mtime_ns))
 
 
-def _saved_at(folder: Path) -> int:
-    manifest = _read_manifest(folder)
-    return manifest["saved_ns"] if manifest else folder.stat().st_mtime_ns
-
-
-def _read_manifest(folder: Path) -> dict[str, Any] | None:
+def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
+        return {}
     return manifest
 
 
@@ -152,34 +141,28 @@ def checkpoint_to_resume(args: Any, memory: MemoryConfig) -> str | None:
         clean_up(args.output_dir)
     choice = str(args.resume_from_checkpoint or "false")
     folder = next(reversed(list_checkpoints(args.output_dir)), None)
-    if choice.lower() == "false":
-        if folder is None:
-            return None
+    if choice.lower() == "false" and folder is not None:
         raise ConfigError(
             f"output_dir={args.output_dir}: it holds {folder.name} of an earlier run. Continue it "
             "with --resume, or give another output_dir."
         )
-    if choice.lower() not in ("auto", "true"):
+    if choice.lower() not in ("auto", "true", "false"):
         folder = Path(choice)
         if not folder.is_dir():
             raise ConfigError(f"resume_from_checkpoint={choice}: there is no such folder.")
     if folder is None:
-        PartialState().print(f"{args.output_dir} holds no checkpoint: starting from scratch.")
         return None
     if problem := find_damage(folder):
         good = last_checkpoint(folder.parent)
         fix = f"--resume_from_checkpoint {good} continues from a complete one" if good else ""
         fix = fix or "restore it, or move it away to start from the first update"
         raise CheckpointError(f"{folder} is damaged: {problem}. Nothing was changed; {fix}.")
-    path = folder / TRAINING_ARGS
-    facts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    before = {name: facts[name] for name in _SAME_SETTINGS if name in facts}
-    before |= fields_of(MemoryConfig, load_config(folder))
-    now = training_facts(args) | asdict(memory)
+    before = _read_manifest(folder)["settings"] | fields_of(MemoryConfig, load_config(folder))
+    now = update_settings(args) | asdict(memory)
     for name, value in before.items():
-        if value != now.get(name):
+        if value != now[name]:
             raise ConfigError(
-                f"{name}={now.get(name)!r}: {folder} was trained with {value!r}, and its updates "
+                f"{name}={now[name]!r}: {folder} was trained with {value!r}, and its updates "
                 "would get other prompts or tasks. Resume with the same, or start a new run from "
                 "it (--model_name_or_path)."
             )

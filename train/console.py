@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,11 @@ from rich.text import Text
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from atommem.errors import DataError
-
 METRICS_FILE = "metrics.jsonl"
 
 Column = tuple[str, str, str]
 """Heading, key in the log, format."""
 
-_SEPARATOR = "  "
 _HEADING_EVERY = 25
 
 GRPO_COLUMNS: tuple[Column, ...] = (
@@ -68,15 +64,11 @@ def held_out_score(entry: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 class ConsoleTable(TrainerCallback):
-    """Prints one line per log entry, with the time left; a terminal gets the columns that fit."""
+    """Prints one line per log entry, with the time left; a terminal cuts it at its width."""
 
     def __init__(self, columns: Sequence[Column], console: Console) -> None:
         self.console = console
         self.columns = columns
-        if console.is_terminal:
-            widths = (len(_SEPARATOR) + _width(heading) for heading, _, _ in columns)
-            ends = accumulate(widths, initial=16)
-            self.columns = columns[: sum(end <= console.width for end in ends) - 1]
         self._printed = 0
         self._began = (0.0, 0)
 
@@ -87,22 +79,32 @@ class ConsoleTable(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         if score := held_out_score(logs):
-            self._print_evaluation(state.global_step, *score, logs)
+            key, name = score
+            interval = f"{logs[f'{key}_low']:.3f} to {logs[f'{key}_high']:.3f}"
+            failed = f"{logs['eval_failed']:.0f} failed"
+            self._print(
+                f"{state.global_step:>6}  held-out {name} {logs[key]:.3f} ({interval}), {failed}",
+                "bold",
+            )
         if "loss" not in logs:
             return
         if self._printed % _HEADING_EVERY == 0:
-            headings = [f"{heading:>{_width(heading)}}" for heading, _, _ in self.columns]
-            self._print_line("step", "left", headings, style="bold")
+            headings = (f"{heading:>7}" for heading, _, _ in self.columns)
+            self._print("  ".join(("  step", "    left", *headings)), "bold")
         self._printed += 1
-        cells = []
+        cells = [f"{state.global_step:>6}", f"{self._time_left(state):>8}"]
         for heading, key, style in self.columns:
             text = "-" if logs.get(key) is None else format(float(logs[key]), style)
-            cells.append(f"{text:>{_width(heading)}}")
-        self._print_line(state.global_step, self._time_left(state), cells)
+            cells.append(f"{text:>{max(7, len(heading))}}")
+        self._print("  ".join(cells))
 
-    def _print_line(self, step: Any, left: str, cells: Sequence[str], style: str = "") -> None:
-        line = _SEPARATOR.join((f"{step:>6}", f"{left:>8}", *cells))
-        self.console.print(Text(line, style=style))
+    def _print(self, line: str, style: str = "") -> None:
+        self.console.print(
+            Text(line, style=style),
+            no_wrap=True,
+            overflow="crop",
+            soft_wrap=not self.console.is_terminal,
+        )
 
     def _time_left(self, state: Any) -> str:
         began, first = self._began
@@ -110,19 +112,6 @@ class ConsoleTable(TrainerCallback):
             return "-"
         pace = (time.monotonic() - began) / (state.global_step - first)
         return str(timedelta(seconds=round(pace * (state.max_steps - state.global_step))))
-
-    def _print_evaluation(self, step: int, key: str, name: str, logs: Mapping[str, Any]) -> None:
-        interval = f"{logs[f'{key}_low']:.3f} to {logs[f'{key}_high']:.3f}"
-        text = f"{step:>6}  held-out {name} {logs[key]:.3f} ({interval}, n {logs['eval_n']:.0f})"
-        if "eval_f1" in logs:
-            text += f", F1 {logs['eval_f1']:.3f}"
-        if logs["eval_failed"]:
-            text += f", {logs['eval_failed']:.0f} episodes failed"
-        self.console.print(Text(text, style="bold"))
-
-
-def _width(heading: str) -> int:
-    return max(7, len(heading))
 
 
 @contextmanager
@@ -136,17 +125,14 @@ def episode_bar(console: Console, name: str, total: int) -> Iterator[Any]:
 
 
 class MetricsFile(TrainerCallback):
-    """Appends every log entry, with its step, to ``output_dir/metrics.jsonl``.
-
-    When training begins, the file is rewritten from the history of the checkpoint, so a resumed run
-    continues after the entries of its checkpoint.
-    """
+    """Appends log entries to ``output_dir/metrics.jsonl``; a resumed run goes on from its own."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
         path = Path(args.output_dir) / METRICS_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
+        # A checkpoint's history replaces what was logged after it.
         lines = [json.dumps({"step": entry["step"], **entry}) + "\n" for entry in state.log_history]
         path.write_text("".join(lines), encoding="utf-8")
 
@@ -157,19 +143,13 @@ class MetricsFile(TrainerCallback):
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Read the entries of a ``metrics.jsonl``, without a truncated last line.
-
-    Raises:
-        DataError: It is not such a file.
-    """
+    """Read the entries of a ``metrics.jsonl``, without a truncated last line."""
     entries = []
     for line in Path(path).read_bytes().splitlines():
         try:
             entries.append(json.loads(line))
         except ValueError:
             break
-        if not isinstance(entries[-1], dict):
-            raise DataError(f"{path}: the line {line[:80]!r} is not an entry of a run's metrics.")
     return entries
 
 
@@ -180,7 +160,7 @@ def use_console(trainer: Any, columns: Sequence[Column]) -> None:
     """
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
     if console.is_terminal and trainer.is_world_process_zero():
         trainer.console = console
     trainer.add_callback(ConsoleTable(columns, console))

@@ -1,4 +1,4 @@
-"""Logs of a rollout: statistics, traces, and sample episodes as text files and tables.
+"""Logs of a rollout: statistics, traces, and sample episodes.
 
 Beside the episodes' own statistics these are scores by data source, the fill of limited stores at
 the end (``store_fill``, 0 to 1), and the seconds of an update, each a mean over ranks:
@@ -6,8 +6,7 @@ the end (``store_fill``, 0 to 1), and the seconds of an update, each a mean over
 ``sync``      giving the sampling side the current weights
 ``rollout``   from the start of ``sync`` until the episodes of all ranks have ended
 ``generate``  at least one completion was awaited
-``embed``     at least one episode awaited embeddings
-``retrieve``  searching stores
+``embed``     at least one episode awaited embeddings, or searched its store
 ``idle``      of the rollout, without a completion being awaited: for embeddings alone, for the
               environment, or for slower ranks
 ``train``     forward and backward passes
@@ -18,8 +17,7 @@ optimizer's step and saving.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,8 +37,8 @@ SYNC, EPISODES, WAIT = "sync", "episodes", "wait"
 EpisodesHook = Callable[[int, Sequence[Episode]], None]
 """Called after each rollout with the update's number (from 0) and this rank's episodes."""
 
-SAMPLES = "samples"
-COLUMNS = ("update", "task", "source", "sample", "reward", "stop", "episode")
+COLUMNS = ("task", "source", "sample", "reward", "stop", "episode")
+"""Of the table of sample episodes in wandb."""
 _TIME = "time/"
 
 
@@ -80,62 +78,53 @@ class RolloutLog:
 def rollout_means(sums: Mapping[str, float], ranks: int) -> dict[str, float]:
     """Return what is logged of `RolloutLog.sums`, added up over `ranks`."""
     log = means(sums)
-    times = {key: value / ranks for key, value in sums.items() if key.startswith(_TIME)}
+    stages = (SYNC, EPISODES, WAIT, "generate", "embed")
+    seconds = {stage: sums.get(_TIME + stage, 0.0) / ranks for stage in stages}
     for stage in (SYNC, "generate", "embed"):
-        log[f"seconds/{stage}"] = times.get(_TIME + stage, 0.0)
-    episodes, wait = times.get(_TIME + EPISODES, 0.0), times.get(_TIME + WAIT, 0.0)
-    log["seconds/idle"] = max(episodes - log["seconds/generate"], 0.0) + wait
+        log[f"seconds/{stage}"] = seconds[stage]
+    without_completions = max(seconds[EPISODES] - seconds["generate"], 0.0)
+    log["seconds/idle"] = without_completions + seconds[WAIT]
     return log
 
 
-def trace_writer(
-    folder: Path,
-    tasks: Sequence[Any],
-    describe_task: Callable[[Any], TaskDescription],
-    memory: MemoryConfig,
-) -> EpisodesHook:
-    """Return a hook that writes all episodes to ``folder/step-N/task-INDEX.SAMPLE.jsonl``."""
-    numbered = {task.id: (index, task) for index, task in enumerate(tasks)}
+class EpisodeFiles:
+    """An `EpisodesHook` that writes episodes to the output folder of the run `args`.
 
-    def write(update: int, episodes: Sequence[Episode]) -> None:
-        for episode in episodes:
-            index, task = numbered[episode.task_id]
-            path = folder / f"step-{update + 1}" / f"task-{index}.{episode.sample}.jsonl"
-            write_trace(path, episode, describe_task(task).to_json(), {"memory": asdict(memory)})
-
-    return write
-
-
-def sample_writer(
-    args: Any,
-    tasks: Sequence[Any],
-    describe_task: Callable[[Any], TaskDescription],
-    memory: MemoryConfig,
-) -> EpisodesHook:
-    """Return a hook that writes the best and the worst `log_episodes` episodes as text.
-
-    They go to ``samples/step-N.txt``, as ``atommem trace`` would print them, and to the services of
-    `report_to` as a table ``episodes``: in the first update, then every `log_episodes_steps`.
+    With ``save_traces`` all of them to ``traces/step-N/task-INDEX.SAMPLE.jsonl``. The best and the
+    worst ``log_episodes`` as text to ``samples/step-N.txt`` and as a table to wandb, in the first
+    update, then every ``log_episodes_steps``.
     """
-    described = {task.id: describe_task(task) for task in tasks}
-    folder = Path(args.output_dir) / SAMPLES
 
-    def write(update: int, episodes: Sequence[Episode]) -> None:
-        number = update + 1
-        if number != 1 and number % args.log_episodes_steps:
-            return
+    def __init__(self, args: Any, tasks: Iterable[TaskDescription], memory: MemoryConfig) -> None:
+        self._args = args
+        self._tasks = {task.id: (index, task) for index, task in enumerate(tasks)}
+        self._settings = {"memory": asdict(memory)}
+
+    def __call__(self, update: int, episodes: Sequence[Episode]) -> None:
+        args, number, folder = self._args, update + 1, Path(self._args.output_dir)
+        if args.save_traces:
+            for episode in episodes:
+                index, task = self._tasks[episode.task_id]
+                name = f"task-{index}.{episode.sample}.jsonl"
+                path = folder / "traces" / f"step-{number}" / name
+                write_trace(path, episode, task.to_json(), self._settings)
+        is_due = number == 1 or number % args.log_episodes_steps == 0
+        if args.log_episodes and args.process_index == 0 and is_due:
+            self._write_samples(folder / "samples" / f"step-{number}.txt", episodes)
+
+    def _write_samples(self, path: Path, episodes: Sequence[Episode]) -> None:
         rows = []
-        for episode in best_and_worst(episodes, args.log_episodes):
-            task = described[episode.task_id]
-            text = _render(Trace(task.to_json(), {"memory": asdict(memory)}, episode, True))
-            facts = (number, task.id, task.source, episode.sample, episode.reward)
-            rows.append((*facts, str(episode.stop_reason), text))
-        folder.mkdir(parents=True, exist_ok=True)
-        text = "\n".join(row[-1] for row in rows)
-        (folder / f"step-{number}.txt").write_text(text, encoding="utf-8")
-        report_table("episodes", COLUMNS, rows, args.report_to)
+        for episode in best_and_worst(episodes, self._args.log_episodes):
+            _, task = self._tasks[episode.task_id]
+            text = _render(Trace(task.to_json(), self._settings, episode, True))
+            outcome = (episode.sample, episode.reward, str(episode.stop_reason))
+            rows.append((task.id, task.source, *outcome, text))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(row[-1] for row in rows), encoding="utf-8")
+        if "wandb" in self._args.report_to:
+            import wandb
 
-    return write
+            wandb.log({"episodes": wandb.Table(list(COLUMNS), rows)}, commit=False)
 
 
 def _render(trace: Trace) -> str:
@@ -153,16 +142,3 @@ def best_and_worst(episodes: Sequence[Episode], count: int) -> list[Episode]:
     while ranked and len(chosen) < count:
         chosen.append(ranked.pop(0 if len(chosen) % 2 == 0 else -1))
     return chosen
-
-
-def report_table(
-    name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], to: Collection[str]
-) -> None:
-    """Log a table to wandb and trackio, if they are in `to`, with the update's entry."""
-    for service in {"wandb", "trackio"} & set(to):
-        import pandas
-
-        module = importlib.import_module(service)
-        later = {"commit": False} if service == "wandb" else {}
-        table = module.Table(dataframe=pandas.DataFrame(list(rows), columns=list(columns)))
-        module.log({name: table}, **later)

@@ -8,7 +8,7 @@ from typing import Any
 
 from atommem.arguments import Parser
 from atommem.episode import action_names
-from atommem.errors import DataError, check_writable
+from atommem.errors import DataError
 from atommem.files import replacing
 from atommem.train.console import METRICS_FILE, held_out_score, read_metrics
 
@@ -21,7 +21,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("run", help=f"Output folder of a run, with its {METRICS_FILE}.")
     parser.add_argument("--out", help=f"Image file; default: {PLOT_FILE} in the run's folder.")
     args = parser.parse_args(list(argv))
-    check_writable("out", args.out, folder=False)
     file = Path(args.run) / METRICS_FILE
     if not file.is_file():
         raise DataError(f"run={args.run}: there is no {METRICS_FILE}. Give a run's output folder.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from atommem.config import save_config
-from atommem.errors import AtomMemError, BudgetSpentError, ConfigError
+from atommem.errors import AtomMemError, ConfigError
 from atommem.process import frozen_heap
 from atommem.train import checkpoints
 from atommem.train.errors import (
@@ -31,24 +30,15 @@ from atommem.train.errors import (
 )
 from atommem.train.stop_request import StopRequest
 
-_CONTINUE, _STOP, _BUDGET_SPENT, _BROKEN = range(4)
+_CONTINUE, _STOP, _BROKEN = range(3)
 """Reports of a rank in `sync_stop`; the largest wins."""
-
-_USAGE = """
-## Use with AtomMem
-
-The policy was trained on the prompts that AtomMem builds from `atommem_config.json` in this folder:
-
-    atommem eval --policy {name} --data TASKS --out runs/eval
-    atommem serve --policy {name}
-"""
 
 
 class ResumableTrainer(Trainer):
     """Mixin for a TRL trainer: ``class T(ResumableTrainer, GRPOTrainer)``.
 
     - Checkpoints are written aside and renamed when complete (`atommem.train.checkpoints`), with
-      ``atommem_config.json`` and all training arguments.
+      ``atommem_config.json``.
     - SIGTERM, SIGUSR1 and Ctrl-C end the run at the next step boundary, or in the middle of a
       rollout, with a checkpoint of the last finished update; all ranks together.
     - A NaN, an outage or a failed write ends the run with the reason and how to continue.
@@ -70,7 +60,7 @@ class ResumableTrainer(Trainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `Trainer.train`; the error that ends a run says how to continue it."""
         saves = self.args.save_strategy != SaveStrategy.NO
-        stops = (TrainingInterrupted, BudgetSpentError, RolloutFailedError, DivergedError)
+        stops = (TrainingInterrupted, RolloutFailedError, DivergedError)
         with self.stop_request.installed() if saves else nullcontext(), frozen_heap():
             try:
                 return super().train(*args, **kwargs)
@@ -106,13 +96,6 @@ class ResumableTrainer(Trainer):
                 "command with --resume to write it."
             ) from error
         return folder
-
-    def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Write TRL's model card, and how AtomMem uses the model."""
-        super().create_model_card(model_name, *args, **kwargs)
-        if self.is_world_process_zero():
-            with (Path(self.args.output_dir) / "README.md").open("a", encoding="utf-8") as card:
-                card.write(_USAGE.format(name=self.hub_model_id or model_name))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the whole model, which transformers omits where checkpoints are sharded."""
@@ -152,7 +135,7 @@ class ResumableTrainer(Trainer):
             self._writing_to = None
         if not self._largest_of_ranks(float(error is not None)) and self.args.should_save:
             try:
-                checkpoints.publish_checkpoint(folder, output_dir)
+                checkpoints.publish_checkpoint(folder, output_dir, self.args)
                 checkpoints.prune_checkpoints(
                     output_dir, self.args.save_total_limit, self.state.best_model_checkpoint
                 )
@@ -177,8 +160,6 @@ class ResumableTrainer(Trainer):
             self.processing_class.save_pretrained(folder)
         if self.settings:
             save_config(folder, *self.settings)
-        text = json.dumps(checkpoints.training_facts(self.args), indent=2) + "\n"
-        (folder / checkpoints.TRAINING_ARGS).write_text(text, encoding="utf-8")
         # transformers looked for the best checkpoint in the folder that it wrote to.
         if best := self.state.best_global_step:
             final = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{best}"
@@ -230,18 +211,14 @@ class ResumableTrainer(Trainer):
 
     def sync_stop(self, error: Exception | None = None) -> None:
         """End the run on all ranks if one has to stop, for `error` or a signal; collective."""
-        code = _STOP if self.stop_request.requested else _CONTINUE
-        if error is not None:
-            code = _BUDGET_SPENT if isinstance(error, BudgetSpentError) else _BROKEN
-        code = int(self._largest_of_ranks(code))
+        asked = _STOP if self.stop_request.requested else _CONTINUE
+        report = self._largest_of_ranks(asked if error is None else _BROKEN)
         update, reason = self.state.global_step + 1, "see the other processes"
-        if error is not None:
-            reason = str(error) if isinstance(error, AtomMemError) else repr(error)
-        if code == _BROKEN:
+        if report == _BROKEN:
+            if error is not None:
+                reason = str(error) if isinstance(error, AtomMemError) else repr(error)
             raise RolloutFailedError(f"update {update} cannot be sampled: {reason}") from error
-        if code == _BUDGET_SPENT:
-            raise BudgetSpentError(f"stopped before update {update}: {reason}") from error
-        if code == _STOP:
+        if report == _STOP:
             raise TrainingInterrupted(f"stopped before update {update}")
 
     def check_finite(self, name: str, value: float) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from inspect import get_annotations
 from typing import Any
 
@@ -15,20 +15,15 @@ from atommem.environment import find_environment
 from atommem.errors import ConfigError, check_writable, format_error
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import model_folder
-from atommem.run import Checkpoint, RunConfig, check_setting_names
+from atommem.run import RunConfig, find_stored
 from atommem.train.checkpoints import GenerationSettings
-from atommem.train.dry_run_config import DryRunConfig
+from atommem.train.train_config import ColdStartConfig, DryRunConfig, TrainConfig
 
-_MODEL = "data eval_data model_name_or_path model_revision use_peft lora_r lora_alpha output_dir"
-_UPDATE = "max_steps num_train_epochs learning_rate beta seed"
-_ROLLOUTS = """temperature max_completion_length chat_template_kwargs max_in_flight
-    max_inflight_tasks dynamic_sampling episode_max_tokens episode_max_seconds max_failed_fraction
-    rollout_batch_size rollout_batch_tokens use_vllm vllm_mode vllm_server_base_url
-    vllm_engine_kwargs max_staleness"""
-_SAVING = """save_steps save_total_limit resume_from_checkpoint logging_steps eval_strategy
-    report_to project run_name push_to_hub hub_model_id hub_private_repo eval_steps
-    eval_temperature num_generations_eval log_episodes log_episodes_steps save_traces dry_run
-    dry_run_device"""
+_SHOWN = """data eval_data model_name_or_path model_revision use_peft lora_r lora_alpha output_dir
+    max_steps num_train_epochs learning_rate beta seed temperature use_vllm vllm_mode
+    save_steps save_total_limit resume_from_checkpoint logging_steps report_to run_name
+    eval_strategy eval_steps push_to_hub hub_model_id"""
+"""The first settings in the help: ours and TRL's that most runs need."""
 
 
 @dataclass
@@ -39,7 +34,6 @@ class Settings:
     run: RunConfig  # what the agent is built from; its policy is the model in training
     model: ModelConfig
     dry_run: DryRunConfig
-    sources: dict[str, str]  # setting -> flag, file, model folder or default
 
     @property
     def stored(self) -> list[Any]:
@@ -49,17 +43,15 @@ class Settings:
         return [run.memory, run.embedder, run.environment, generation]
 
 
-def parse(
-    stage: str, argv: Sequence[str], adapt: Callable[[type], type] = lambda config: config
-) -> Settings:
+def parse(stage: str, argv: Sequence[str], defaults: Mapping[str, Any] | None = None) -> Settings:
     """Read the command line of a stage (grpo, sft or async).
 
-    In `sft`, memory and environment describe the prompts. `adapt` replaces the configuration class.
+    In `sft`, memory and environment describe the prompts.
 
     Raises:
         AtomMemError: A setting is unknown or out of range, or a file cannot be read.
     """
-    settings = read_settings(stage, argv, adapt)
+    settings = read_settings(stage, argv, defaults)
     args, model = settings.args, settings.model.model_name_or_path
     if not args.data:
         raise ConfigError("--data is missing. Give a task file (atommem data build).")
@@ -72,17 +64,15 @@ def parse(
 
 
 def read_settings(
-    stage: str, argv: Sequence[str], adapt: Callable[[type], type] = lambda config: config
+    stage: str, argv: Sequence[str], defaults: Mapping[str, Any] | None = None
 ) -> Settings:
     """Read as `parse` does, but accept a run without data or model, which the demo makes itself."""
     config_class, model_class = _classes(stage)
-    config_class = adapt(config_class)
     argv, values = split_config(argv, "train")
-    checkpoint = Checkpoint.find(argv, values, "model_name_or_path")
-    stored = dict(checkpoint.stored)
+    stored = {**(defaults or {}), **find_stored(argv, values, "model_name_or_path")}
     if "max_tokens" in stored:
         stored["max_completion_length"] = stored.pop("max_tokens")
-    environment = find_environment(checkpoint.environment).config_class
+    environment = find_environment(stored["environment"]).config_class
     parser = Parser(
         f"atommem train {stage}",
         "All settings can also stand in a YAML file: --config FILE, or a shipped NAME (atommem "
@@ -90,12 +80,21 @@ def read_settings(
         usage=f"atommem train {stage} [--config FILE|NAME] [--SETTING VALUE ...]",
         show_all="--help-all" in argv,
     )
-    kinds = (config_class, MemoryConfig, EmbedderConfig, environment, model_class, DryRunConfig)
-    taken = {item.name for kind in kinds if kind is not environment for item in fields(kind)}
-    check_setting_names(checkpoint.environment, environment, taken)
+    own = [
+        name
+        for kind in config_class.__mro__
+        if kind.__module__.startswith("atommem.")
+        for name in get_annotations(kind)
+    ]
     try:
-        _add_groups(parser, kinds)
+        parser.add_settings("training", config_class, model_class, names=[*_SHOWN.split(), *own])
+        parser.add_settings("memory", MemoryConfig)
+        parser.add_settings("environment", environment)
+        parser.add_settings("embedder", EmbedderConfig)
+        parser.add_settings("dry run", DryRunConfig)
+        parser.add_settings("TRL and transformers", config_class, model_class, hidden=True)
         parsed = parser.read(["--help" if a == "--help-all" else a for a in argv], values, stored)
+        kinds = (config_class, MemoryConfig, EmbedderConfig, environment, model_class, DryRunConfig)
         made: list[Any] = [make(kind, parsed) for kind in kinds]
     except (ValueError, OSError) as error:
         raise ConfigError(f"{format_error(error)} See atommem train {stage} --help.") from error
@@ -110,7 +109,7 @@ def read_settings(
         ),
         chat_template_kwargs=args.template_kwargs,
     )
-    return Settings(args, run, model, dry_run, _sources(parsed, argv, values, stored))
+    return Settings(args, run, model, dry_run)
 
 
 def parse_dry_run(argv: Sequence[str]) -> DryRunConfig:
@@ -134,40 +133,4 @@ def _classes(stage: str) -> tuple[type, type]:
         from atommem.train.async_config import AsyncModelConfig, AsyncTrainConfig
 
         return AsyncTrainConfig, AsyncModelConfig
-    from atommem.train.train_config import ColdStartConfig, TrainConfig
-
     return ColdStartConfig if stage == "sft" else TrainConfig, ModelConfig
-
-
-def _add_groups(parser: Parser, kinds: Sequence[type]) -> None:
-    """Add all flags, grouped by topic; TRL's own are hidden."""
-    config_class, memory, embedder, environment, *_ = kinds
-    model, update, rollouts, saving = (
-        names.split() for names in (_MODEL, _UPDATE, _ROLLOUTS, _SAVING)
-    )
-    ours = [kind for kind in config_class.__mro__ if kind.__module__.startswith("atommem.")]
-    own = dict.fromkeys(name for kind in ours for name in get_annotations(kind))
-    elsewhere = {*model, *update, *rollouts, *saving}
-    groups: dict[str, Iterable[str]] = {
-        "data and model": model,
-        "memory": (item.name for item in fields(memory)),
-        "environment": (item.name for item in fields(environment)),
-        "embedder": (item.name for item in fields(embedder)),
-        "training": [*update, *(name for name in own if name not in elsewhere)],
-        "rollouts": rollouts,
-        "saving, logging, resuming": saving,
-    }
-    for title, names in groups.items():
-        parser.add_settings(title, *kinds, names=names)
-    parser.add_settings("TRL and transformers", *kinds, hidden=True)
-
-
-def _sources(
-    parsed: Any, argv: Sequence[str], values: Mapping[str, Any], stored: Mapping[str, Any]
-) -> dict[str, str]:
-    flags = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
-    places = {"flag": flags, "file": values, "model folder": stored}
-    return {
-        name: next((place for place, names in places.items() if name in names), "default")
-        for name in vars(parsed)
-    }

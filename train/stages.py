@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from httpx import HTTPError
 from huggingface_hub import HfApi
@@ -22,19 +21,15 @@ from atommem.environment import find_environment
 from atommem.errors import ConfigError, format_error
 from atommem.train.checkpoints import checkpoint_to_resume
 from atommem.train.console import ASYNC_COLUMNS, GRPO_COLUMNS, SFT_COLUMNS, Column, use_console
-from atommem.train.episode_logs import EpisodesHook, sample_writer, trace_writer
+from atommem.train.episode_logs import EpisodeFiles
 from atommem.train.errors import CheckpointError
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.models import load_tokenizer, loading_whole, model_arguments
+from atommem.train.loops.sft import ColdStartTrainer, sft_dataset, trace_demonstrations
+from atommem.train.rollout.backends import Backend, make_local_backend
+from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.settings import Settings
 
-if TYPE_CHECKING:
-    from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer
-    from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-    from atommem.train.loops.sft import ColdStartTrainer
-    from atommem.train.rollout.backends import Backend
-    from atommem.train.rollout.rollouts import Rollouts
-
-SERVICES = ("wandb", "trackio", "tensorboard")
 _PRIVATE = ("_*", ".*", "checkpoint-*", "wandb/*", "traces/*", "samples/*", "eval/*", "adapters/*")
 """Files of an output folder that are not pushed: checkpoints, and texts of the data."""
 
@@ -54,13 +49,13 @@ def run_stage(stage: str, settings: Settings) -> Path:
 
 def make_grpo_trainer(settings: Settings) -> MemoryGRPOTrainer:
     """Make the trainer of the stage ``grpo``."""
-    from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-
-    tokenizer = load_tokenizer(settings.model)
+    args, tokenizer = settings.args, load_tokenizer(settings.model)
+    environment = find_environment(settings.run.environment.environment)
     return MemoryGRPOTrainer(
         make_backend=partial(make_backend, make_rollouts(settings, tokenizer)),
+        held_out=environment.read_tasks(args.eval_data) if args.eval_data else (),
         **episode_arguments(settings, tokenizer),
-        **model_arguments(settings.model, settings.args),
+        **model_arguments(settings.model, args),
     )
 
 
@@ -74,12 +69,10 @@ def make_backend(rollouts: Rollouts, model: Any) -> Backend:
         from atommem.train.rollout.colocate_backend import make_colocate_backend
 
         return make_colocate_backend(rollouts, model)
-    from atommem.train.rollout.backends import make_local_backend
-
     return make_local_backend(rollouts, model)
 
 
-def make_async_trainer(settings: Settings) -> AsyncMemoryGRPOTrainer:
+def make_async_trainer(settings: Settings) -> Any:
     """Make the trainer of the stage ``async``."""
     from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
 
@@ -102,13 +95,8 @@ def make_async_trainer(settings: Settings) -> AsyncMemoryGRPOTrainer:
 
 def make_sft_trainer(settings: Settings) -> ColdStartTrainer:
     """Make the trainer of the stage ``sft``."""
-    from atommem.train.loops.sft import ColdStartTrainer, sft_dataset, trace_demonstrations
-
-    args, run = settings.args, settings.run
-    tokenizer = load_tokenizer(settings.model)
-    rows = trace_demonstrations(
-        args.data, tokenizer, run.memory, run.environment, args.min_reward, args.template_kwargs
-    )
+    args, tokenizer = settings.args, load_tokenizer(settings.model)
+    rows = trace_demonstrations(args.data, tokenizer, settings.run, args.min_reward)
     return ColdStartTrainer(
         args=args,
         dataset=sft_dataset(rows, args.max_length),
@@ -120,36 +108,21 @@ def make_sft_trainer(settings: Settings) -> ColdStartTrainer:
 
 def make_rollouts(settings: Settings, tokenizer: Any) -> Rollouts:
     """Load the embedder, whole on every rank, beside the other parts of an episode."""
-    from atommem.train.rollout.rollouts import Rollouts
-
-    run = settings.run
     with loading_whole():
-        embedder = make_embedder(run.embedder)
-    return Rollouts(settings.args, tokenizer, embedder, run.memory, run.environment)
+        embedder = make_embedder(settings.run.embedder)
+    return Rollouts(settings.args, settings.run, tokenizer, embedder)
 
 
 def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
-    """Return the arguments of a trainer of episodes: tasks, and what is kept of episodes."""
-    args, memory = settings.args, settings.run.memory
+    """Return the arguments of a trainer of episodes."""
+    args = settings.args
     kind = find_environment(settings.run.environment.environment)
     tasks = kind.read_tasks(args.data)
-    hooks: list[EpisodesHook] = []
-    if args.save_traces:
-        folder = Path(args.output_dir) / "traces"
-        hooks.append(trace_writer(folder, tasks, kind.describe, memory))
-    if args.log_episodes and args.process_index == 0:
-        hooks.append(sample_writer(args, tasks, kind.describe, memory))
-
-    def on_episodes(update: int, episodes: Sequence[Any]) -> None:
-        for hook in hooks:
-            hook(update, episodes)
-
     return {
         "args": args,
         "tasks": tasks,
-        "held_out": kind.read_tasks(args.eval_data) if args.eval_data else (),
         "processing_class": tokenizer,
-        "on_episodes": on_episodes,
+        "on_episodes": EpisodeFiles(args, map(kind.describe, tasks), settings.run.memory),
         "settings": settings.stored,
     }
 
@@ -183,34 +156,17 @@ def launch(
 def prepare_reporters(args: Any) -> None:
     """Name the run for the services of ``report_to``, and keep its files in the output folder.
 
-    wandb runs offline unless ``WANDB_MODE`` is set, because it would wait for a login. A
-    resumed run continues the same run, whose id is in the output folder.
+    wandb runs offline unless ``WANDB_MODE`` is set, because it would wait for a login.
     """
-    for name in args.report_to:
-        if name in SERVICES and find_spec(name) is None:
+    for name in set(args.report_to) & {"wandb", "trackio", "tensorboard"}:
+        if find_spec(name) is None:
             raise ConfigError(f"report_to={name}: it is not installed. pip install {name}.")
-    if not set(args.report_to) & set(SERVICES):
-        return
     out = Path(args.output_dir)
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "run_id"
-    if args.resume_from_checkpoint in (None, "false") or not path.is_file():
-        run = secrets.token_hex(4)
-        if args.process_index == 0:
-            path.write_text(run, encoding="utf-8")
-    else:
-        run = path.read_text(encoding="utf-8").strip()
-    args.run_name = args.run_name or f"{out.resolve().name}-{run}"
-    environment = {
-        "TENSORBOARD_LOGGING_DIR": str(out / "runs" / args.run_name),
-        "WANDB_MODE": "offline",
-        "WANDB_DIR": str(out),
-        "WANDB_PROJECT": args.project,
-        "WANDB_RESUME": "allow",
-        "WANDB_RUN_ID": run,
-    }
-    for name, value in environment.items():
-        os.environ.setdefault(name, value)
+    args.run_name = args.run_name or out.resolve().name
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(out / "runs" / args.run_name))
+    os.environ.setdefault("WANDB_MODE", "offline")
+    os.environ.setdefault("WANDB_DIR", str(out))
+    os.environ.setdefault("WANDB_PROJECT", args.project)
 
 
 def push_model(folder: Path, name: str, args: Any) -> None:

@@ -34,14 +34,9 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
+        self.requested = False
         self._requested_at = 0.0
         self._cancel: Callable[[], object] | None = None
-
-    @property
-    def requested(self) -> bool:
-        """Whether a signal has arrived."""
-        return self.signal is not None
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -80,13 +75,10 @@ class StopRequest:
             self._cancel = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is None:
-            self.signal = signal.Signals(number)
-            self._requested_at = time.monotonic()
-            text = (
-                f"\n{self.signal.name}: saving a checkpoint, then stopping (repeat to exit now)\n"
-            )
-            os.write(2, text.encode())  # the handler may have interrupted a print
+        if not self.requested:
+            self.requested, self._requested_at = True, time.monotonic()
+            # Unbuffered, because the handler may have interrupted a print.
+            os.write(2, b"\nstopping: a checkpoint is saved first (repeat to exit now)\n")
             if self._cancel is not None:
                 self._cancel()
             return

@@ -1,4 +1,4 @@
-"""Settings of training: TRL's configurations plus our fields.
+"""Settings of training: TRL's configurations plus our fields; settings of the dry run.
 
 A TRL field that cannot be honoured is refused with its reason, never ignored.
 """
@@ -18,51 +18,51 @@ from atommem.train.objective.rows import LOSS_TYPES, NORMALIZATIONS
 DISTRIBUTION = "training needs the distribution that was sampled from"
 _OBJECTIVE = "train/objective/loss.py has no such term"
 _ONE_REWARD = "an episode has one terminal reward"
-_ONE_UPDATE = "a trainer step is one update; micro_batch_tokens bounds the memory"
 _LOCAL_POLICY = "the local policy samples the episodes"
-_EPISODE_LOGS = "log_episodes shows whole episodes, and save_traces keeps them"
+_PUSHED_LAST = "the model is pushed when training has ended"
 _WHOLE_ROWS = "rows are whole steps, padded per batch"
 
-REFUSED: dict[str, tuple[Any, str]] = {
-    "gradient_accumulation_steps": (1, _ONE_UPDATE),
-    "torch_empty_cache_steps": (None, _ONE_UPDATE),
+Refused = Mapping[str, tuple[Any, str]]
+"""Fields that cannot be honoured: the only accepted value and the reason."""
+
+EPISODES_REFUSED: Refused = {
+    "gradient_accumulation_steps": (1, "a trainer step is one update; its passes have a budget"),
+    "torch_empty_cache_steps": (None, "a trainer step is one update"),
     "neftune_noise_alpha": (None, DISTRIBUTION),
+    "fp16": (False, "an update without variance has no gradients to unscale; use bf16"),
+    "top_p": (1.0, DISTRIBUTION),
+    "top_k": (0, DISTRIBUTION),
+    "min_p": (None, DISTRIBUTION),
+    "repetition_penalty": (1.0, DISTRIBUTION),
+    "log_completions": (False, "log_episodes shows whole episodes, and save_traces keeps them"),
+    "hub_strategy": ("end", _PUSHED_LAST),
+    "router_aux_loss_coef": (0.0, "the term would depend on how rows are packed"),
+}
+REFUSED: Refused = {
+    **EPISODES_REFUSED,
     "off_policy_mask_threshold": (None, _OBJECTIVE),
     "top_entropy_quantile": (1.0, _OBJECTIVE),
     "entropy_coef": (0.0, _OBJECTIVE),
     "use_adaptive_entropy": (False, _OBJECTIVE),
     "mask_truncated_completions": (False, "a truncated completion is a step like any other"),
     "pad_to_multiple_of": (None, "micro-batches are packed, or padded to their longest row"),
-    "fp16": (False, "a batch without variance has no gradients to unscale; use bf16"),
-    "top_p": (1.0, DISTRIBUTION),
-    "top_k": (0, DISTRIBUTION),
-    "min_p": (None, DISTRIBUTION),
-    "repetition_penalty": (1.0, DISTRIBUTION),
     "vllm_structured_outputs_regex": (None, DISTRIBUTION),
     "vllm_group_port": (51216, "servers are plain `vllm serve`, which agree on a port themselves"),
     "use_transformers_continuous_batching": (False, _LOCAL_POLICY),
     "generation_kwargs": (None, _LOCAL_POLICY),
     "reward_weights": (None, _ONE_REWARD),
     "multi_objective_aggregation": ("sum_then_normalize", _ONE_REWARD),
-    "log_completions": (False, _EPISODE_LOGS),
 }
-"""Fields of `GRPOConfig` that cannot be honoured: the only accepted value and the reason."""
-
-COLD_START_REFUSED: dict[str, tuple[Any, str]] = {
+COLD_START_REFUSED: Refused = {
+    "hub_strategy": ("end", _PUSHED_LAST),
     "packing": (False, _WHOLE_ROWS),
     "padding_free": (False, _WHOLE_ROWS),
     "assistant_only_loss": (False, "rows are token ids; the loss is on the completion"),
     "eval_strategy": ("no", "`atommem eval` evaluates checkpoints"),
 }
-"""The same of `SFTConfig`."""
-
-HUB_REFUSED: dict[str, tuple[Any, str]] = {
-    "hub_strategy": ("end", "the model is pushed when training has ended")
-}
-"""The same of all stages."""
 
 
-def check_refused(config: Any, refused: Mapping[str, tuple[Any, str]]) -> None:
+def check_refused(config: Any, refused: Refused) -> None:
     """Raise ConfigError if a field of `config` has another value than the only accepted one."""
     for name, (only, reason) in refused.items():
         value = getattr(config, name)
@@ -76,7 +76,7 @@ def check_refused(config: Any, refused: Mapping[str, tuple[Any, str]]) -> None:
 class StageConfig:
     """Settings of all stages, mixed into a TRL configuration, before it."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, str]]] = {}
+    refused: ClassVar[Refused] = {}
 
     project: str = setting("atommem", "Project of the run in wandb and trackio.")
     bf16: bool | None = setting(
@@ -105,7 +105,7 @@ class StageConfig:
             self.gradient_checkpointing = gpu
         self.dataloader_pin_memory &= gpu  # type: ignore[attr-defined]  # TRL's; else torch warns
         super().__post_init__()  # type: ignore[misc]  # TRL's
-        check_refused(self, {**HUB_REFUSED, **self.refused})
+        check_refused(self, self.refused)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, as transformers' callbacks report them, and the run's `facts`."""
@@ -117,15 +117,6 @@ class EpisodeConfig(StageConfig):
     """Settings of on-policy and asynchronous training; defaults are arXiv 2601.08323's."""
 
     data: str = setting("", "File of training tasks (`atommem data build`).")
-    eval_data: str | None = setting(
-        None, "File of held-out tasks, evaluated during training (eval_strategy, eval_steps)."
-    )
-    eval_temperature: float | None = setting(
-        None, "Sampling temperature of evaluation: 0 is greedy; unset: as in training."
-    )
-    num_generations_eval: int | None = setting(
-        None, "Episodes per held-out task in evaluation; unset is 1."
-    )
     loss_type: str = setting(
         "dapo",
         "Loss by TRL's name: dapo, grpo, dr_grpo (PPO's clipped loss, normalized by tokens, steps, "
@@ -185,12 +176,6 @@ class EpisodeConfig(StageConfig):
                 "Give 2 or more."
             )
         super().__post_init__()
-        strategy = str(getattr(self.eval_strategy, "value", self.eval_strategy))  # type: ignore[attr-defined]  # TRL's
-        if (strategy != "no") != bool(self.eval_data):
-            raise ConfigError(
-                f"eval_strategy={strategy}, eval_data={self.eval_data}: evaluation needs both. "
-                "Give a file of held-out tasks, eval_strategy=steps and eval_steps."
-            )
         if self.temperature <= 0:  # type: ignore[attr-defined]  # TRL's
             raise ConfigError(
                 f"temperature={self.temperature}: must be above 0, because greedy sampling makes "  # type: ignore[attr-defined]
@@ -207,11 +192,6 @@ class EpisodeConfig(StageConfig):
                 "itself. Give at least 1 (ScaleRL, arXiv 2510.13786, uses 5)."
             )
         check_choice("scale_rewards", str(self.scale_rewards), ("none", "group", "batch"))
-        if self.router_aux_loss_coef:
-            raise ConfigError(
-                f"router_aux_loss_coef={self.router_aux_loss_coef}: only 0 is supported, because "
-                "the term would depend on how rows are packed. Drop it."
-            )
         check_probabilities(self, "max_failed_fraction")
         check_least(self, log_episodes=0, log_episodes_steps=1)
         check_least(self, rollout_batch_size=1, rollout_batch_tokens=1)
@@ -227,6 +207,15 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
 
     refused: ClassVar = REFUSED
 
+    eval_data: str | None = setting(
+        None, "File of held-out tasks, evaluated during training (eval_strategy, eval_steps)."
+    )
+    eval_temperature: float | None = setting(
+        None, "Sampling temperature of evaluation: 0 is greedy; unset: as in training."
+    )
+    num_generations_eval: int | None = setting(
+        None, "Episodes per held-out task in evaluation; unset is 1."
+    )
     micro_batch_tokens: int = setting(
         16_384,
         "Most tokens in one forward and backward pass: distinct ones with prefix_sharing, padded "
@@ -286,8 +275,14 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         # Held-out episodes run all at once; TRL only checks that the two fit.
         self.per_device_eval_batch_size = self.num_generations_eval
         super().__post_init__()
+        strategy = str(getattr(self.eval_strategy, "value", self.eval_strategy))
+        if (strategy != "no") != bool(self.eval_data):
+            raise ConfigError(
+                f"eval_strategy={strategy}, eval_data={self.eval_data}: evaluation needs both. "
+                "Give a file of held-out tasks, eval_strategy=steps and eval_steps."
+            )
         check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))
-        check_least(self, dynamic_sampling=0, micro_batch_tokens=1)
+        check_least(self, dynamic_sampling=0, micro_batch_tokens=1, max_in_flight=1)
         check_least(self, steps_per_generation=1, num_iterations=1)
         episodes = self.per_device_train_batch_size * (self.steps_per_generation or 1)
         if self.dynamic_sampling and episodes % (self.num_generations or 1):
@@ -331,3 +326,57 @@ class ColdStartConfig(StageConfig, SFTConfig):
     max_completion_length: int = setting(
         1024, "Longest completion of a step when the model is used, tokens."
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Peaks of a device: dense bfloat16 FLOP/s (float32 on CPU), memory bytes and bytes/s."""
+
+    name: str
+    flops: float
+    memory: float
+    bandwidth: float
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is a CPU: float32, and no CUDA context in its memory."""
+        return self.name == "cpu"
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device("h100", 989e12, 80e9, 3.35e12),
+        Device("h200", 989e12, 141e9, 4.8e12),
+        Device("b200", 2250e12, 180e9, 7.7e12),
+        Device("a100", 312e12, 80e9, 2.04e12),
+        Device("a100_40gb", 312e12, 40e9, 1.56e12),
+        Device("l40s", 362e12, 48e9, 0.86e12),
+        Device("l4", 121e12, 24e9, 0.3e12),
+        Device("rtx4090", 165e12, 24e9, 1.01e12),
+        # Two cores of a server.
+        Device("cpu", 0.1e12, 16e9, 0.02e12),
+    )
+}
+"""By name, the SXM parts where there are several. Sparsity is not counted."""
+
+
+@dataclass
+class DryRunConfig:
+    """Settings of ``--dry_run``; a training run ignores them."""
+
+    dry_run: bool = setting(
+        False, "Check all settings, estimate memory and time without weights or GPU, then stop."
+    )
+    dry_run_launcher: str | None = setting(None, "Accelerate config that will start the run.")
+    dry_run_processes: int | None = setting(None, "Processes; unset: the launcher's, else 1.")
+    dry_run_device: str = setting("h100", f"Device of each process: {', '.join(DEVICES)}.")
+    dry_run_completion_tokens: int | None = setting(
+        None,
+        "Mean completion; unset: the paper's with thinking, a quarter of the longest without.",
+    )
+    dry_run_json: str | None = setting(None, "File to write the dry run to as one JSON object.")
+
+    def __post_init__(self) -> None:
+        check_choice("dry_run_device", self.dry_run_device, tuple(DEVICES))
+        check_least(self, dry_run_processes=1, dry_run_completion_tokens=1)

@@ -13,7 +13,7 @@ import numpy as np
 
 from atommem.embedding.embedder import TextKind, Vectors, unit_rows
 from atommem.errors import ConfigError
-from atommem.hub import hub_name, not_loaded, only_here
+from atommem.plugins import hub_name, not_loaded, only_here
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.text_safety import clean
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from atommem.errors import PolicyError
-from atommem.hub import not_loaded, only_here
 from atommem.micro_batching import RequestBatcher, Waiting
+from atommem.plugins import not_loaded, only_here
 from atommem.policy.contract import Completion, Sampling, check_request, make_completion
 from atommem.policy.decoding import Row, decode
 

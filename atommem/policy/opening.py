@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from atommem.config import PolicyConfig
 from atommem.errors import PolicyError, suggest_path
-from atommem.hub import hub_name, not_loaded, only_here
+from atommem.plugins import hub_name, not_loaded, only_here
 
 if TYPE_CHECKING:
     from atommem.policy.local import LocalPolicy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,7 +19,6 @@ MAX_PROBE_SECONDS = 10.0
 MAX_HOMES = 4096
 MAX_ATTEMPTS = 8
 """Servers on which one request may fail, because a request may crash servers."""
-_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+(?P<value>\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +52,6 @@ class PooledServer(ServerPolicy):
         except (OutageError, RefusedError, TimeoutError):
             return False
         return True
-
-    async def metrics(self) -> dict[str, float]:
-        """Return the values of ``/metrics`` by name, summed over engines and models."""
-        return parse_metrics(await self._admin.request("GET", "/metrics", text=True))
 
     async def load_adapter(self, adapter: Adapter) -> None:
         """Load a LoRA adapter, and request it from then on; loading it twice is allowed."""
@@ -294,11 +288,3 @@ class ServerPool:
             self._drop(server)
             return False
         return True
-
-
-def parse_metrics(text: str) -> dict[str, float]:
-    """Sum each metric of the Prometheus text format over its label sets."""
-    totals: dict[str, float] = {}
-    for match in _SAMPLE.finditer(text):
-        totals[match["name"]] = totals.get(match["name"], 0.0) + float(match["value"])
-    return totals

@@ -39,7 +39,6 @@ class VllmEnginePolicy:
         self._stepping: Future[None] | None = None
         # Used in the thread alone.
         self._waiting: dict[str, Future[Completion]] = {}
-        self._prompt_tokens = self._cached_tokens = 0
 
     @property
     def engine(self) -> Any:
@@ -66,15 +65,6 @@ class VllmEnginePolicy:
         from vllm.lora.request import LoRARequest
 
         self._lora_request = LoRARequest(adapter.name, next(self._adapters), adapter.path)
-
-    def take_counts(self) -> dict[str, float]:
-        """Return prompt tokens since the last call, and prefix cache hits among them."""
-        counts = {
-            "vllm/prompt_tokens": float(self._prompt_tokens),
-            "vllm/prefix_cache_hits": float(self._cached_tokens),
-        }
-        self._prompt_tokens = self._cached_tokens = 0
-        return counts
 
     async def close(self) -> None:
         """Free the engine after its current step."""
@@ -131,8 +121,6 @@ class VllmEnginePolicy:
     def _resolve(self, future: Future[Completion], output: Any) -> None:
         sampled = output.outputs[0]
         token_ids, stopped = list(sampled.token_ids), sampled.finish_reason == "stop"
-        self._prompt_tokens += len(output.prompt_token_ids)
-        self._cached_tokens += output.num_cached_tokens or 0
         steps = zip(sampled.logprobs or (), token_ids, strict=False)
         logprobs = [step[token].logprob for step, token in steps]
         try:

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from atommem.arguments import field_names
-from atommem.config import check_probabilities, setting
+from atommem.config import check_probabilities, field_names, setting
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
 from atommem.episode import Observation

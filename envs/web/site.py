@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from atommem.arguments import field_names
-from atommem.config import check_least, check_probabilities, setting
+from atommem.config import check_least, check_probabilities, field_names, setting
 from atommem.envs.synthetic.expert import ScriptedExpert
 from atommem.envs.synthetic.prose import MOST_NAMES, Statement, get_prose, names_of
 from atommem.envs.task import Document, Question, Task

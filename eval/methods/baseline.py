@@ -12,7 +12,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -56,7 +56,7 @@ def suitable(setup: Setup, method: str, needs: type[QAEnvironments] = LongDocEnv
     if not isinstance(setup.factory, needs):
         name = setup.factory.config.environment
         raise ConfigError(
-            f"method={method}: does not work in environment {name!r}. Choose another method."
+            f"method={method}: reads documents, and environment {name!r} has none. Choose another."
         )
     return setup.factory
 
@@ -149,7 +149,7 @@ class Reader(Baseline):
         self.documents = suitable(setup, self.name, self.needs)
         section, templates = Section({**ANSWERING, **self.pieces}), Templates(SYSTEM, empty=NOTHING)
         self.plain = self.make_prompts(templates, section)
-        self.remembering = self.make_prompts(replace(templates, **MEMORY), section)
+        self.remembering = self.make_prompts(Templates(SYSTEM, empty=NOTHING, **MEMORY), section)
 
     async def chunks(self, task: Task) -> Sequence[str]:
         """Return the chunks of `task`."""

@@ -77,7 +77,7 @@ class Browsing(Baseline):
         words = {**own.pieces, **PIECES}
         section = Section(words, introduction=self.introduction, rules=RULES, actions=own.actions)
         memory = MEMORY if self.shows_entries else {}
-        templates = replace(Templates(SYSTEM, empty=NOTHING, call=CALL), **memory)
+        templates = Templates(SYSTEM, empty=NOTHING, call=CALL, **memory)
         self.plain = self.remembering = self.make_prompts(templates, section, web.actions)
 
     def fits(self, record: Recorder, shown: Observation) -> bool:
@@ -99,7 +99,7 @@ class Browsing(Baseline):
             except PromptTooLongError:
                 episode.stop_reason = StopReason.CONTEXT_OVERFLOW
                 break
-            parsed = self._grammar.parse(step.text, now.phase, self.plain.opens_thinking)
+            parsed = self._grammar.parse(step.text, now.phase, record.thinking)
             step.actions, step.problems = parsed.actions, parsed.problems
             past.append(Past(now.stream, (Piece("said", {"said": _without_thinking(step)}),)))
             result = await environment.step(step)

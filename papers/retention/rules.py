@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -108,3 +111,26 @@ class Linear(Rated):
         if len(self._vector):
             score += float(self._vector @ candidate.vector)
         return score
+
+
+class GreedyOracle(Rated):
+    """Keep the most evidence references that the store can hold.
+
+    It is not a bound for questions that need several texts at once, which is maximum coverage.
+
+    Args:
+        needs: A JSON object or its file: text, or name of its source, to the number of questions
+            that need it. Other texts are needed by none.
+    """
+
+    label = "needed by"
+
+    def __init__(self, needs: str | Mapping[str, float]) -> None:
+        if isinstance(needs, str):
+            needs = json.loads(Path(needs).read_text(encoding="utf-8"))
+        self._needs: Mapping[str, float] = needs  # type: ignore[assignment]
+
+    def rate(self, candidate: Candidate, store: StoreState) -> float:
+        needed = self._needs.get(candidate.text, 0.0)
+        piece = candidate.source.piece
+        return float(needed if piece is None else self._needs.get(piece, needed))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,9 +13,8 @@ import numpy as np
 
 from atommem.errors import ConfigError
 from atommem.files import write_text
-from atommem.memory.rules import Candidate, Numbers, StoreState
-from atommem.rules.eviction import Rated
-from papers.retention.rules import FEATURES, RULE_PATHS, text_features
+from atommem.memory.rules import Numbers
+from papers.retention.rules import FEATURES, RULE_PATHS, GreedyOracle, text_features
 from papers.retention.streams import Embedded, Scores, keep, score
 
 CAPACITIES = (20, 50, 100, 200)
@@ -61,6 +60,8 @@ def fit(
     Raises:
         ConfigError: All texts are needed, or none.
     """
+    from sklearn.linear_model import LogisticRegression
+
     inputs = np.concatenate([features_of(item) for item in streams])
     needed = np.concatenate([np.array(item.stream.needs()) > 0 for item in streams]).astype(float)
     if needed.min() == needed.max():
@@ -71,61 +72,22 @@ def fit(
     mean, spread = inputs.mean(axis=0), inputs.std(axis=0) + 1e-9
     if not standardise:
         mean[len(FEATURES) :], spread[len(FEATURES) :] = 0.0, 1.0
-    ones = np.ones((len(inputs), 1))
-    found = logistic(np.concatenate([ones, (inputs - mean) / spread], axis=1), needed, ridge)
-    weights = found[1:] / spread
+    model = LogisticRegression(C=1 / ridge, solver="newton-cholesky", tol=1e-8)
+    model.fit((inputs - mean) / spread, needed)
+    weights = model.coef_[0] / spread
     named = dict(zip(FEATURES, map(float, weights[: len(FEATURES)]), strict=True))
     return {
-        "weights": {"bias": float(found[0] - weights @ mean), **named},
+        "weights": {"bias": float(model.intercept_[0] - weights @ mean), **named},
         "vector": weights[len(FEATURES) :].tolist() if embedding else None,
         "fitted_on": {"streams": [item.stream.name for item in streams], "texts": len(needed)},
         "needed": int(needed.sum()),
     }
 
 
-def logistic(inputs: Numbers, labels: Numbers, ridge: float) -> Numbers:
-    """Return ridge logistic weights by Newton's method; the first has no penalty."""
-    weights = np.zeros(inputs.shape[1])
-    penalty = np.full(len(weights), ridge)
-    penalty[0] = 1e-9
-    for _ in range(50):
-        chances = 1.0 / (1.0 + np.exp(-np.clip(inputs @ weights, -30, 30)))
-        gradient = inputs.T @ (chances - labels) + penalty * weights
-        curvature = (inputs.T * (chances * (1 - chances))) @ inputs + np.diag(penalty)
-        step = np.linalg.solve(curvature, gradient)
-        weights = weights - step
-        if np.abs(step).max() < 1e-8:
-            break
-    return weights
-
-
 def save(weights: Weights, path: Path) -> Path:
     """Write weights for `Linear(weights=PATH)`."""
     write_text(path, json.dumps(weights, indent=1) + "\n")
     return path
-
-
-class GreedyOracle(Rated):
-    """Keep the most evidence references that the store can hold.
-
-    It is not a bound for questions that need several texts at once, which is maximum coverage.
-
-    Args:
-        needs: A JSON object or its file: text, or name of its source, to the number of questions
-            that need it. Other texts are needed by none.
-    """
-
-    label = "needed by"
-
-    def __init__(self, needs: str | Mapping[str, float]) -> None:
-        if isinstance(needs, str):
-            needs = json.loads(Path(needs).read_text(encoding="utf-8"))
-        self._needs: Mapping[str, float] = needs  # type: ignore[assignment]
-
-    def rate(self, candidate: Candidate, store: StoreState) -> float:
-        needed = self._needs.get(candidate.text, 0.0)
-        piece = candidate.source.piece
-        return float(needed if piece is None else self._needs.get(piece, needed))
 
 
 class NeedsOfTurns(GreedyOracle):

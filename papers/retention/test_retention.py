@@ -30,7 +30,7 @@ from papers.retention.streams import (
     read_streams,
     score,
 )
-from papers.retention.table import ORACLE, UNLIMITED, fill, logistic, markdown
+from papers.retention.table import ORACLE, UNLIMITED, fill, markdown
 from papers.retention.worlds import ArmComparison, Column, em, make_columns, near_specialist
 
 TEXTS = tuple(
@@ -94,21 +94,6 @@ async def test_table_has_every_rule_and_the_oracle_keeps_most() -> None:
         for column, one in row.items() if name != UNLIMITED else ():
             assert one.references <= table[ORACLE][column].references
     assert "| fifo | " in markdown(table)
-
-
-def test_logistic_equals_a_reference() -> None:
-    from scipy.optimize import minimize
-
-    rng = np.random.default_rng(0)
-    inputs = np.concatenate([np.ones((200, 1)), rng.normal(size=(200, 3))], axis=1)
-    labels = (rng.random(200) < 1 / (1 + np.exp(-inputs @ [0.5, 2, -1, 0]))).astype(float)
-
-    def loss(weights: np.ndarray) -> float:
-        margin = inputs @ weights
-        fit = np.logaddexp(0, margin).sum() - labels @ margin
-        return float(fit + 0.5 * (weights[1:] ** 2).sum())
-
-    assert np.allclose(logistic(inputs, labels, 1.0), minimize(loss, np.zeros(4)).x, atol=1e-3)
 
 
 def test_fit_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

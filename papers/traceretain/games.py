@@ -17,6 +17,9 @@ _TEXTS = {
     "two": "put two {object} in {receptacle}",
 }
 _STATES = {"clean": "isClean", "heat": "isHot", "cool": "isCool"}
+_ABLE = {"clean": "cleanable", "heat": "heatable", "cool": "coolable"}
+_TYPES = {"sinkbasin": "SinkBasinType", "microwave": "MicrowaveType", "fridge": "FridgeType"}
+"""The types that the domain's actions name are spelled as there."""
 LAMP = "desklamp"
 
 
@@ -47,12 +50,8 @@ class Game:
     @property
     def signature(self) -> tuple[str, str, str, str]:
         """Family, object, modifier, receptacle: ALFWorld's task key without its trial."""
-        return (
-            self.family,
-            self.object,
-            self.family if self.family in _STATES else "",
-            self.receptacle,
-        )
+        modifier = self.family if self.family in _STATES else ""
+        return self.family, self.object, modifier, self.receptacle
 
 
 def make_games(count: int, seed: int, house: Mapping[str, Any]) -> list[Game]:
@@ -71,30 +70,23 @@ def make_games(count: int, seed: int, house: Mapping[str, Any]) -> list[Game]:
 
 def _make_game(name: str, family: str, rng: random.Random, house: Mapping[str, Any]) -> Game:
     objects: Mapping[str, Any] = house["objects"]
-    fitting = [key for key, item in objects.items() if _fits(family, item, house)]
-    chosen = rng.choice(fitting)
-    room = objects[chosen]["room"]
-    places = [objects[chosen]["home"], *objects[chosen]["else"]]
-    target = "" if family == "look" else rng.choice(places)
+    chosen = rng.choice([key for key, item in objects.items() if _fits(family, item, house)])
+    item, room = objects[chosen], objects[chosen]["room"]
+    target = "" if family == "look" else rng.choice([item["home"], *item["else"]])
     layout = [
         f"{kind} {i}" for kind, count in house["rooms"][room].items() for i in range(1, count + 1)
     ]
-    things: list[tuple[str, str]] = []  # type and receptacle
     copies = 2 if family == "two" else 1
-    things += [(chosen, _place(objects[chosen], target, rng, house, layout)) for _ in range(copies)]
+    things = [(chosen, _place(item, target, rng, house, layout)) for _ in range(copies)]
     if family == "look":
-        things.append(
-            (
-                LAMP,
-                rng.choice([place for place in layout if place.split()[0] in house["lamp"][room]]),
-            )
-        )
-    others = [key for key, item in objects.items() if item["room"] == room and key != chosen]
+        lit = [place for place in layout if place.split()[0] in house["lamp"][room]]
+        things.append((LAMP, rng.choice(lit)))
+    others = [key for key, other in objects.items() if other["room"] == room and key != chosen]
     strewn = rng.sample(others, min(4, len(others)))
     things += [(kind, _place(objects[kind], "", rng, house, layout)) for kind in strewn]
     search = layout.copy()
     rng.shuffle(search)
-    problem = _problem(family, chosen, target, layout, things, house)
+    problem = _problem(_goal(family, chosen, target), layout, things, house)
     return Game(name, family, chosen, target, tuple(search), problem)
 
 
@@ -113,77 +105,68 @@ def _place(
 ) -> str:
     """Mostly at home; never where the task wants it to be."""
     kinds = [kind for kind in item["else"] if kind != target]
-    kind = (
-        item["home"]
-        if item["home"] != target and rng.random() < house["at_home"]
-        else rng.choice(kinds)
-    )
+    at_home = item["home"] != target and rng.random() < house["at_home"]
+    kind = item["home"] if at_home else rng.choice(kinds)
     return rng.choice([place for place in layout if place.split()[0] == kind])
 
 
 def _problem(
-    family: str,
-    chosen: str,
-    target: str,
-    layout: list[str],
-    things: list[tuple[str, str]],
-    house: Mapping[str, Any],
+    goal: str, layout: list[str], things: list[tuple[str, str]], house: Mapping[str, Any]
 ) -> str:
     """Every receptacle has a location of its own; the agent starts at another."""
-    room_ids = {place: _identifier(place) for place in layout}
+    rooms = {place: _identifier(place) for place in layout}
     items = [(f"{kind}_bar_{i}", kind, place) for i, (kind, place) in enumerate(things, 1)]
     spots = {place: f"loc_bar_{i}" for i, place in enumerate(layout, 1)}
     kinds = sorted({place.split()[0] for place in layout})
+    named = dict.fromkeys([*kinds, "sinkbasin", "microwave", "fridge"])
     types = sorted({kind for _, kind, _ in items})
     declared = [
         "agent1 - agent",
         "loc_bar_0 - location",
         *(f"{spot} - location" for spot in spots.values()),
+        *(f"{name} - receptacle" for name in rooms.values()),
+        *(f"{name} - object" for name, _, _ in items),
+        *(f"{_type(kind)} - rtype" for kind in named),
+        "KnifeType - otype",
+        "ButterKnifeType - otype",
+        *(f"{kind}Type - otype" for kind in types),
     ]
-    declared += [f"{name} - receptacle" for name in room_ids.values()]
-    declared += [f"{name} - object" for name, _, _ in items]
-    declared += [
-        f"{_type(kind)} - rtype"
-        for kind in dict.fromkeys([*kinds, "sinkbasin", "microwave", "fridge"])
-    ]
-    declared += ["KnifeType - otype", "ButterKnifeType - otype"]
-    declared += [f"{kind}Type - otype" for kind in types]
     facts = ["atLocation agent1 loc_bar_0"]
-    for place, name in room_ids.items():
+    for place, name in rooms.items():
         kind = place.split()[0]
-        facts += [
-            f"receptacleAtLocation {name} {spots[place]}",
-            f"receptacleType {name} {_type(kind)}",
-        ]
+        facts.append(f"receptacleAtLocation {name} {spots[place]}")
+        facts.append(f"receptacleType {name} {_type(kind)}")
         facts += [f"openable {name}"] if kind in house["opens"] else []
     for name, kind, place in items:
-        facts += [f"objectType {name} {kind}Type", f"inReceptacle {name} {room_ids[place]}"]
-        facts += [f"objectAtLocation {name} {spots[place]}"]
+        facts.append(f"objectType {name} {kind}Type")
+        facts.append(f"inReceptacle {name} {rooms[place]}")
+        facts.append(f"objectAtLocation {name} {spots[place]}")
         if kind == LAMP:
             facts.append(f"toggleable {name}")
             continue
+        item = house["objects"][kind]
         facts.append(f"pickupable {name}")
-        facts += [f"{able} {name}" for flag, able in _ABLE if house["objects"][kind].get(flag)]
-        allowed = {house["objects"][kind]["home"], *house["objects"][kind]["else"]} & set(kinds)
-        facts += [f"canContain {_type(where)} {kind}Type" for where in sorted(allowed)]
+        facts += [f"{able} {name}" for flag, able in _ABLE.items() if item.get(flag)]
+        allowed = sorted({item["home"], *item["else"]} & set(kinds))
+        facts += [f"canContain {_type(where)} {kind}Type" for where in allowed]
     lines = "\n".join(f"    ({fact})" for fact in dict.fromkeys(facts))
-    return (
-        "(define (problem household)\n  (:domain alfred)\n  (:objects\n    "
-        f"{' '.join(declared)}\n  )\n"
-        f"  (:init\n{lines}\n    (= (total-cost) 0)\n  )\n  (:goal "
-        f"{_goal(family, chosen, target)})\n"
-        "  (:metric minimize (total-cost))\n)\n"
-    )
-
-
-_ABLE = (("clean", "cleanable"), ("heat", "heatable"), ("cool", "coolable"))
+    return f"""(define (problem household)
+  (:domain alfred)
+  (:objects
+    {" ".join(declared)}
+  )
+  (:init
+{lines}
+    (= (total-cost) 0)
+  )
+  (:goal {goal})
+  (:metric minimize (total-cost))
+)
+"""
 
 
 def _type(kind: str) -> str:
-    """The three that the domain's actions name are spelled as there."""
-    return {"sinkbasin": "SinkBasinType", "microwave": "MicrowaveType", "fridge": "FridgeType"}.get(
-        kind, f"{kind}Type"
-    )
+    return _TYPES.get(kind, f"{kind}Type")
 
 
 def _identifier(place: str) -> str:

@@ -8,7 +8,6 @@ import re
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +58,9 @@ class NotePolicy(ScriptedPolicy):
         self.closed = True
 
 
-def make(policy: Any = None, **settings: Any) -> AsyncMemory:
+async def make(policy: Any = None, **settings: Any) -> AsyncMemory:
     settings = {"embedder": WordEmbedder(), "chunk_tokens": 3, **settings}
-    return AsyncMemory(NotePolicy() if policy is None else policy, **settings)
+    return await AsyncMemory.open(NotePolicy() if policy is None else policy, **settings)
 
 
 def texts(memory: AsyncMemory | Memory) -> list[str]:
@@ -84,7 +83,7 @@ async def test_memory_asks_policy_as_training_episode_does() -> None:
         sampling=Sampling(),
     )
     episode = await runner.run(Task("t", (Question("What?", ()),), context=TEXT))
-    memory = make(served)
+    memory = await make(served)
     await memory.read(TEXT, questions="What?")
     answer = await memory.ask("What?")
     assert served.prompts == trained.prompts
@@ -95,7 +94,7 @@ async def test_memory_asks_policy_as_training_episode_does() -> None:
 
 async def test_ask_without_keep_runs_concurrently_and_changes_nothing() -> None:
     policy = NotePolicy()
-    memory = make(policy)
+    memory = await make(policy)
     await memory.read(TEXT)
     before = memory.history(), memory.steps, memory.entries()
     policy.most, policy.seconds = 0, 0.1
@@ -106,7 +105,7 @@ async def test_ask_without_keep_runs_concurrently_and_changes_nothing() -> None:
 
 
 async def test_fork_and_at_return_independent_memories() -> None:
-    memory = make()
+    memory = await make()
     await memory.read(TEXT, name="t")
     fork = await memory.fork()
     await fork.read("eight")
@@ -123,7 +122,7 @@ async def test_fork_and_at_return_independent_memories() -> None:
 
 async def test_read_after_outage_continues_at_failed_chunk() -> None:
     policy = NotePolicy()
-    memory = make(policy)
+    memory = await make(policy)
     policy.fail_at = 3
     seen: list[tuple[int, int]] = []
     with pytest.raises(OutageError, match="server gone"):
@@ -139,18 +138,18 @@ async def test_read_after_outage_continues_at_failed_chunk() -> None:
 async def test_read_invalid_source_or_setting_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one two")
-    memory = make()
+    memory = await make()
     assert (await memory.read(path)).name == "a.txt"
     with pytest.raises(DataError, match="No such file"):
         await memory.read(Path("nowhere.txt"))
     with pytest.raises(DataError, match="is the path of a file"):
         await memory.read(str(path))
     with pytest.raises(ConfigError, match=r"unknown setting \(did you mean chunk_tokens"):
-        make(chunk_token=3)
+        await make(chunk_token=3)
 
 
 async def test_forget_deletes_entries_of_a_reading() -> None:
-    memory = make()
+    memory = await make()
     await memory.read("one two three", name="bad.txt")
     await memory.read("four five six seven", name="good.txt")
     await memory.forget("bad.txt")
@@ -174,15 +173,6 @@ async def test_blocking_memory_works_inside_running_loop(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="is closed"):
         memory.ask("What?")
     assert asyncio.get_running_loop().is_running()
-
-
-def test_blocking_memory_serves_several_threads() -> None:
-    memory = Memory(NotePolicy(), embedder=WordEmbedder())
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(memory.read, [f"text {n}" for n in range(8)]))
-    assert sorted(texts(memory)) == [f"text {n}" for n in range(8)]
-    with pytest.raises(ConfigError, match="own progress callback"):  # must not wait for it
-        memory.read(TEXT, progress=lambda done, chunks: print(memory.ask("What?")))
 
 
 def test_blocking_read_interrupted_keeps_finished_chunks() -> None:
@@ -214,7 +204,7 @@ async def load(folder: Path, **settings: Any) -> AsyncMemory:
 
 
 async def saved(folder: Path, **settings: Any) -> AsyncMemory:
-    memory = make(capacity=9, **settings)
+    memory = await make(capacity=9, **settings)
     await memory.read(TEXT, name="t")
     await memory.save(folder)
     return memory

@@ -1,12 +1,24 @@
-"""The command `atommem`, and sub-commands of other packages."""
+"""The command `atommem`, its shipped files, and imports that stay light."""
 
+from __future__ import annotations
+
+import json
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, version
+from pathlib import Path
 
 import pytest
 
 from atommem import cli
+from atommem.arguments import load_yaml, split_config
+from atommem.errors import ConfigError
+from atommem.plugins import find_file, shipped_files
+
+ROOT = Path(__file__).parents[2]
+RECIPE = "train/qwen3_0.6b_lora_1gpu"
+HEAVY = {"torch", "transformers", "trl", "vllm", "datasets", "peft", "accelerate"}
+ROOMS = {"envs", "train", "eval", "serve", "demo"}
 
 
 def test_cli_prints_commands_and_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,3 +64,69 @@ def test_cli_missing_extra_is_named(
     monkeypatch.delitem(sys.modules, "atommem.trace_view", raising=False)
     assert cli.main(["trace", "x"]) == 2
     assert "atommem trace: needs the package rich: pip install" in capsys.readouterr().err
+
+
+# Shipped files ---
+
+
+def test_find_file_returns_users_file_or_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (RECIPE, Path(RECIPE).name, f"configs/{RECIPE}.yaml"):
+        assert find_file("config", name, "train") == shipped_files()[RECIPE]
+    Path("smoke").write_text("title: mine\n")
+    assert find_file("suite", "smoke", "eval") == Path("smoke")
+    with pytest.raises(ConfigError, match=r"did you mean qwen3_8b_hotpotqa\?\).*`atommem configs`"):
+        find_file("config", "qwen3_8b_hotpot", "train")
+
+
+def test_split_config_reads_files_in_order_and_keeps_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text("base: smollm2_cpu\nseed: 7\n")
+    rest, values = split_config(["--seed", "1", "--config=own.yaml", "--use_cpu"], "train")
+    assert rest == ["--seed", "1", "--use_cpu"]
+    assert values == load_yaml(shipped_files()["train/smollm2_cpu"], "train") | {"seed": 7}
+    with pytest.raises(ConfigError, match="config: expected one argument"):
+        split_config(["--config"], "train")
+    Path("broken.yaml").write_text("- 1\n")
+    with pytest.raises(ConfigError, match="expected settings, NAME: VALUE"):
+        load_yaml(Path("broken.yaml"), "train")
+
+
+def test_configs_command_lists_files_and_prints_a_path(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.list_configs([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(shipped_files())
+    assert all(len(line.split()) > 3 for line in lines), "each has a summary"
+    assert cli.list_configs(["accelerate/fsdp2"]) == 0
+    assert capsys.readouterr().out == f"{shipped_files()['accelerate/fsdp2']}\n"
+
+
+# Imports: what is imported, and not only what may be (`lint-imports` holds that) ---
+
+
+def test_import_atommem_loads_no_heavy_package() -> None:
+    paths = [path.relative_to(ROOT) for path in sorted((ROOT / "atommem").rglob("*.py"))]
+    core = [
+        ".".join(path.with_suffix("").parts)
+        for path in paths
+        if path.parts[1] not in ROOMS and path.stem != "__init__"
+    ]
+    lines = [
+        "import atommem",
+        "from atommem import AsyncMemory, Memory; atommem.__version__",
+        f"import {','.join(core)}",
+    ]
+    report = "print(json.dumps([*sys.modules]))"
+    script = "\n".join(["import json, sys", *(f"{line}\n{report}" for line in lines)])
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    alone, memory, whole = (set(json.loads(line)) for line in result.stdout.splitlines())
+    assert not {"numpy", "faiss", "yaml", "rich", "httpx"} & alone
+    assert not HEAVY & memory
+    assert {"atommem.rollout", "atommem.policy.local"} <= whole
+    assert not whole & (HEAVY | {f"atommem.{room}" for room in ROOMS})

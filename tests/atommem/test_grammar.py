@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atommem.actions import ANSWER_ACTION, MEMORY_ACTIONS, ActionSpec, Body
+from atommem.actions import (
+    ANSWER_ACTION,
+    ANSWERS_ACTION,
+    MEMORY_ACTIONS,
+    SCRATCHPAD,
+    ActionSpec,
+    Body,
+    answers_in,
+)
 from atommem.dialects import get_dialect
-from atommem.grammar import Grammar
+from atommem.episode import StopReason
+from atommem.grammar import Grammar, parse_whole
+from tests.atommem import sessions
 
 SEARCH = ActionSpec(
     "search",
@@ -170,3 +181,42 @@ def test_parse_garbage_takes_linear_time(unit: str, frame: str) -> None:
     PAPER.parse(text)
     # Quadratic time would be tens of seconds.
     assert time.process_time() - start < 1.0
+
+
+# Whole completions ---
+
+
+async def test_memagent_completion_replaces_memory() -> None:
+    texts = ("Ann: Rome", "Ann lives in Rome; Bob sings", r"She lives there. \boxed{Rome}")
+    memory = {"dialect": "memagent", "templates": "memagent", "capacity": None}
+    memory["retention"] = "reject"
+    run: Any = sessions.runner(sessions.saying(*texts), memory=memory, max_reads=0)
+    episode = await run.run(sessions.TASK)
+    assert (episode.reward, episode.answers) == (1.0, ("Rome",))
+    assert episode.stop_reason is StopReason.ANSWERED
+    assert [step.view.scratchpad for step in episode.steps] == ["", *texts[:2]]
+    assert run.agent.embedder.calls == []
+    first, second, third = run.agent.policy.prompts
+    assert "Your memory so far:\n(nothing yet)" in first
+    assert "Ann: Rome" in second
+    # The old memory is gone, and the text with it.
+    assert texts[1] in third
+    assert not any(text in third for text in ("Ann: Rome", "Bob sings."))
+
+
+def test_parse_whole_returns_text_outside_thinking() -> None:
+    (action,) = parse_whole("hm</think>the memory\n", SPECS[SCRATCHPAD], thinking=True).actions
+    assert (action.kind, action.text) == (SCRATCHPAD, "the memory")
+    # Neither an empty memory nor one that never stops thinking replaces the old one.
+    for text, reason in ((" ", "empty"), ("<think>hm, so", "unclosed_thinking")):
+        parsed = parse_whole(text, SPECS[SCRATCHPAD])
+        assert parsed.actions == ()
+        assert [problem.reason for problem in parsed.problems] == [reason]
+
+
+def test_answers_in_returns_last_boxes() -> None:
+    text = r"\boxed{never} <think>\boxed{no}</think> 1. \boxed{\boxed{a} b} 2. \boxed{} 3. "
+    text += r"\boxed{{c} d} \boxed{cut"
+    parsed = parse_whole(text, ANSWERS_ACTION)
+    assert answers_in(parsed.actions, 3) == ["a", None, "{c} d"]
+    assert answers_in(parsed.actions, 5) == ["never", "a", None, "{c} d", None]

@@ -15,7 +15,7 @@ from atommem.envs.synthetic.world import WorldConfig
 from atommem.envs.web.net.providers import Retrieve, Serper
 from atommem.errors import ConfigError
 from tests.envs.web.browsing import web
-from tests.envs.web.test_recording import ENGINE
+from tests.envs.web.test_sources import ENGINE
 
 longdoc = partial(environment_config, "longdoc")
 
@@ -34,7 +34,6 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: web(tools=["task", "task"]), "called search"),
     (lambda: web(tools=["tests.envs.test_settings:untyped"]), "untyped: not a tool"),
     (lambda: web(tools=[ENGINE], call_budget=1), "need recording"),
-    (lambda: web(private_hosts=["127.0.0.1"]), "write host:port"),
     (lambda: web(tools=["searxng"]), "tools=searxng: search_url"),
     (lambda: searched(Retrieve, "http://["), "not a server URL"),
     (lambda: searched(Serper, "http://search.test"), "plain http to another machine"),

@@ -16,19 +16,15 @@ import pytest
 from transformers import AutoTokenizer
 
 from atommem import cli
-from atommem.envs.task import Document, Question, Task
+from atommem.envs.task import Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.envs.web.corpus import Corpus, Page, build_corpus
 from atommem.errors import AtomMemError, PromptTooLongError
 from atommem.eval import eval_cli
 from atommem.eval.eval_config import parse_arguments
-from atommem.eval.output import parse_records
-from atommem.eval.reporting.evaluations import read_evaluation
-from atommem.eval.reporting.report_cli import write_report
-from atommem.eval.runner import evaluate
 from atommem.policy.opening import policy_identity
 from atommem.trace import read_trace
-from tests.eval.toys import GONE, ToyPolicy, make_runner, make_task
+from tests.eval.toys import GONE, ToyPolicy, make_task
 from tests.loopback import make_checkpoint, serving
 
 TASKS = [
@@ -159,27 +155,6 @@ def test_eval_on_a_corpus_searches_and_is_judged(checkpoint: Path, tmp_path: Pat
     assert summary["run"]["memory"]["scratchpad_tokens"] == 32
     steps = read_trace(out / "traces" / "Ann.0.jsonl").episode.steps
     assert [step.observation.origin for step in steps] == [None, "search lives | Ann | Bob"]
-
-
-@pytest.mark.slow
-async def test_episode_with_half_surrogates_is_recorded_traced_and_reported(
-    tmp_path: Path, undrawn: None
-) -> None:
-    half = "\ud83d"  # JSON can escape it, UTF-8 cannot hold it
-    runner, policy = make_runner()
-    script = policy.script
-    policy.script = lambda prompt: str(script(prompt)).replace("seen", f"seen {half}")
-    question, document = Question(f"{half} say-x-0", (half,)), Document(half, f"document. {half}")
-    out = tmp_path / "eval"
-    task = Task(f"t{half}", (question,), (document,), source=f"toy {half}")
-    result = await evaluate([task], runner, out, progress=False)
-    assert result.failed == 0
-    records = parse_records((out / "episodes.jsonl").read_bytes(), out / "episodes.jsonl")
-    assert tuple(records.values()) == result.records
-    (path,) = (out / "traces").iterdir()
-    assert "seen \ufffd" in read_trace(path).episode.steps[0].text
-    write_report([read_evaluation(out)], tmp_path / "report", title=f"with {half}")
-    assert (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
 
 
 def without_times(value: Any) -> Any:

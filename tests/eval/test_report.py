@@ -72,17 +72,6 @@ def test_groups_of_seeds_are_one_row_with_their_spread() -> None:
         make_results([seeds[0], seeds[0]])
 
 
-def test_scores_state_the_unit_of_their_intervals() -> None:
-    evaluation = made("a", [{"em": float(n % 2)} for n in range(20)])
-    talks = [
-        replace(record, group=f"talk {number % 2}")
-        for number, record in enumerate(evaluation.records)
-    ]
-    results = make_results([replace(evaluation, records=tuple(talks))])
-    (em,) = [line for line in results["scores"] if line["metric"] == "em"]
-    assert (em["unit"], em["clusters"], em["n"]) == ("group", 2, 20)
-
-
 def test_lost_answers_are_counted_at_the_first_stage() -> None:
     # Right, entered, kept, retrieved: one row a stage, which occurs once more than the one before.
     rows = [(1, 1, 1, 1), (1, 0, 0, 0), (0, 1, 1, 1), (0, 1, 1, 0), (0, 1, 0, 0), (0, 0, 0, 0)]
@@ -129,16 +118,6 @@ async def test_report_is_the_same_for_the_same_evaluations(tmp_path: Path) -> No
         path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
     assert found[1:] == found[:1] * 2
     assert json.loads(found[0]["results.json"])["evaluations"][0]["folder"] == "../one"
-
-
-@pytest.mark.slow
-async def test_read_evaluation_ignores_a_torn_line_without_changing_it(tmp_path: Path) -> None:
-    path = await answered(tmp_path / "A", "a") / "episodes.jsonl"
-    with path.open("ab") as file:
-        file.write(b'{"task_id": "half')
-    before = path.read_bytes()
-    assert len(read_evaluation(tmp_path / "A").records) == len(NAMES)
-    assert path.read_bytes() == before
 
 
 @pytest.mark.slow

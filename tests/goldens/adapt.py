@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -336,35 +333,11 @@ def report_numbers(folders: dict[str, list[Path]], reference: str) -> dict[str, 
 @contextmanager
 def served(script: Callable[[str], str], tokenizer: Any, folder: Path) -> Iterator[str]:
     """The address of a server whose policy follows `script`; the model is called ``scripted``."""
-    import uvicorn
+    from tests.serve.servers import make_conversations, running, scripted
 
-    from atommem.policy.contract import ScriptedPolicy
-    from atommem.run import Runtime
-    from atommem.serve.app import make_app
-    from atommem.serve.conversation_log import ConversationLog
-    from atommem.serve.conversations import Conversations
-    from atommem.serve.schema import open_database
-    from atommem.serve.served_model import ServedModel
-
-    policy = ScriptedPolicy(tokenizer, script)
-    engine = Runtime.open(policy, tokenizer=tokenizer, embedder="hashing", chunk_tokens=160)
-    log = ConversationLog(open_database(f"sqlite:///{folder / 'log.db'}"))
-    model = ServedModel(engine, "scripted", "scripted")
-    app = make_app(Conversations(model, log))
-    server = uvicorn.Server(
-        uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5)
-    )
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_until_complete, args=(server.serve(),))
-    thread.start()
-    while not server.started and thread.is_alive():
-        time.sleep(0.005)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
-    finally:
-        server.should_exit = True
-        thread.join()
-        loop.close()
+    model = scripted(script, tokenizer=tokenizer, chunk_tokens=160)
+    with running(make_conversations(folder / "log.db", model)) as server:
+        yield f"{server.url}/v1"
 
 
 # --- the demo

@@ -13,15 +13,7 @@ from atommem.errors import OutageError, PromptTooLongError
 from atommem.serve import conversations as conversations_module
 from atommem.serve.conversations import Conversations
 from atommem.serve.wire import Message
-from tests.serve.servers import (
-    ask,
-    entries,
-    event_kinds,
-    gated,
-    items,
-    new_conversation,
-    until,
-)
+from tests.serve.servers import ask, entries, event_kinds, gated, items, new_conversation, until
 
 
 @pytest.mark.slow
@@ -108,7 +100,7 @@ async def test_deleted_item_and_forgotten_source_are_not_read(conversations: Con
         [step async for step in held.read()]
         found = [entry.text for entry in held.session.memory.contents.entries.values()]
     assert found == ["Bob lives in Oslo."]
-    await conversations.model.close()
+    await conversations.model.runtime.close()
 
 
 def test_conversations_beyond_the_idle_bound_are_loaded_again(

@@ -68,6 +68,11 @@ def test_streamed_response_has_a_summary_part_for_each_step(server: Running) -> 
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert deltas == ["Ann lives in Rome."]
     assert [event.sequence_number for event in events] == list(range(len(events)))
+    again: Any = client.responses.create(
+        model="scripted", conversation=conversation, input="Where does Ann live?", stream=True
+    )
+    for event in again:
+        type(event).model_validate(event.model_dump())  # the type of openai.types
 
 
 def test_response_without_conversation_stores_nothing(server: Running) -> None:
@@ -89,6 +94,8 @@ def test_chat_reads_new_messages_once_and_streams(server: Running) -> None:
     once = create(model="scripted", messages=history)
     assert once.choices[0].message.content == "Ann lives in Rome."
     chunks = list(create(model="scripted", messages=history, stream=True))
+    for answer in (once, *chunks):
+        type(answer).model_validate(answer.model_dump())
     texts = [chunk.choices[0].delta.content or "" for chunk in chunks]
     assert "".join(texts) == "Ann lives in Rome."
     assert any(getattr(chunk.choices[0].delta, "reasoning_content", None) for chunk in chunks)

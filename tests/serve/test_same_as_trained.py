@@ -39,10 +39,7 @@ def without_names(operations: Iterable[Operation]) -> list[Operation]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shown", "chunking"),
-    [
-        ("reading", "tokens"),
-        pytest.param("answering", "documents", marks=pytest.mark.slow),
-    ],
+    [("reading", "tokens"), pytest.param("answering", "documents", marks=pytest.mark.slow)],
 )
 async def test_training_evaluation_and_serving_give_the_same_tokens(
     shown: str, chunking: str, tmp_path: Path
@@ -55,13 +52,11 @@ async def test_training_evaluation_and_serving_give_the_same_tokens(
     policy: Any = ScriptedPolicy(tokenizer, note_taker)
     policy.tokenizer = tokenizer
 
-    limits = {"max_completion_length": 200, "episode_max_tokens": None, "episode_max_seconds": None}
-    args: Any = SimpleNamespace(temperature=1.0, template_kwargs={}, **limits)
-    rollouts = Rollouts(args, tokenizer, embedder, MEMORY, environment)
-    trained = await rollouts.runner(policy).run(task)
+    run = RunConfig(memory=MEMORY, environment=environment, sampling=Sampling(max_tokens=200))
+    args: Any = SimpleNamespace(episode_max_tokens=None, episode_max_seconds=None)
+    trained = await Rollouts(args, run, tokenizer, embedder).runner(policy).run(task)
 
     factory = make_factory(environment, tokenizer)
-    run = RunConfig(memory=MEMORY, sampling=Sampling(max_tokens=200))
     setup = Setup(run, policy, embedder, factory)
     evaluated = await make_method("atommem", setup).run(task)
     for one, other in zip(evaluated.steps, trained.steps, strict=True):

@@ -1,6 +1,8 @@
-"""Run by test_distributed.py on two gloo processes, and in part within the test.
+"""Run by test_distributed.py on gloo processes, and in part within the test.
 
-Usage: distributed_worker.py FOLDER MODEL; what each rank found goes to FOLDER/RANK.pt.
+Usage: distributed_worker.py PART FOLDER, where PART is ``ddp``, ``fsdp2`` (as
+configs/accelerate/fsdp2.yaml) or ``continue`` (on another number of processes). What each rank
+found goes to FOLDER/PART-RANK.pt.
 """
 
 from __future__ import annotations
@@ -12,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig
 
 from atommem.episode import Episode
 from atommem.train.errors import RolloutFailedError
 from atommem.train.rollout.server_backend import AdapterSync
 from atommem.train.rollout.weight_sync import AdapterPublisher
 from tests.fake_vllm import Cluster
-from tests.train.harness import make_config, make_trainer
+from tests.train.harness import GradientRecorder, make_config, make_trainer
+from tests.train.shipped.cpu_ranks import launch_as_fsdp2
 from tests.train.test_async_trainer import make_trainer as make_async_trainer
-from tests.train.test_server_backend import LORA, make_server_trainer
+from tests.train.test_backends import LORA, make_server_trainer
 from tests.train.toys import make_model, mixed_episode, random_episode
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
@@ -74,24 +78,11 @@ def train_asynchronously(folder: Path, model: Path) -> dict[str, Any]:
     return {"weights": weights, "updates": updates}
 
 
-def train_replacing(folder: Path) -> dict[str, Any]:
-    """Two updates of four groups, of which some are replaced; the tasks that this rank ran."""
-    config = make_config(
-        folder, max_steps=2, per_device_train_batch_size=16 // RANKS, dynamic_sampling=2
-    )
-    trainer, _, runner = make_trainer(make_model(), config, mixed_episode, tasks=24)
-    trainer.train()
-    updates = [entry for entry in trainer.state.log_history if "reward" in entry]
-    logged = [entry["dynamic_sampling/replaced_groups"] for entry in updates]
-    return {"jobs": runner.jobs, "replaced": logged}
-
-
 def train_alike(folder: Path, model: Path) -> dict[str, Any]:
     """Return results that are the same on any number of processes."""
     return {
         **{case: update(folder / case, case) for case in CASES},
         "asynchronous": train_asynchronously(folder / "asynchronous", model),
-        "replacing": train_replacing(folder / "replacing"),
     }
 
 
@@ -113,14 +104,95 @@ def train_adapters(folder: Path, down: Sequence[str]) -> dict[str, Any]:
     return {"error": error, "loads": {k: server.loads for k, server in cluster.servers.items()}}
 
 
-def main(folder: Path, model: Path) -> None:
-    rank = int(os.environ["RANK"])
-    seen = train_alike(folder / "two", model) | {
-        "one lost": train_adapters(folder / "lost", ["a"] if rank else []),
-        "all lost": train_adapters(folder / "all", ["a", "b"] if rank else []),
+KINDS = ["no", "lora_bf16"]
+"""Updates under FSDP2: mixed precision or not, all weights or an adapter."""
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor that may be sharded. Collective."""
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+
+
+class WholeGradients(GradientRecorder):
+    """Keeps whole gradients."""
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
+        named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+        self.gradients.append({name: whole(gradient) for name, gradient in named})
+
+
+def fsdp2_update(folder: Path, kind: str) -> dict[str, Any]:
+    """Train on eight episodes in groups of four, in micro-batches of 20 tokens."""
+    bf16 = "bf16" in kind
+    adapter = LoraConfig(r=2, target_modules=["q_proj", "gate_proj"], task_type="CAUSAL_LM")
+    args = make_config(
+        folder / f"out-{kind}",
+        per_device_train_batch_size=8 // RANKS,
+        beta=0.1,
+        micro_batch_tokens=20,
+        bf16=bf16,
+    )
+    args.model_init_kwargs = {"dtype": "bfloat16" if bf16 else "float32"}
+    model, peft_config = str(folder / "model"), adapter if "lora" in kind else None
+    trainer, _, _ = make_trainer(model, args, mixed_episode, peft_config=peft_config)
+    recorder = WholeGradients()
+    trainer.add_callback(recorder)
+    trainer.train()
+    # The reference of an adapter is the model without it.
+    named = trainer.accelerator.unwrap_model(trainer.ref_model or trainer.model).named_parameters()
+    return {
+        "reference": {name: whole(p) for name, p in named if "lora_" not in name},
+        "gradients": recorder.gradients[0],
+        "log": trainer.state.log_history[0],
     }
-    torch.save(seen, folder / f"{rank}.pt")
+
+
+def fsdp2_run(folder: Path, checkpoint: Path | None = None) -> None:
+    """Train three updates on one rollout, or go on from `checkpoint`, and save the model.
+
+    The checkpoint is in the middle of the rollout. Embeddings and head are tied.
+    """
+    settings = {
+        "num_iterations": 3,
+        "max_steps": 3,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "learning_rate": 1e-3,
+        "max_grad_norm": 1.0,
+        "per_device_train_batch_size": 8 // RANKS,
+    }
+    model = make_model()
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    trainer, _, _ = make_trainer(model, make_config(folder, **settings), mixed_episode)
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    trainer.save_final()
+
+
+def main(part: str, folder: Path) -> None:
+    """Do a part of the test on this rank."""
+    seen: dict[str, Any] = {}
+    if part == "ddp":
+        down = ["a", "b"] if os.environ["RANK"] == "1" else []
+        seen = train_alike(folder / "two", folder / "model") | {
+            "one lost": train_adapters(folder / "lost", down[:1]),
+            "all lost": train_adapters(folder / "all", down),
+        }
+    elif part == "fsdp2":
+        launch_as_fsdp2()
+        for kind in KINDS:
+            os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16" if "bf16" in kind else "no"
+            seen[kind] = fsdp2_update(folder, kind)
+        os.environ["ACCELERATE_MIXED_PRECISION"] = "no"
+        fsdp2_run(folder / "whole")
+        fsdp2_run(folder / "again", folder / "whole" / "checkpoint-2")
+    else:
+        launch_as_fsdp2()
+        fsdp2_run(folder / "two-to-one", folder / "whole" / "checkpoint-2")
+    torch.save(seen, folder / f"{part}-{os.environ['RANK']}.pt")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -19,9 +19,11 @@ from atommem.embedding.embedder import HashingEmbedder
 from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.episode import Episode
+from atommem.policy.contract import Sampling
+from atommem.run import RunConfig
 from atommem.train.checkpoints import GenerationSettings
 from atommem.train.console import GRPO_COLUMNS, use_console
-from atommem.train.episode_logs import trace_writer
+from atommem.train.episode_logs import EpisodeFiles
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.backends import LocalBackend, make_local_backend
 from atommem.train.rollout.rollouts import Rollouts
@@ -243,6 +245,14 @@ def make_tasks(count: int = 6) -> list[Task]:
     return [Task(f"task-{i}", questions, documents) for i in range(count)]
 
 
+def make_rollouts(args: Any, tokenizer: Any) -> Rollouts:
+    """The episodes of `make_tasks`, with the sampling of a configuration."""
+    longest = args.max_completion_length or 4
+    sampling = Sampling(temperature=args.temperature, max_tokens=longest)
+    run = RunConfig(memory=MEMORY, environment=ENVIRONMENT, sampling=sampling)
+    return Rollouts(args, run, tokenizer, HashingEmbedder(16))
+
+
 def make_real_trainer(
     folder: Path,
     model: Any = None,
@@ -259,16 +269,13 @@ def make_real_trainer(
     )
     tasks = make_tasks() if tasks is None else tasks
     if config.save_traces:
-        on_episodes = trace_writer(folder / "traces", tasks, describe_task, MEMORY)
+        on_episodes = EpisodeFiles(config, map(describe_task, tasks), MEMORY)
     trainer = MemoryGRPOTrainer(
         model=model if model is not None else make_model(vocabulary=len(tokenizer), spread=0.1),
         args=config,
         tasks=tasks,
         processing_class=tokenizer,
-        make_backend=partial(
-            make_local_backend,
-            Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT),
-        ),
+        make_backend=partial(make_local_backend, make_rollouts(config, tokenizer)),
         on_episodes=on_episodes,
         callbacks=[recorder, *callbacks],
         held_out=held_out,

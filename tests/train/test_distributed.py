@@ -1,15 +1,21 @@
-"""Two gloo processes train as one does."""
+"""Two gloo processes train as one does: under DDP, and under FSDP2 as configs/accelerate has it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import merge_fsdp_weights
+from safetensors.torch import load_file
 
-from tests.train.distributed_worker import CASES, train_alike
+from atommem.errors import ConfigError
+from atommem.train.checkpoints import SHARDED_MODEL, list_checkpoints
+from tests.train.distributed_worker import CASES, KINDS, fsdp2_run, fsdp2_update, train_alike
 from tests.train.harness import assert_equal_gradients, save_model, torchrun
+from tests.train.toys import make_model
 
 pytestmark = pytest.mark.slow
 Found = Callable[[str], list[dict[str, Any]]]
@@ -20,8 +26,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Return the results of a case: of one process, then of each of two."""
     folder = tmp_path_factory.mktemp("distributed")
     model = save_model(folder)
-    torchrun("distributed_worker", folder, model)
-    ranks = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
+    torchrun("distributed_worker", "ddp", folder)
+    ranks = [torch.load(folder / f"ddp-{rank}.pt", weights_only=False) for rank in (0, 1)]
     everyone = [train_alike(folder / "one", model), *ranks]
     return lambda case: [results[case] for results in everyone if case in results]
 
@@ -51,13 +57,6 @@ def test_two_ranks_train_asynchronously_as_one(found: Found) -> None:
         assert entry["loss"] == pytest.approx(expected["loss"], rel=1e-4, abs=1e-6)
 
 
-def test_two_ranks_replace_groups_as_one(found: Found) -> None:
-    alone, first, second = found("replacing")
-    assert sorted(first["jobs"] + second["jobs"]) == sorted(alone["jobs"])
-    assert first["replaced"] == second["replaced"] == alone["replaced"]
-    assert sum(alone["replaced"]) > 0
-
-
 def test_two_ranks_load_the_same_adapters(found: Found) -> None:
     """The second rank cannot reach the server a."""
     first, second = found("one lost")
@@ -71,3 +70,55 @@ def test_rank_without_servers_ends_the_run_for_all(found: Found) -> None:
     first, second = found("all lost")
     assert "No server answered" in second["error"]
     assert "see the other processes" in first["error"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run on two processes, and continue on one."""
+    folder = tmp_path_factory.mktemp("fsdp2")
+    make_model().save_pretrained(folder / "model")
+    for part, ranks in (("fsdp2", 2), ("continue", 1)):
+        torchrun("distributed_worker", part, folder, ranks=ranks)
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fsdp2_update_equals_one_process(runs: Path, kind: str) -> None:
+    alone = fsdp2_update(runs, kind)
+    for rank in (0, 1):
+        found = torch.load(runs / f"fsdp2-{rank}.pt", weights_only=False)[kind]
+        torch.testing.assert_close(found["reference"], alone["reference"], atol=0, rtol=0)
+        assert found["log"]["kl"] == 0.0
+        tolerance = 0.05 if "bf16" in kind else 1e-5
+        assert_equal_gradients(found["gradients"], alone["gradients"], tolerance)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(next(folder.glob("*model.safetensors")))
+
+
+def assert_close(first: Path, second: Path, tolerance: float) -> None:
+    ours, theirs = weights(first), weights(second)
+    # A tied head may be there twice, once as the embeddings.
+    assert ours.keys() - {"lm_head.weight"} == theirs.keys() - {"lm_head.weight"}
+    for name in ours.keys() & theirs:
+        torch.testing.assert_close(ours[name], theirs[name], atol=tolerance, rtol=0)
+
+
+def test_fsdp2_checkpoint_is_sharded_and_resumes_bit_for_bit(runs: Path, tmp_path: Path) -> None:
+    checkpoint = list_checkpoints(runs / "whole")[0]
+    assert (checkpoint / SHARDED_MODEL / "__1_0.distcp").is_file()
+    assert not list(checkpoint.glob("*.safetensors"))
+    assert_close(runs / "whole", runs / "again", 0.0)
+    # accelerate's command makes the last checkpoint a model folder.
+    merge_fsdp_weights(str(runs / "whole" / "checkpoint-3" / SHARDED_MODEL), str(tmp_path))
+    assert_close(tmp_path, runs / "whole", 0.0)
+
+
+def test_fsdp2_resumes_on_another_number_of_processes(runs: Path) -> None:
+    assert_close(runs / "two-to-one", runs / "whole", 1e-5)
+
+
+def test_fsdp2_checkpoint_without_fsdp_is_refused(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read each other's checkpoints"):
+        fsdp2_run(tmp_path, runs / "whole" / "checkpoint-2")

@@ -1,28 +1,41 @@
-"""The trainer's updates against an independent reference, on a random Qwen3."""
+"""The trainer: rollouts, updates against an independent reference, and evaluation."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from trl.trainer.utils import RepeatSampler
 
 from atommem.episode import Episode, StopReason
+from atommem.errors import OutageError
+from atommem.eval.runner import evaluate
+from atommem.rollout import EpisodeRunner
+from atommem.trace import read_trace
+from atommem.train.checkpoints import list_checkpoints
+from atommem.train.console import METRICS_FILE, read_metrics
+from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.objective.advantages import group_advantages
 from atommem.train.objective.loss import MASKED
+from atommem.train.rollout.rollouts import RolloutGroup, TaskOrder, run_groups
 from tests.train.harness import (
     assert_equal_gradients,
     completion_logps,
     episodes_of,
     make_config,
+    make_real_trainer,
+    make_tasks,
     make_trainer,
     reference_gradients,
 )
-from tests.train.toys import make_episode, make_model, mixed_episode, random_episode
+from tests.train.toys import ToyTask, make_episode, make_model, mixed_episode, random_episode
 
 TASKS = ["t0", "t1", "t2", "t3"]
 
@@ -213,3 +226,141 @@ def test_old_logprobs_of_another_engine_are_recomputed(tmp_path: Path) -> None:
     }
     trainer, _ = train_on_halves(tmp_path, -0.5, max_steps=2, **correction)
     assert trainer.state.log_history[0][MASKED] == 1.0
+
+
+@pytest.mark.slow
+def test_training_logprobs_equal_sampled_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer, _ = make_real_trainer(
+        tmp_path,
+        max_steps=2,
+        learning_rate=1e-3,
+        save_traces=True,
+        temperature=0.7,
+        per_device_train_batch_size=24,
+        num_generations=12,
+    )
+    trainer.train()
+    trainer.close()
+    logged = read_metrics(tmp_path / METRICS_FILE)
+    updates = [entry for entry in logged if "loss" in entry]
+    assert [entry["step"] for entry in updates] == [1, 2]
+    for entry in updates:
+        assert entry["sampling/sampling_logp_difference/mean"] < 1e-5
+        assert 0 < entry["reward"] < 1
+        assert entry["actions/create"] > 0
+        assert entry["malformed"] > 0
+    assert "{" not in capsys.readouterr().out  # the table replaces Hugging Face's dictionaries
+    traces = sorted((tmp_path / "traces" / "step-1").iterdir())
+    assert len(traces) == 24
+    assert read_trace(traces[0]).complete
+
+
+class TimedRunner(EpisodeRunner):
+    """Episodes of t0 wait for `let_go`; only t0 and t3 have variance."""
+
+    def __init__(self) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
+        self.started: list[str] = []
+        self.let_go = asyncio.Event()
+
+    async def run(self, task: Any, sample: int = 0, **_: Any) -> Episode:
+        self.started.append(task.id)
+        await (self.let_go.wait() if task.id == "t0" else asyncio.sleep(0))
+        return Episode(task.id, sample, reward=float(sample) if task.id in ("t0", "t3") else 1.0)
+
+
+async def test_run_groups_replaces_while_others_run() -> None:
+    runner = TimedRunner()
+    tasks = [ToyTask(f"t{index}") for index in range(6)]
+    slow = RolloutGroup([tasks[0], tasks[5]], range(2))
+    replaced = RolloutGroup(tasks[1:5], range(2))
+    work = asyncio.create_task(run_groups(runner, [slow, replaced]))
+    while runner.started.count("t3") < 2:
+        await asyncio.sleep(0)
+    assert not work.done()
+    runner.let_go.set()
+    await work
+    assert [episode.task_id for episode in slow.episodes] == ["t0", "t0"]
+    assert (slow.replaced, [episode.task_id for episode in replaced.episodes]) == ([], ["t3", "t3"])
+    assert [episode.task_id for episode in replaced.replaced] == ["t1", "t1", "t2", "t2"]
+
+
+def test_task_order_has_each_task_once_per_epoch() -> None:
+    order, again = (
+        TaskOrder(tasks=12, groups_per_update=3, shuffle=True, seed=7) for _ in range(2)
+    )
+    first, second = ([order.task(12 * epoch + i) for i in range(12)] for epoch in (0, 1))
+    assert first == list(
+        RepeatSampler(range(12), mini_repeat_count=1, batch_size=3, shuffle=True, seed=7)
+    )  # TRL's
+    assert sorted(first) == sorted(second) == list(range(12))
+    assert first != second != list(range(12))
+    assert [again.task(12 + i) for i in range(12)] == second  # a resumed run begins anywhere
+    assert [order.seed(group) - 7 * 1_000_003 for group in (0, 2, 3, 6)] == [0, 0, 1, 2]
+
+
+HELD_OUT = [
+    replace(task, id=f"h{index}", source=("hotpotqa", "musique")[index % 2])
+    for index, task in enumerate(make_tasks(8))
+]
+
+
+def make_evaluating(folder: Path, **settings: Any) -> MemoryGRPOTrainer:
+    held = {"held_out": HELD_OUT, "eval_data": "file", "eval_strategy": "steps"}
+    return make_real_trainer(folder, learning_rate=2e-2, **held, **settings)[0]
+
+
+@pytest.mark.slow
+def test_evaluation_is_logged_and_chooses_the_best_checkpoint(tmp_path: Path) -> None:
+    best = {"save_strategy": "best", "metric_for_best_model": "em", "greater_is_better": True}
+    best |= {"load_best_model_at_end": True, "save_total_limit": 1}
+    trainer = make_evaluating(tmp_path, max_steps=3, eval_steps=2, **best)
+    trainer.train()
+    logged = [entry for entry in read_metrics(tmp_path / METRICS_FILE) if "eval_em" in entry]
+    assert [entry["step"] for entry in logged] == [2, 3], "and in the end"
+    for entry in logged:
+        assert (entry["eval_n"], entry["eval_episodes"], entry["eval_failed"]) == (8, 8, 0)
+        by_source = [entry["eval_em/hotpotqa"], entry["eval_em/musique"]]
+        assert entry["eval_em"] == pytest.approx(sum(by_source) / 2)
+    step = max(logged, key=lambda entry: entry["eval_em"])["step"]
+    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{step}")
+    assert [path.name for path in list_checkpoints(tmp_path)] == [f"checkpoint-{step}"]
+    trainer.close()
+
+
+@pytest.mark.slow
+async def test_evaluation_scores_equal_those_of_eval(tmp_path: Path) -> None:
+    trainer = make_evaluating(tmp_path, eval_temperature=0.7, num_generations_eval=2)
+    metrics = await asyncio.to_thread(trainer.evaluate)
+    runner = trainer.backend.runner
+    runner.agent.sampling = replace(runner.agent.sampling, temperature=0.7, seed=3)
+    result = await evaluate(HELD_OUT, runner, samples_per_task=2, progress=False)
+    summary = result.summary()
+    for key, of in (("", "mean"), ("_low", "low"), ("_high", "high")):
+        assert metrics[f"eval_em{key}"] == summary["metrics"]["em"][of]
+    assert metrics["eval_n"] == 16
+    assert metrics["eval_actions/create"] == summary["means"]["actions/create"]
+    await asyncio.to_thread(trainer.close)
+
+
+@pytest.mark.slow
+def test_failed_evaluation_ends_the_run(tmp_path: Path) -> None:
+    """A mean over what an outage left over would choose the best checkpoint by chance."""
+    trainer = make_evaluating(
+        tmp_path, max_steps=2, eval_steps=1, save_strategy="steps", save_steps=9
+    )
+    runner = trainer.backend.runner
+    complete = runner.agent.policy.complete
+
+    async def gone(prompt_ids: list[int], sampling: Any) -> Any:
+        if trainer.state.global_step == 1:
+            raise OutageError("no server answers")
+        return await complete(prompt_ids, sampling)
+
+    runner.agent.policy.complete = gone  # type: ignore[method-assign]
+    with pytest.raises(RolloutFailedError, match="8 of 8 episodes of the evaluation failed"):
+        trainer.train()
+    trainer.close()
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-1"]

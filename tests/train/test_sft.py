@@ -15,6 +15,7 @@ from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
 from atommem.errors import ConfigError
 from atommem.policy.contract import Sampling, ScriptedPolicy
+from atommem.run import RunConfig
 from atommem.trace import write_trace
 from atommem.train.loops.sft import ColdStartTrainer, sft_dataset, trace_demonstrations
 from atommem.train.train_config import ColdStartConfig
@@ -52,7 +53,8 @@ def save(
 
 
 def rows_of(path: Path, tokenizer: WordTokenizer) -> list[Any]:
-    return trace_demonstrations(path, tokenizer, MEMORY, ENVIRONMENT, 1.0)
+    run = RunConfig(memory=MEMORY, environment=ENVIRONMENT)
+    return trace_demonstrations(path, tokenizer, run, 1.0)
 
 
 def test_trace_demonstrations_equal_the_episode(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ class WrittenRunner:
         self.seeds: list[int | None] = []
         self.max_in_flight: int | None = None
 
-    def using(self, **changes: Any) -> WrittenRunner:
+    def copy(self, **changes: Any) -> WrittenRunner:
         runner = copy.copy(self)  # jobs and seeds stay shared
         runner.agent = SimpleNamespace(**vars(self.agent) | changes)
         return runner

@@ -14,8 +14,8 @@ from statistics import NormalDist
 
 from atommem.train.dry_run.shapes import GRADIENTS, OPTIMIZER, WEIGHTS, Launch, ModelShape
 from atommem.train.dry_run.workload import Workload
-from atommem.train.dry_run_config import Device
 from atommem.train.packing.planning import widths
+from atommem.train.train_config import Device
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PHASES = ("rollout", "training")
@@ -23,14 +23,12 @@ CUDA_CONTEXT = 0.6e9
 """A process's CUDA context with loaded kernels."""
 TILE_TOKENS, TILE_COLUMNS = 4096, 32768
 """A tile of TRL's fused LM head."""
-DECODE_BANDWIDTH = 0.6
-"""Share of a device's memory bandwidth that decoding reaches."""
+UTILISATION, DECODE_BANDWIDTH = 0.4, 0.6
+"""Shares of a device's peak FLOPs, and of its memory bandwidth in decoding: assumed."""
 LOCAL_LAYER_SECONDS = 0.7e-3
 """Overhead of launching one layer's kernels in a decoding step outside of vLLM, on a GPU."""
 SYNC_BANDWIDTH, WAKE_SECONDS = 20e9, 2.0
 """Bytes/s of new weights to an engine; for a colocated one to wake and sleep: assumed."""
-WITHOUT_VARIANCE = 0.3
-"""Share of groups without variance, where they are replaced: assumed."""
 SPREAD = 0.3
 """Standard deviation over mean of the tokens of an episode, log-normal: assumed."""
 
@@ -84,12 +82,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Bytes of one part, the phases of an update that have it, and what makes it smaller."""
+    """Bytes of one part, and the phases of an update that have it."""
 
     name: str
     bytes: float
     phases: tuple[str, ...] = PHASES
-    remedy: str = "share the model among more processes (fsdp2), or train an adapter (use_peft)"
 
 
 def estimate_memory(run: Run, load: Workload, *, embedder: float, rollout: float) -> list[Part]:
@@ -98,15 +95,12 @@ def estimate_memory(run: Run, load: Workload, *, embedder: float, rollout: float
     `embedder` and `rollout` are bytes of the embedding model, and of sampling.
     """
     model, launch, p = run.model, run.launch, run.precision
-    resident = 0.0 if launch.offload else 1.0
     gradients = model.trainable * p.trained
     weights = gradients + (model.parameters - model.trainable) * p.frozen
-    # AdamW has two states; 8-bit ones two bytes; Lion one state; SGD and Adafactor almost none.
-    width = p.master or p.trained
-    states = {"8bit": 2, "sgd": 0, "adafactor": 0, "lion": width}
-    state = p.master + next((size for name, size in states.items() if name in run.optim), 2 * width)
-    has_reference = run.beta != 0 and not model.lora  # LoRA's is the model without its adapter
-    reference = has_reference * model.parameters * p.frozen * launch.share(WEIGHTS)
+    # AdamW has two states, of a byte each where they have 8 bits.
+    state = p.master + (2 if "8bit" in run.optim else 2 * (p.master or p.trained))
+    # LoRA's reference is the model without its adapter.
+    reference = model.parameters * p.frozen if run.beta and not model.lora else 0
     gathers = launch.stage >= WEIGHTS
     whole = gathers and run.rollout == "local" and not run.has_second_model
     # FSDP2 gathers the layer that computes, the next one, a layer's gradient and the embeddings;
@@ -118,25 +112,22 @@ def estimate_memory(run: Run, load: Workload, *, embedder: float, rollout: float
     is_cast = p.compute < p.frozen and not gathers
     scored = round(load.rows * load.completion_tokens / load.micro_batches)
     training, rollouts = ("training",), ("rollout",)
-    sampling_phases = PHASES if run.has_second_model or not run.sleeps else rollouts
-    budget, vllm = "lower micro_batch_tokens", "sample with vLLM (use_vllm: true)"
-    activations = budget if run.checkpointing else "set gradient_checkpointing: true"
-    sampling = "lower vllm_gpu_memory_utilization, or rollout_batch_tokens without vLLM"
+    sampling = PHASES if run.has_second_model or not run.sleeps else rollouts
     parts = [
-        Part("weights", resident * weights * launch.share(WEIGHTS)),
-        Part("optimizer", resident * model.trainable * state * launch.share(OPTIMIZER)),
-        Part("reference model", reference, remedy="set beta: 0"),
-        Part("embedder", embedder, remedy="use an embedding server (embedder: http)"),
+        Part("weights", weights * launch.share(WEIGHTS)),
+        Part("optimizer", model.trainable * state * launch.share(OPTIMIZER)),
+        Part("reference model", reference * launch.share(WEIGHTS)),
+        Part("embedder", embedder),
         Part("CUDA context", 0.0 if run.device.is_cpu else CUDA_CONTEXT),
         Part("gradients", gradients * launch.share(GRADIENTS), training),
         Part("buckets of DDP", gradients if launch.name == "ddp" else 0.0),
-        Part("activations", activation_bytes(run, load.micro_batch), training, activations),
-        Part("LM head", head_bytes(run, scored), training, budget),
+        Part("activations", activation_bytes(run, load.micro_batch), training),
+        Part("LM head", head_bytes(run, scored), training),
         Part("gathered layers", layers, training),
         Part("cast weights", is_cast * model.parameters * p.compute, training),
-        Part("gathered weights", whole * model.parameters * p.compute, rollouts, vllm),
-        Part("sampling model", run.has_second_model * model.parameters * p.frozen, remedy=vllm),
-        Part("rollout", rollout, sampling_phases, sampling),
+        Part("gathered weights", whole * model.parameters * p.compute, rollouts),
+        Part("sampling model", run.has_second_model * model.parameters * p.frozen),
+        Part("rollout", rollout, sampling),
     ]
     return [part for part in parts if part.bytes]
 
@@ -200,15 +191,15 @@ def forward_flops(model: ModelShape, tokens: float, scored: float, context: floa
     return tokens * body + scored * 2 * hidden * model.config.vocab_size
 
 
-def estimate_costs(run: Run, load: Workload, utilisation: float) -> Costs:
-    """Estimate costs at a share `utilisation` of the device's peak FLOPs.
+def estimate_costs(run: Run, load: Workload) -> Costs:
+    """Estimate the costs of a process.
 
     Training costs three forward passes; one more with gradient checkpointing and one with a
     reference, one less with LoRA. Decoding a token reads the weights once and a cache for each
     running episode, or computes ``2 P`` FLOPs for each, whichever takes longer.
     """
     model, element = run.model, run.precision.compute
-    speed, bandwidth = run.device.flops * utilisation, run.device.bandwidth * DECODE_BANDWIDTH
+    speed, bandwidth = run.device.flops * UTILISATION, run.device.bandwidth * DECODE_BANDWIDTH
     context = (load.prompt_tokens + load.completion_tokens) / 2
     reached = load.prompt_tokens + load.completion_tokens / 2
     scored = load.rows * load.completion_tokens
@@ -248,17 +239,13 @@ def estimate_timeline(
     processes: int,
     samplers: int = 0,
     staleness: int = 0,
-    replaced: bool = False,
 ) -> Timeline:
     """Estimate an update on `devices`; `costs` and `load` are of one of `processes`.
 
     Episodes are sampled side by side: together they cost ``sequence`` a token each, and ``decode``
     a token of the longest. With a staleness, new episodes take the places of those that have ended,
-    so that nothing waits for the longest, and sampling and training overlap.
-
-    Args:
-        samplers: Devices that only sample; 0: all sample, then train.
-        replaced: Whether groups without variance are sampled again.
+    so that nothing waits for the longest, and sampling and training overlap. `samplers` are devices
+    that only sample; 0: all sample, then train.
     """
     updates, at = load.sharing * load.iterations, samplers or devices
     episodes = load.episodes * load.sharing * processes / at
@@ -267,7 +254,6 @@ def estimate_timeline(
     longest = 1.0 if staleness else max(1.0, exp(wide * quantile - wide**2 / 2))
     sampling = costs.prompts * episodes / load.episodes
     sampling += tokens * (costs.decode * longest + costs.sequence * episodes)
-    sampling /= 1 - WITHOUT_VARIANCE * replaced
     training = updates * costs.training * processes / (devices - samplers) + costs.sync
     training += 0.0 if samplers else costs.switch
     seconds = max(sampling, training) if staleness else sampling + training

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from rich.console import Console
 from rich.table import Table
+from transformers import TrainingArguments
 
 from atommem.config import EmbedderConfig
 from atommem.environment import TaskShape, make_factory
 from atommem.errors import ConfigError
 from atommem.files import write_text
-from atommem.hub import hub_name
 from atommem.memory.rules import RuleSet
+from atommem.plugins import hub_name
 from atommem.policy.local import read_tokenizer
 from atommem.tokens import ApproximateTokenizer
 from atommem.train.dry_run.costs import (
     BYTES,
     PHASES,
+    UTILISATION,
     Costs,
     Part,
     Precision,
@@ -32,13 +35,15 @@ from atommem.train.dry_run.costs import (
     estimate_timeline,
     local_rollout_bytes,
 )
-from atommem.train.dry_run.shapes import Launch, ModelShape, measure, parameters_of, read_launch
+from atommem.train.dry_run.shapes import measure, parameters_of, read_launch
 from atommem.train.dry_run.workload import Workload, estimate_workload, measure_prompt
-from atommem.train.dry_run_config import DEVICES, Device, DryRunConfig
-from atommem.train.settings import Settings, parse
+from atommem.train.settings import parse
+from atommem.train.train_config import DEVICES, DryRunConfig
 
 THINKING_TOKENS = 570.5
 """Mean completion of the paper's trained policy (arXiv 2601.08323, Table 6), which thinks."""
+ASSUMED_DATA = TaskShape("20,000 tasks of 200 documents, the paper's", 20_000, 200, 0, 0, 5.5, 0, 0)
+"""The paper's training data."""
 
 
 @dataclass
@@ -48,11 +53,9 @@ class Plan:
     run: Run
     workload: Workload
     parts: list[Part]
-    costs: Costs
     timelines: list[Timeline]  # the run's own, then alternatives
-    settings: dict[str, dict[str, Any]]  # every setting's value and source
     assumptions: list[str]
-    warnings: list[str] = field(default_factory=list)  # of settings that will not work
+    warnings: list[str]
 
     @property
     def phases(self) -> dict[str, float]:
@@ -73,81 +76,34 @@ class Plan:
         return self.workload.updates * self.timelines[0].seconds / 3600
 
 
-def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan | None:
-    """Check all settings of ``atommem train STAGE``, and estimate the run; None for a cold start.
+def run_dry(stage: str, argv: Sequence[str], settings: DryRunConfig) -> None:
+    """Check all settings of ``atommem train STAGE``, and print and write the estimates."""
+    plan = make_plan(stage, argv, settings)
+    if plan is None:
+        print("all settings are valid; a cold start is not estimated.")
+        return
+    print_plan(plan)
+    if settings.dry_run_json:
+        write_plan(plan, settings.dry_run_json)
 
-    Raises:
-        AtomMemError: A setting is wrong.
-    """
+
+def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan | None:
+    """Estimate a run after checking its settings; None for a cold start."""
     launch = read_launch(settings.dry_run_launcher, settings.dry_run_processes)
     device = DEVICES[settings.dry_run_device]
-    found = _parse_for(stage, argv, launch, device)
+    # Checked here on the CPU, as for these processes on this device.
+    on_gpu = dict.fromkeys(("bf16", "gradient_checkpointing"), not device.is_cpu)
+    with patch.object(TrainingArguments, "world_size", launch.processes):
+        found = parse(stage, argv, {"use_cpu": True, **on_gpu})
     args, memory = found.args, found.run.memory
     RuleSet(memory.admission, memory.retention)
     model = measure(found.model)
     if stage == "sft":
         return None
-    run = _describe_run(stage, found, model, launch, device)
-    tokenizer: Any = ApproximateTokenizer()
-    if Path(model.name).is_dir():
-        tokenizer = read_tokenizer(model.name)
-    factory = make_factory(found.run.environment, tokenizer)
-    documents, questions = settings.dry_run_documents, settings.dry_run_questions
-    source = f"assumed, without {args.data}: {documents} documents, {questions:g} questions"
-    assumed = TaskShape(source, settings.dry_run_tasks, documents, 0, 0, questions, 0, 0)
-    data = factory.shape(args.data, assumed)
-    prompt = measure_prompt(memory, factory, args.template_kwargs)
-    sampled, lengths = completion_tokens(args, settings, model.config.model_type)
-    load = estimate_workload(args, launch.processes, data, prompt, sampled, run.share_prefixes)
-    costs = estimate_costs(run, load, settings.dry_run_utilisation)
-    embedder = _embedder_bytes(found.run.embedder, device.is_cpu)
-    plan = Plan(
-        run=run,
-        workload=load,
-        parts=estimate_memory(
-            run, load, embedder=embedder or 0.0, rollout=_rollout_bytes(args, run, load)
-        ),
-        costs=costs,
-        timelines=_timelines(args, run, load, costs),
-        settings=_values(found, settings),
-        assumptions=[
-            f"data: {data.source}",
-            f"tokens: counted by {type(tokenizer).__name__}",
-            f"completions: {sampled:.0f} tokens on average ({lengths})",
-            f"speed: {settings.dry_run_utilisation:.0%} of peak FLOPs (--dry_run_utilisation)",
-        ],
-    )
-    if embedder is None:
-        name = found.run.embedder.embedder_model
-        plan.assumptions.append(f"memory without the embedder {name}, not found here")
-    plan.warnings = _warnings(plan, args)
-    return plan
-
-
-def _parse_for(stage: str, argv: Sequence[str], launch: Launch, device: Device) -> Settings:
-    """Parse on the CPU, with a configuration that checks itself for these processes and device."""
-
-    def adapt(config_class: type) -> type:
-        def check(self: Any) -> None:
-            for name in ("bf16", "gradient_checkpointing"):
-                if getattr(self, name) is None:
-                    setattr(self, name, not device.is_cpu)
-            config_class.__post_init__(self)  # type: ignore[attr-defined]
-
-        members = {"world_size": property(lambda self: launch.processes), "__post_init__": check}
-        return type(config_class.__name__, (config_class,), members)
-
-    return parse(stage, [*argv, "--use_cpu", "true"], adapt)
-
-
-def _describe_run(
-    stage: str, found: Settings, model: ModelShape, launch: Launch, device: Device
-) -> Run:
-    args = found.args
     dtype = getattr(found.model, "dtype", None) or getattr(args, "dtype", None) or "float32"
     dtype = model.dtype if dtype == "auto" else dtype
     rollout = getattr(args, "vllm_mode", "server") if args.use_vllm else "local"
-    return Run(
+    run = Run(
         stage=stage,
         rollout=rollout,
         model=model,
@@ -160,6 +116,32 @@ def _describe_run(
         share_prefixes=stage == "async" or bool(args.prefix_sharing),
         sleeps=rollout != "colocate" or args.vllm_enable_sleep_mode,
     )
+    is_here = Path(model.name).is_dir()
+    tokenizer: Any = read_tokenizer(model.name) if is_here else ApproximateTokenizer()
+    factory = make_factory(found.run.environment, tokenizer)
+    data = factory.shape(args.data, ASSUMED_DATA)
+    prompt = measure_prompt(memory, factory, args.template_kwargs)
+    completion, source = completion_tokens(args, settings, model.config.model_type)
+    load = estimate_workload(args, launch.processes, data, prompt, completion, run.share_prefixes)
+    embedder, rollout_bytes = _embedder_bytes(found.run.embedder), _rollout_bytes(args, run, load)
+    plan = Plan(
+        run=run,
+        workload=load,
+        parts=estimate_memory(run, load, embedder=embedder or 0.0, rollout=rollout_bytes),
+        timelines=_timelines(args, run, load, estimate_costs(run, load)),
+        assumptions=[
+            f"data: {data.source}",
+            f"tokens: counted by {type(tokenizer).__name__}",
+            f"completions: {completion:.0f} tokens on average ({source})",
+            f"speed: {UTILISATION:.0%} of peak FLOPs",
+        ],
+        warnings=[],
+    )
+    if embedder is None:
+        name = found.run.embedder.embedder_model
+        plan.assumptions.append(f"memory without the embedder {name}, not found here")
+    plan.warnings = _warnings(plan, args)
+    return plan
 
 
 def completion_tokens(args: Any, settings: DryRunConfig, model_kind: str) -> tuple[float, str]:
@@ -174,18 +156,6 @@ def completion_tokens(args: Any, settings: DryRunConfig, model_kind: str) -> tup
     return min(mean, longest), source
 
 
-def _values(found: Settings, settings: DryRunConfig) -> dict[str, dict[str, Any]]:
-    """Return each setting's ``value`` and ``source``, without secrets."""
-    run = found.run
-    values: dict[str, dict[str, Any]] = {}
-    for config in (found.args, run.memory, run.embedder, run.environment, found.model, settings):
-        for item in fields(config):
-            value = getattr(config, item.name)
-            shown = "(hidden)" if item.name.endswith("_token") and value else value
-            values[item.name] = {"value": shown, "source": found.sources.get(item.name, "default")}
-    return values
-
-
 def _timelines(args: Any, run: Run, load: Workload, costs: Costs) -> list[Timeline]:
     """Estimate the run, then alternatives on its devices: all colocated, or half sampling."""
     # An asynchronous run without servers samples from a second model beside the first process.
@@ -196,7 +166,6 @@ def _timelines(args: Any, run: Run, load: Workload, costs: Costs) -> list[Timeli
     for staleness in (0, 1) if half else ():
         name = f"asynchronous, {half} sampling, staleness {staleness}"
         schedules.append((name, half, staleness))
-    replaced = bool(getattr(args, "dynamic_sampling", 0))
     return [
         estimate_timeline(
             name,
@@ -206,7 +175,6 @@ def _timelines(args: Any, run: Run, load: Workload, costs: Costs) -> list[Timeli
             processes=processes,
             samplers=apart,
             staleness=staleness,
-            replaced=replaced,
         )
         for name, apart, staleness in schedules
     ]
@@ -223,15 +191,14 @@ def _rollout_bytes(args: Any, run: Run, load: Workload) -> float:
     return local_rollout_bytes(run, max(1, min(*limits, args.rollout_batch_tokens // row)), row)
 
 
-def _embedder_bytes(config: EmbedderConfig, on_cpu: bool) -> float | None:
+def _embedder_bytes(config: EmbedderConfig) -> float | None:
     """Return None for a model that is not known here: a run may still be able to load it."""
     if config.embedder != "sentence_transformer":
         return 0.0
     try:
-        parameters = parameters_of(hub_name(config.embedder_model)[0])
+        return float(parameters_of(hub_name(config.embedder_model)[0]) * BYTES["bfloat16"])
     except ConfigError:
         return None
-    return parameters * BYTES["float32" if on_cpu else "bfloat16"]
 
 
 def _warnings(plan: Plan, args: Any) -> list[str]:
@@ -242,23 +209,21 @@ def _warnings(plan: Plan, args: Any) -> list[str]:
             f"learning_rate={args.learning_rate:g}: with 16-bit weights most updates are lost to "
             "rounding. Set dtype: float32 (bf16 stays on), or start with FSDP2 or DeepSpeed."
         )
-    if run.launch.offload:
-        found.append("offloaded weights and optimizer: host memory is not estimated.")
     if longest > context:
         found.append(
             f"the longest prompt and completion have {longest} tokens, the model's context "
             f"{context}. Lower chunk_tokens, scratchpad_tokens, entry_tokens, retrieve_k or "
             "max_completion_length."
         )
-    files = [file for file in (args.data, args.eval_data) if file and not Path(file).is_file()]
-    found += [f"{file} does not exist yet: `atommem data build` makes it." for file in files]
     if not plan.fits:
         phase = max(plan.phases, key=plan.phases.__getitem__)
         part = max((part for part in plan.parts if phase in part.phases), key=lambda p: p.bytes)
         found.append(
             f"the peak of {plan.phases[phase] / 1e9:.1f} GB ({phase}) exceeds the "
-            f"{run.device.memory / 1e9:.0f} GB of {run.device.name}. Its largest part is "
-            f"{part.name} with {part.bytes / 1e9:.1f} GB: {part.remedy}."
+            f"{run.device.memory / 1e9:.0f} GB of {run.device.name}; {part.name} has most. Share "
+            "the model among more processes (fsdp2), train an adapter (use_peft), set "
+            "gradient_checkpointing, or lower micro_batch_tokens, rollout_batch_tokens or "
+            "vllm_gpu_memory_utilization."
         )
     return found
 
@@ -268,8 +233,7 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     parts = {part.name: part.bytes for part in plan.parts}
     memory = {"parts": parts, "phases": plan.phases, "fits": plan.fits}
     values = {**asdict(plan), "memory": memory, "hours": plan.hours}
-    # Other objects are a model's config, or enumerations.
-    text = json.dumps(values, indent=2, default=lambda v: getattr(v, "to_dict", v.__str__)())
+    text = json.dumps(values, indent=2, default=str)  # a model's configuration has its own form
     write_text(path, text + "\n")
 
 
@@ -279,8 +243,8 @@ def print_plan(plan: Plan) -> None:
     run, load, model = plan.run, plan.workload, plan.run.model
     console.print(
         f"[bold]Dry run: {run.stage}[/] of {model.name} ({model.parameters:,} parameters, "
-        f"{model.trainable:,} trained; {model.source}) on {run.launch.processes} x "
-        f"{run.device.name}, {run.launch.name} ({run.launch.source}), rollouts: {run.rollout}"
+        f"{model.trainable:,} trained) on {run.launch.processes} x {run.device.name}, "
+        f"{run.launch.name}, rollouts: {run.rollout}"
     )
     console.print(
         f"One update of one process: {load.episodes:,} episodes of {load.steps:.1f} steps, "
@@ -303,17 +267,11 @@ def print_plan(plan: Plan) -> None:
         seconds = (line.seconds, line.sampling, line.training)
         table.add_row(line.name, *(f"{value:,.0f}" for value in seconds))
     console.print(table)
-    changed = [
-        f"{name}={json.dumps(item['value'], default=str).strip(chr(34))} ({item['source']})"
-        for name, item in plan.settings.items()
-        if item["source"] != "default"
-    ]
-    notes = [
+    console.print(
         f"the run: {load.updates:,} updates of {plan.timelines[0].seconds:,.0f} s, "
-        f"{plan.hours:,.1f} h",
-        *(f"assumed: {line}" for line in plan.assumptions),
-        f"settings that are not defaults: {', '.join(changed)}",
-        *(f"warning: {warning}" for warning in plan.warnings),
-    ]
+        f"{plan.hours:,.1f} h"
+    )
+    notes = [f"assumed: {line}" for line in plan.assumptions]
+    notes += [f"warning: {warning}" for warning in plan.warnings]
     for note in notes:
         console.print(note, markup=False)

@@ -1,4 +1,4 @@
-"""The shapes that estimates start from: a model without its weights, and processes."""
+"""Shapes that a dry run starts from: the processes, and a model without its weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class ModelShape:
     """Sizes that memory and time depend on; parameters are counted with the adapter."""
 
     name: str
-    source: str
     config: Any  # transformers', of the language model
     parameters: int
     trainable: int
@@ -35,23 +34,21 @@ class ModelShape:
     lora: bool
 
 
-def find_config(name: str) -> tuple[Any, str]:
-    """Return a transformers config and its source: a folder, a shipped one, or the hub's cache."""
+def find_config(name: str) -> Any:
+    """Return the transformers config of a folder, a shipped architecture or the hub's cache."""
     from transformers import AutoConfig
 
     shipped = SHIPPED / f"{name.rsplit('/', 1)[-1].lower()}.json"
     if not Path(name).is_dir() and shipped.is_file():
-        settings = json.loads(shipped.read_text(encoding="utf-8"))
-        return AutoConfig.for_model(**settings), "shipped architecture"
+        return AutoConfig.for_model(**json.loads(shipped.read_text(encoding="utf-8")))
     try:
-        config = AutoConfig.from_pretrained(name, local_files_only=True)
+        return AutoConfig.from_pretrained(name, local_files_only=True)
     except (OSError, ValueError) as error:
         known = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.json")))
         raise ConfigError(
             f"model {name!r}: its architecture is not on this machine. Give a folder with its "
             f"config.json, or one of {known}."
         ) from error
-    return config, "local config"
 
 
 def measure(config: ModelConfig) -> ModelShape:
@@ -63,7 +60,7 @@ def measure(config: ModelConfig) -> ModelShape:
     name = str(config.model_name_or_path)
     is_adapter = (Path(name) / "adapter_config.json").is_file()
     adapter: Any = PeftConfig.from_pretrained(name) if is_adapter else get_peft_config(config)
-    found, source = find_config(str(adapter.base_model_name_or_path) if is_adapter else name)
+    found = find_config(str(adapter.base_model_name_or_path) if is_adapter else name)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(found)
         first = model.base_model.layers[0]
@@ -77,7 +74,6 @@ def measure(config: ModelConfig) -> ModelShape:
                 raise ConfigError(f"the adapter does not fit {name}: {error}") from error
     return ModelShape(
         name=name,
-        source=source,
         config=found.get_text_config(),
         parameters=model.num_parameters(),
         trainable=model.num_parameters(only_trainable=True),
@@ -94,9 +90,8 @@ def parameters_of(name: str) -> int:
     import torch
     from transformers import AutoModel
 
-    config, _ = find_config(name)
     with torch.device("meta"):
-        return int(AutoModel.from_config(config).num_parameters())
+        return int(AutoModel.from_config(find_config(name)).num_parameters())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +102,6 @@ class Launch:
     processes: int
     shards: int = 1
     stage: int = 0  # ZeRO's; FSDP2's is 3, or 2 if weights stay gathered after the forward pass
-    offload: bool = False
-    source: str = "no launcher: one node"
 
     def share(self, stage: int) -> float:
         """Return the fraction that one process holds of what is sharded from `stage` on."""
@@ -131,13 +124,10 @@ def read_launch(path: str | None, processes: int | None) -> Launch:
     count = processes or config.num_processes
     kind = str(getattr(config.distributed_type, "value", config.distributed_type))
     if kind in ("NO", "MULTI_GPU", "MULTI_CPU"):
-        return Launch("ddp" if count > 1 else "single", count, source=path)
+        return Launch("ddp" if count > 1 else "single", count)
     if kind == "DEEPSPEED":
-        settings = config.deepspeed_config
-        devices = [settings.get(f"offload_{part}_device") for part in ("optimizer", "param")]
-        stage = int(settings.get("zero_stage", 2))
-        offload = any(device not in (None, "none") for device in devices)
-        return Launch(f"zero{stage}" if stage else "ddp", count, count, stage, offload, path)
+        stage = int(config.deepspeed_config.get("zero_stage", 2))
+        return Launch(f"zero{stage}" if stage else "ddp", count, count, stage)
     settings = config.fsdp_config
     if kind != "FSDP" or str(settings.get("fsdp_version", 1)) != "2":
         raise ConfigError(
@@ -146,5 +136,4 @@ def read_launch(path: str | None, processes: int | None) -> Launch:
         )
     shards = int(config.parallelism_config.get("parallelism_config_dp_shard_size", count))
     stage = WEIGHTS if settings.get("fsdp_reshard_after_forward", True) else GRADIENTS
-    offload = bool(settings.get("fsdp_offload_params", False))
-    return Launch("fsdp", count, shards, stage, offload, path)
+    return Launch("fsdp", count, shards, stage)

@@ -56,7 +56,6 @@ class Workload:
     """One update of one process; expected values."""
 
     updates: int  # of the run
-    tasks: int  # groups of a rollout, of all processes
     episodes: int
     group: int  # episodes of a task on this process, which share prefixes
     steps: float  # of an episode
@@ -120,7 +119,6 @@ def estimate_workload(
     updates = max(1, int(args.num_train_epochs * epoch))
     return Workload(
         updates=args.max_steps if args.max_steps > 0 else updates,
-        tasks=tasks,
         episodes=batch,
         group=group,
         steps=steps,

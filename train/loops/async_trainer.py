@@ -4,8 +4,7 @@ How it uses trl 1.16: TRL makes the model, the optimizer and the logs, and count
 Its data loader prefetches micro-batches of a stream, so with staleness 0 it would wait for samples
 that need the next weights. Here the loader only counts updates: `training_step` takes the groups of
 one update from the worker and trains on their rows (`atommem.train.loops.update_step`), with the
-ratio against the log-probabilities at sampling. `tests/train/test_trl_seam.py` guards the private
-names.
+ratio against the log-probabilities at sampling.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ import trl.experimental.async_grpo.async_grpo_trainer as trl_async
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
 from trl.distributed import DistributedBackend
 from trl.experimental.async_grpo import AsyncGRPOTrainer
-from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from atommem.config import MemoryConfig
 from atommem.errors import BudgetSpentError, ConfigError, OutageError
@@ -34,12 +33,22 @@ from atommem.rollout import EpisodeRunner
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.episode_logs import SYNC, WAIT, EpisodesHook, RolloutLog
 from atommem.train.loops.episode_trainer import EpisodeTrainer
-from atommem.train.loops.models import shard_reference, tune_lm_head_for_cpu
+from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
-from atommem.train.loops.update_step import Batch, UpdateStep, environment_reward, update_counter
+from atommem.train.loops.update_step import (
+    Batch,
+    UpdateStep,
+    environment_reward,
+    policy_loss,
+    update_counter,
+)
 from atommem.train.objective.advantages import group_advantages, has_variance
-from atommem.train.objective.loss import PolicyLoss
-from atommem.train.objective.rows import EpisodeSize
+from atommem.train.objective.rows import (
+    EpisodeSize,
+    advantages_of_steps,
+    episode_rows,
+    normalizer,
+)
 from atommem.train.rollout.rollouts import Rollouts, TaskOrder
 from atommem.train.rollout.server_backend import make_server_pool, make_weight_sync
 from atommem.train.rollout.weight_sync import check_servable
@@ -66,9 +75,10 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
         processing_class: Any,
         make_runner: Callable[[Any], EpisodeRunner],
         on_episodes: EpisodesHook | None = None,
-        held_out: Sequence[Any] = (),
         **kwargs: Any,
     ) -> None:
+        self.args = args
+        self._rollout_log = RolloutLog([], MemoryConfig())
         episodes = args.per_device_train_batch_size * args.world_size
         if episodes % args.num_generations:
             raise ConfigError(
@@ -81,31 +91,19 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
             args.max_steps = max(1, int(args.num_train_epochs * self._order.updates_per_epoch))
         self.tasks = tasks
         self.on_episodes = on_episodes
-        self.held_out = held_out
-        runner = make_runner(args.device) if args.process_index == 0 else None
-        self._rollout_log = RolloutLog([], MemoryConfig())
-        worker = None
-        if runner is not None:
-            described = map(runner.agent.factory.describe, tasks)
-            self._rollout_log = RolloutLog(described, runner.agent.memory)
-            worker = RolloutWorker(
-                runner=runner,
-                tasks=tasks,
-                order=self._order,
-                group_size=args.num_generations,
-                groups_per_version=groups * args.weight_sync_steps,
-                max_staleness=args.max_staleness,
-                total=groups * args.max_steps,
-                first=lambda: self.state.global_step * groups,
-                max_in_flight=None if args.max_inflight_tasks < 0 else args.max_inflight_tasks,
-            )
         lora = kwargs.get("peft_config") is not None
+        if args.beta and not lora:
+            raise ConfigError(
+                f"beta={args.beta}: asynchronous training has a KL term with an adapter only. Set "
+                "use_peft: true or beta: 0."
+            )
         # One adapter more than requests may name: a version is loaded before the oldest one goes.
         kept = args.max_staleness + 2
         self._weight_sync = make_weight_sync(args, lora, kept) if args.use_vllm else None
-        copies = runner is not None and self._weight_sync is None
-        # TRL's asynchronous trainer takes no evaluation tasks, which transformers' strategy needs.
-        strategy, args.eval_strategy = args.eval_strategy, "no"
+        worker = self._make_worker(make_runner(args.device)) if args.process_index == 0 else None
+        transfer: Any = _NoTransfer()  # TRL would make its own for one server
+        if worker is not None and self._weight_sync is None:
+            transfer = worker.runner.agent.policy
         # TRL looks up the peak FLOPs of a GPU.
         peak = patch.object(trl_async, "get_peak_flops_per_device", lambda *_: None)
         with nullcontext() if torch.cuda.is_available() else peak:
@@ -116,11 +114,9 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
                 train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks)}),
                 processing_class=processing_class,
                 rollout_worker=worker,
-                # TRL would make its own for one server if it got none.
-                weight_transfer=runner.agent.policy if runner and copies else _NoTransfer(),
+                weight_transfer=transfer,
                 **kwargs,
             )
-        args.eval_strategy = strategy
         tune_lm_head_for_cpu(self.accelerator.device.type)
         self._dist = DistributedBackend(self.accelerator)
         if args.use_vllm and lora:
@@ -128,22 +124,28 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
         self._update = UpdateStep(
             self.accelerator,
             self.model,
-            PolicyLoss.of(args),
+            policy_loss(args),
             args.token_budget or 1,
             self.processing_class.pad_token_id,
             on_policy=False,
-            reference=self._make_reference(model) if args.beta and not lora else None,
         )
 
-    def _make_reference(self, model: str) -> Any:
-        """Make the model of the KL term as `GRPOTrainer` does, for full weights."""
-        init = self.args.model_init_kwargs or {}
-        settings = {"dtype": self.model.dtype, **init, "device_map": None}
-        reference = create_model_from_path(model, **settings)
-        add_fused_lm_head(reference, temperature=self.args.temperature)
-        if self.is_fsdp_enabled:
-            return shard_reference(reference, self.accelerator)
-        return self.accelerator.prepare_model(reference, evaluation_mode=True)
+    def _make_worker(self, runner: EpisodeRunner) -> RolloutWorker:
+        args, groups = self.args, self._order.groups_per_update
+        self._rollout_log = RolloutLog(
+            map(runner.agent.factory.describe, self.tasks), runner.agent.memory
+        )
+        return RolloutWorker(
+            runner=runner,
+            tasks=self.tasks,
+            order=self._order,
+            group_size=args.num_generations,
+            groups_per_version=groups * args.weight_sync_steps,
+            max_staleness=args.max_staleness,
+            total=groups * args.max_steps,
+            first=lambda: self.state.global_step * groups,
+            max_in_flight=None if args.max_inflight_tasks < 0 else args.max_inflight_tasks,
+        )
 
     # Updates ------------------------------------------------------------------------------------
 
@@ -200,7 +202,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
             log["sample/staleness_mean"] = sum(stale) / len(stale)
             log["sample/staleness_max"] = float(max(stale))
         rewards = [episode.reward for episode in episodes]
-        self.log_rollout(self.run_async(sums_in_loop()), 1, episodes, rewards, log)
+        self.log_rollout([self.run_async(sums_in_loop())], episodes, rewards, log)
 
     def _log_step_metrics(self) -> None:
         """Do nothing: TRL's metrics are of its stream of micro-batches."""
@@ -225,37 +227,21 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
         """Run a coroutine in the event loop of the episodes, on the main process."""
         return self.rollout_worker.spawn(work).result()
 
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Run episodes on the held-out tasks with the last published weights.
-
-        Arguments and result are those of `MemoryGRPOTrainer.evaluate`.
-        """
-        payload: list[Any] = [[]]
-        broken: Exception | None = None
-        if self.rollout_worker is not None:
-            runner = self.rollout_worker.runner
-            jobs = self.held_out_jobs()
-            sampling = self.held_out_sampling(runner.agent.sampling)
-            try:
-                episodes = self.rollout_worker.run_beside(jobs, sampling, self._is_stopped)
-                payload = [self.held_out_records(runner, jobs, episodes)]
-            except Exception as error:  # ends the run on every rank
-                broken = error
-        self.sync_stop(broken)
-        broadcast_object_list(payload)
-        return self.report_held_out(payload[0], metric_key_prefix)
-
 
 def batch_of(groups: Sequence[Group], args: AsyncTrainConfig) -> Batch:
     """Make the batch of the groups of one update."""
     episodes = [episode for group in groups for episode in group.episodes]
     rewards = [episode.reward for episode in episodes]
-    by_episode = group_advantages(rewards, len(groups[0].episodes), str(args.scale_rewards))
-    advantages = [[a] * len(e.steps) for e, a in zip(episodes, by_episode, strict=True)]
+    advantages = group_advantages(rewards, args.num_generations, str(args.scale_rewards))
     sizes = [EpisodeSize.of(episode, args.overlong_filtering) for episode in episodes]
-    return Batch.of(args, episodes, advantages, sizes)
+    rows = episode_rows(
+        episodes,
+        advantages_of_steps(advantages, episodes),
+        args.normalization,
+        args.overlong_filtering,
+        with_kl=args.beta != 0,
+    )
+    return Batch(rows, normalizer(sizes, args.normalization, args.max_completion_length))
 
 
 class CopyPolicy(LocalPolicy):
@@ -308,10 +294,11 @@ def make_runner(rollouts: Rollouts, model_path: str, device: Any) -> EpisodeRunn
     args: Any = rollouts.args
     if args.use_vllm:
         return rollouts.runner(make_server_pool(rollouts, timeout=args.request_timeout))
-    copy = CopyPolicy.from_pretrained(
-        model_path,
-        dtype=(args.model_init_kwargs or {}).get("dtype", args.dtype),
-        device=device,
+    loading = {"dtype": args.dtype, **(args.model_init_kwargs or {})}
+    model: Any = AutoModelForCausalLM.from_pretrained(model_path, **loading)
+    copy = CopyPolicy(
+        model.to(device),
+        rollouts.tokenizer,
         max_batch_size=args.rollout_batch_size,
         max_batch_tokens=args.rollout_batch_tokens,
     )

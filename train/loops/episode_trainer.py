@@ -1,18 +1,15 @@
-"""What both trainers of episodes share: an update, its log, and evaluation on held-out tasks."""
+"""What both trainers of episodes share: an update and its log; the metrics of an evaluation."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from atommem.envs.scoring.records import EpisodeRecord, record_of, summarize
-from atommem.episode import Episode
-from atommem.policy.contract import Sampling
-from atommem.rollout import EpisodeRunner
+from atommem.envs.scoring.records import EpisodeRecord, summarize
+from atommem.episode import Episode, add_sums
 from atommem.train.episode_logs import EpisodesHook, RolloutLog, rollout_means
 from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.update_step import Batch, UpdateStep
@@ -24,7 +21,6 @@ class EpisodeTrainer(ResumableTrainer):
     """Mixin of `MemoryGRPOTrainer` and `AsyncMemoryGRPOTrainer`, which set these attributes."""
 
     tasks: Sequence[Any]
-    held_out: Sequence[Any]
     on_episodes: EpisodesHook | None
     _order: TaskOrder
     _update: UpdateStep
@@ -45,28 +41,29 @@ class EpisodeTrainer(ResumableTrainer):
 
     def log_rollout(
         self,
-        sums: Mapping[str, float],
-        ranks: int,
+        sums: Sequence[Mapping[str, float]],
         episodes: Sequence[Episode],
         rewards: Sequence[float | None],
         log: Mapping[str, float],
     ) -> None:
         """Log a rollout, and end the run if too many of its episodes failed.
 
-        `sums` are `RolloutLog.sums` added up over `ranks`, `episodes` this rank's, `rewards` all.
+        `sums` are `RolloutLog.sums` of each rank, `episodes` this rank's, `rewards` all.
         """
-        self.state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
+        total = add_sums(sums)
+        self.state.num_input_tokens_seen += int(total["tokens/prompt"] + total["tokens/completion"])
         tokens = {"num_tokens": float(self.state.num_input_tokens_seen)}
-        self.log_with_update({**rollout_means(sums, ranks), **log, **tokens})
+        self.log_with_update({**rollout_means(total, len(sums)), **log, **tokens})
         if self.on_episodes is not None:
             self.on_episodes(self.state.global_step, episodes)
         errors = [episode.error for episode in episodes if episode.failed]
         what = f"update {self.state.global_step + 1}"
-        self._check_failed(rewards.count(None), len(rewards), errors, what)
+        self.check_failed(rewards.count(None), len(rewards), errors, what)
 
-    def _check_failed(
+    def check_failed(
         self, failed: int, episodes: int, errors: Sequence[str | None], what: str
     ) -> None:
+        """End the run if more than `max_failed_fraction` of some episodes failed."""
         limit = self.args.max_failed_fraction
         if failed > limit * episodes:
             reason = min((error for error in errors if error), default="see the other processes")
@@ -75,52 +72,24 @@ class EpisodeTrainer(ResumableTrainer):
                 f"max_failed_fraction={limit:g}: {reason}"
             )
 
-    # Evaluation on held-out tasks ---------------------------------------------------------------
 
-    def held_out_jobs(self) -> list[tuple[Any, int]]:
-        """Return (task, sample) of every episode of an evaluation."""
-        samples = range(self.args.num_generations_eval or 1)
-        return [(task, sample) for task in self.held_out for sample in samples]
+def held_out_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Return the metrics of an evaluation, as ``atommem eval`` has them.
 
-    def held_out_sampling(self, sampling: Sampling) -> Sampling:
-        """Return the sampling of every evaluation, always with the same seeds."""
-        temperature = self.args.eval_temperature
-        temperature = sampling.temperature if temperature is None else temperature
-        return replace(sampling, temperature=temperature, seed=self.args.seed)
-
-    def held_out_records(
-        self, runner: EpisodeRunner, jobs: Sequence[tuple[Any, int]], episodes: Sequence[Episode]
-    ) -> list[EpisodeRecord]:
-        """Return records of the `episodes` of `jobs`, as ``atommem eval`` makes them."""
-        kind = runner.factory
-        return [
-            record_of(kind.describe(task), episode, kind.diagnose(task, episode))
-            for (task, _), episode in zip(jobs, episodes, strict=False)
-        ]
-
-    def report_held_out(self, records: Sequence[EpisodeRecord], prefix: str) -> dict[str, float]:
-        """Log an evaluation as `Trainer.evaluate` does, the same on all ranks; returns its metrics.
-
-        Every score by its name (``em``, ``f1``, or ``reward``; means over questions) with
-        ``em_low`` and ``em_high`` (95% interval), ``n`` of the main score, ``em/SOURCE`` if there
-        are several sources, and `atommem.episode.means`.
-        """
-        failed = [record.error for record in records if record.failed]
-        self._check_failed(len(failed), len(records), failed, "the evaluation")
-        summary = summarize(records)
-        scores = summary["metrics"]
-        metrics: dict[str, float] = dict(summary["means"])
-        for name, estimate in scores.items():
-            bounds = {f"{name}_low": estimate["low"], f"{name}_high": estimate["high"]}
-            metrics |= {name: estimate["mean"], **bounds}
-        if summary["metric"] in scores:
-            metrics["n"] = scores[summary["metric"]]["n"]
-        sources = sorted({record.source for record in records if record.source})
-        for source in sources if len(sources) > 1 else []:
-            part = summarize(record for record in records if record.source == source)["metrics"]
-            metrics |= {f"{name}/{source}": estimate["mean"] for name, estimate in part.items()}
-        metrics = {f"{prefix}_{name}": value for name, value in metrics.items()}
-        self.model.eval()  # TRL files metrics by this mode
-        self.log(dict(metrics))
-        self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+    Every score by its name (``em``, ``f1``, or ``reward``; means over questions) with ``em_low``
+    and ``em_high`` (95% interval), ``n`` of the main score, ``em/SOURCE`` if there are several
+    sources, and `atommem.episode.means`.
+    """
+    summary = summarize(records)
+    scores = summary["metrics"]
+    metrics: dict[str, float] = dict(summary["means"])
+    for name, estimate in scores.items():
+        bounds = {f"{name}_low": estimate["low"], f"{name}_high": estimate["high"]}
+        metrics |= {name: estimate["mean"], **bounds}
+    if summary["metric"] in scores:
+        metrics["n"] = scores[summary["metric"]]["n"]
+    sources = sorted({record.source for record in records if record.source})
+    for source in sources if len(sources) > 1 else []:
+        part = summarize(record for record in records if record.source == source)["metrics"]
+        metrics |= {f"{name}/{source}": estimate["mean"] for name, estimate in part.items()}
+    return metrics

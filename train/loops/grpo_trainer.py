@@ -3,7 +3,7 @@
 How it uses trl 1.16: TRL makes the models (fused LM head, adapter, reference), the optimizer and
 the logs. Two of its methods are replaced: the data loader only counts updates, and `training_step`
 is one update. It runs the episodes of a rollout, makes a row of every step, and trains on them
-(`atommem.train.loops.update_step`). `tests/train/test_trl_seam.py` guards the private names.
+(`atommem.train.loops.update_step`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from accelerate.utils import gather_object
@@ -23,7 +24,8 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from trl import GRPOTrainer
 
-from atommem.episode import Episode, add_sums
+from atommem.envs.scoring.records import record_of
+from atommem.episode import Episode
 from atommem.errors import OutageError
 from atommem.process import no_full_collection
 from atommem.rollout import EpisodeRunner
@@ -35,21 +37,33 @@ from atommem.train.episode_logs import (
     EpisodesHook,
     RolloutLog,
 )
-from atommem.train.loops.episode_trainer import EpisodeTrainer
-from atommem.train.loops.models import sharding_references, tune_lm_head_for_cpu
+from atommem.train.loops.episode_trainer import EpisodeTrainer, held_out_metrics
+from atommem.train.loops.models import shard_reference, tune_lm_head_for_cpu
 from atommem.train.loops.update_step import (
     Batch,
     UpdateStep,
     environment_reward,
     load_batches,
+    policy_loss,
     save_batches,
     update_counter,
 )
 from atommem.train.objective.advantages import group_advantages, has_variance
-from atommem.train.objective.loss import PolicyLoss
-from atommem.train.objective.rows import EpisodeSize
+from atommem.train.objective.rows import (
+    EpisodeSize,
+    advantages_of_steps,
+    episode_rows,
+    merge_equal_rows,
+    normalizer,
+)
 from atommem.train.rollout.backends import Backend
-from atommem.train.rollout.rollouts import TaskOrder, gather_outcomes, plan_groups, run_groups
+from atommem.train.rollout.rollouts import (
+    RolloutGroup,
+    TaskOrder,
+    gather_outcomes,
+    plan_groups,
+    run_groups,
+)
 from atommem.train.train_config import TrainConfig
 
 Result = TypeVar("Result")
@@ -80,11 +94,12 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
         held_out: Sequence[Any] = (),
         **kwargs: Any,
     ) -> None:
-        groups = (args.generation_batch_size or 0) // (args.num_generations or 1)
+        self._group_size = args.num_generations or 1
+        groups = (args.generation_batch_size or 0) // self._group_size
         self._order = TaskOrder(len(tasks), groups, bool(args.shuffle_dataset), args.seed)
         # With use_vllm TRL would make its own engine.
         use_vllm, args.use_vllm = args.use_vllm, False
-        with sharding_references():
+        with patch("trl.trainer.grpo_trainer.prepare_fsdp", shard_reference):
             super().__init__(
                 model=model,
                 reward_funcs=environment_reward,
@@ -100,7 +115,7 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
         self._update = UpdateStep(
             self.accelerator,
             self.model,
-            PolicyLoss.of(args),
+            policy_loss(args),
             args.micro_batch_tokens,
             self._tokenizer.pad_token_id,
             prefix_sharing=args.prefix_sharing,
@@ -145,63 +160,82 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
         model.train()  # TRL files metrics under "train" by this mode
         rollout, update = divmod(self.state.global_step, self.args.updates_per_rollout)
         if self._sampled != rollout:
-            self._sampled, self._batches = rollout, self._sample_batches(model, rollout)
+            collected = self.collect(rollout)
+            self._sampled, self._batches = rollout, self._make_batches(model, *collected)
         return self.run_update(model, self._batches[update % len(self._batches)])
 
-    def _sample_batches(self, model: Any, rollout: int) -> list[Batch]:
-        """Run the episodes of a rollout; returns the batch of each of its updates.
+    def collect(self, rollout: int) -> tuple[list[Episode], list[list[float]], list[EpisodeSize]]:
+        """Run this rank's share of a rollout, and compare the episodes of each group; collective.
+
+        The global batch is group after group, and each rank has an equal share of it. Returns this
+        rank's episodes, one advantage per step of each, and the sizes of all ranks' episodes.
+        """
+        args, started = self.args, time.perf_counter()
+        size = self._order.groups_per_update * self._group_size // self.accelerator.num_processes
+        first = self.accelerator.process_index * size
+        own = range(first, first + size)
+        groups = plan_groups(args, self._order, self.tasks, rollout, own)
+        runner = self.rollout_runner(rollout)
+        self._publish()
+        self.run_rollout(lambda on_episode: run_groups(runner, groups, on_episode), size)
+        rewards, replaced, sizes = gather_outcomes(groups, args.overlong_filtering)
+        self._log_groups(groups, rewards, replaced, time.perf_counter() - started)
+        advantages = group_advantages(rewards, self._group_size, str(args.scale_rewards))
+        episodes = [episode for group in groups for episode in group.episodes]
+        return episodes, advantages_of_steps(advantages[own.start : own.stop], episodes), sizes
+
+    def _make_batches(
+        self,
+        model: Any,
+        episodes: Sequence[Episode],
+        advantages: Sequence[Sequence[float]],
+        sizes: Sequence[EpisodeSize],
+    ) -> list[Batch]:
+        """Make the rows of each update on a rollout.
 
         As in TRL, updates share a rollout's episodes evenly (`steps_per_generation`), all of them
         `num_iterations` times; the loss of each is divided by their mean size.
         """
         args, updates = self.args, self.args.steps_per_generation or 1
-        episodes, advantages, sizes = self.collect(rollout)
+        over = normalizer(sizes, args.normalization, args.max_completion_length or 1) / updates
         first = self.accelerator.process_index * len(episodes)
-        # Where another engine sampled, its log-probabilities differ slightly from the model's.
-        rescore = args.use_vllm and not self._update.on_policy
         batches = []
         for update in range(updates):
             # Parts of the global batch, so that they are the same on any number of ranks.
             ends = [len(sizes) * index // updates for index in (update, update + 1)]
             part = slice(*(max(0, end - first) for end in ends))
-            batch = Batch.of(args, episodes[part], advantages[part], sizes, self._update.on_policy)
-            batch = Batch(batch.rows, batch.normalizer / updates)
-            batches.append(self._update.with_old_logprobs(model, batch) if rescore else batch)
+            rows = episode_rows(
+                episodes[part],
+                advantages[part],
+                args.normalization,
+                args.overlong_filtering,
+                with_kl=args.beta != 0,
+            )
+            if self._update.on_policy:
+                rows = merge_equal_rows(rows)
+            elif args.use_vllm:
+                # Log-probabilities of another engine differ slightly from the model's.
+                rows = self._update.with_old_logprobs(model, rows)
+            batches.append(Batch(rows, over))
         return batches
 
-    def collect(self, rollout: int) -> tuple[list[Episode], list[list[float]], list[EpisodeSize]]:
-        """Run this rank's share of a rollout; collective.
-
-        The global batch is group after group, and each rank has an equal share of it. Returns this
-        rank's episodes, one advantage per step of each, and the sizes of all ranks' episodes.
-        """
-        started = time.perf_counter()
-        args, order, rank = self.args, self._order, self.accelerator.process_index
-        group_size = args.num_generations or 1
-        size = order.groups_per_update * group_size // self.accelerator.num_processes
-        own = range(rank * size, (rank + 1) * size)
-        groups = plan_groups(args, order, self.tasks, rollout, own)
-        runner = self.rollout_runner(rollout)
-        self._publish()
-        self.run_rollout(lambda on_episode: run_groups(runner, groups, on_episode), size)
-        rewards, replaced, sizes = gather_outcomes(groups, args.overlong_filtering)
-        starts = range(0, len(rewards), group_size)
-        flat = [replaced[i] or not has_variance(rewards[i : i + group_size]) for i in starts]
-        log = {"frac_reward_zero_std": sum(map(bool, flat)) / len(flat)}
-        if args.dynamic_sampling:
+    def _log_groups(
+        self,
+        groups: Sequence[RolloutGroup],
+        rewards: Sequence[float | None],
+        replaced: Sequence[int],
+        seconds: float,
+    ) -> None:
+        """Log a rollout; `rewards` and `replaced` are of all ranks."""
+        size = self._group_size
+        starts = range(0, len(rewards), size)
+        flat = [bool(replaced[i]) or not has_variance(rewards[i : i + size]) for i in starts]
+        log = {"frac_reward_zero_std": sum(flat) / len(flat), "seconds/rollout": seconds}
+        if self.args.dynamic_sampling:
             log["dynamic_sampling/replaced_groups"] = float(sum(replaced[i] for i in starts))
-        log["seconds/rollout"] = time.perf_counter() - started
-        episodes = [episode for group in groups for episode in group.episodes]
-        every = episodes + [episode for group in groups for episode in group.replaced]
-        parts = gather_object([self._rollout_log.sums(every, runner.agent.activity)])
-        log |= add_sums(gather_object([self.backend.metrics()]))
-        self.log_rollout(add_sums(parts), len(parts), every, rewards, log)
-        by_episode = group_advantages(rewards, group_size, str(args.scale_rewards))
-        advantages = [
-            [by_episode[index]] * len(episode.steps)
-            for index, episode in zip(own, episodes, strict=True)
-        ]
-        return episodes, advantages, sizes
+        every = [e for group in groups for e in (*group.episodes, *group.replaced)]
+        sums = self._rollout_log.sums(every, self.backend.runner.agent.activity)
+        self.log_rollout(gather_object([sums]), every, rewards, log)
 
     def rollout_runner(self, rollout: int) -> EpisodeRunner:
         """Return the runner of a rollout, whose seeds a resumed run repeats."""
@@ -248,24 +282,39 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Run and score episodes on the held-out tasks with the current weights.
+        """Run and score episodes on the held-out tasks with the current weights; collective.
 
-        Scores are those of ``atommem eval``; every evaluation has the same seeds. Of the arguments
-        of `Trainer.evaluate` only the prefix is used.
+        Every evaluation has the same seeds. Of the arguments of `Trainer.evaluate` only the prefix
+        is used.
         """
+        args, agent = self.args, self.backend.runner.agent
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-        jobs = self.held_out_jobs()[rank::ranks]
-        agent = self.backend.runner.agent
-        runner = self.backend.runner.copy(sampling=self.held_out_sampling(agent.sampling))
+        samples = range(args.num_generations_eval or 1)
+        jobs = [(task, sample) for task in self.held_out for sample in samples][rank::ranks]
+        temperature = args.eval_temperature
+        if temperature is None:
+            temperature = args.temperature
+        sampling = replace(agent.sampling, temperature=temperature, seed=args.seed)
+        runner = self.backend.runner.copy(sampling=sampling)
         self._publish()
         episodes = self.run_rollout(
             lambda on_episode: runner.run_all(jobs, on_episode), len(jobs), "evaluation"
         )
-        records = self.held_out_records(runner, jobs, episodes)
-        # Neither its time nor the backend's counters belong to the next update.
-        self._rollout_log.sums([], agent.activity)
-        self.backend.metrics()
-        return self.report_held_out(gather_object(records), metric_key_prefix)
+        factory = agent.factory
+        own = [
+            record_of(factory.describe(task), episode, factory.diagnose(task, episode))
+            for (task, _), episode in zip(jobs, episodes, strict=True)
+        ]
+        self._rollout_log.sums([], agent.activity)  # its time is not the next update's
+        records = gather_object(own)
+        failed = [record.error for record in records if record.failed]
+        self.check_failed(len(failed), len(records), failed, "the evaluation")
+        found = held_out_metrics(records).items()
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found}
+        self.model.eval()  # TRL files metrics by this mode
+        self.log(dict(metrics))
+        self.callback_handler.on_evaluate(args, self.state, self.control, metrics)
+        return metrics
 
     def save_extra_state(self, folder: Path) -> None:
         """Save this rank's rows, if there are further updates on the rollout."""

@@ -19,7 +19,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.models.utils import prepare_fsdp
 
 from atommem.errors import ConfigError
-from atommem.hub import not_loaded, only_here
+from atommem.plugins import not_loaded, only_here
 from atommem.policy.local import read_tokenizer
 
 CPU_TILE_WIDTH = 512
@@ -84,13 +84,6 @@ def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
         config.model_name_or_path, is_trainable=True, **loading
     )
     return {"model": model}
-
-
-@contextmanager
-def sharding_references() -> Iterator[None]:
-    """Make TRL shard its reference model with `shard_reference`."""
-    with patch("trl.trainer.grpo_trainer.prepare_fsdp", shard_reference):
-        yield
 
 
 def shard_reference(model: Any, accelerator: Any) -> Any:

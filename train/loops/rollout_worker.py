@@ -19,12 +19,8 @@ from atommem.train.rollout.rollouts import TaskOrder
 
 Result = TypeVar("Result")
 
-RERUNS = 3
-"""How often an episode that an outage ended is run again."""
-RERUN_SECONDS = 1.0
-"""Wait before an episode is run again; doubles each time."""
 POLL_SECONDS = 0.2
-"""Between two checks for a stop request while waiting for groups or an evaluation."""
+"""Between two checks for a stop request while waiting for groups."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,6 @@ class _TaggedPolicy:
     def __init__(self, policy: Policy, worker: RolloutWorker) -> None:
         self._policy = policy
         self._worker = worker
-        self.samples_what_waits = getattr(policy, "samples_what_waits", False)
         self.versions: list[int] = []
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
@@ -72,9 +67,6 @@ class RolloutWorker:
     new version those of one more. The trainer takes groups by number, so each is fresh enough, and
     with ``max_staleness=0`` the worker waits for every update.
 
-    An episode that an outage ended is run again `RERUNS` times. After that it is a failed episode
-    of its group.
-
     Policy and embedder of the runner are closed when the worker stops.
     """
 
@@ -95,7 +87,6 @@ class RolloutWorker:
         self._early: dict[int, Group] = {}
         self._limit = 0
         self._progress = time.monotonic()
-        self._last_outage = "no outage was reported"
         self._granted = asyncio.Event()
         self._slots = asyncio.Semaphore(self.max_in_flight or self.group_size * self.total or 1)
         self._running: Future[None] | None = None
@@ -140,9 +131,8 @@ class RolloutWorker:
         silent = time.monotonic() - self._progress
         if silent > stale_after_s:
             raise OutageError(
-                f"no completion for {silent:.0f} s (heartbeat_stale_after_s={stale_after_s:.0f}); "
-                f"the last outage: {self._last_outage}. Resume from the last checkpoint when the "
-                "policy's servers answer."
+                f"no completion for {silent:.0f} s (heartbeat_stale_after_s={stale_after_s:.0f}). "
+                "Resume from the last checkpoint when the policy's servers answer."
             )
 
     # Beyond the protocol --------------------------------------------------------------------------
@@ -175,21 +165,6 @@ class RolloutWorker:
                 groups.append(self._early.pop(number))
         return groups
 
-    def run_beside(
-        self, jobs: Sequence[tuple[Any, int]], sampling: Sampling, stopped: Callable[[], bool]
-    ) -> list[Episode]:
-        """Run one episode per (task, sample) beside training, and wait; none if `stopped`."""
-        policy = _TaggedPolicy(self.runner.agent.policy, self)
-        work = self.spawn(self.runner.copy(policy=policy, sampling=sampling).run_all(jobs))
-        while not stopped():
-            try:
-                return work.result(timeout=POLL_SECONDS)
-            except TimeoutError:
-                if work.done():
-                    raise
-        work.cancel()
-        return []
-
     def _grant(self) -> None:
         self._limit += self.groups_per_version
         self.note_progress()
@@ -211,26 +186,17 @@ class RolloutWorker:
 
     async def _run_group(self, index: int) -> None:
         task, seed = self.tasks[self.order.task(index)], self.order.seed(index)
-        ended = await asyncio.gather(
-            *(self._run_episode(task, sample, seed) for sample in range(self.group_size))
-        )
+        sampling = replace(self.runner.agent.sampling, seed=seed)
+
+        async def run_episode(sample: int) -> tuple[Episode, list[int]]:
+            policy = _TaggedPolicy(self.runner.agent.policy, self)
+            runner = self.runner.copy(policy=policy, sampling=sampling)
+            async with self._slots:
+                return await runner.run(task, sample), policy.versions
+
+        ended = await asyncio.gather(*(run_episode(sample) for sample in range(self.group_size)))
         episodes, versions = zip(*ended, strict=True)
         self.rollout_buffer.put(Group(index, episodes, versions))
-
-    async def _run_episode(self, task: Any, sample: int, seed: int) -> tuple[Episode, list[int]]:
-        agent = self.runner.agent
-        sampling = replace(agent.sampling, seed=seed)
-        attempt = 0
-        while True:
-            policy = _TaggedPolicy(agent.policy, self)
-            async with self._slots:
-                episode = await self.runner.copy(policy=policy, sampling=sampling).run(task, sample)
-            if not episode.failed or attempt == RERUNS:
-                return episode, policy.versions
-            self._last_outage = str(episode.error)
-            self.metrics_queue.put({"rollout/outages_total": 1.0})
-            await asyncio.sleep(RERUN_SECONDS * 2**attempt)
-            attempt += 1
 
     async def _close(self) -> None:
         await self.runner.agent.policy.close()

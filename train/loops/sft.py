@@ -9,12 +9,12 @@ from typing import Any
 from datasets import Dataset
 from trl import SFTTrainer
 
-from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.environment import EnvironmentConfig, make_factory
+from atommem.environment import make_factory
 from atommem.episode import Episode, Step
 from atommem.errors import ConfigError
 from atommem.prompts import PromptBuilder
+from atommem.run import RunConfig
 from atommem.trace import read_trace
 from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.packing.micro_batch import IGNORED
@@ -66,12 +66,7 @@ def demonstrations(episodes: Iterable[Episode], min_reward: float = 0.0) -> list
 
 
 def trace_demonstrations(
-    path: str | Path,
-    tokenizer: Any,
-    memory: MemoryConfig,
-    environment: EnvironmentConfig,
-    min_reward: float,
-    chat_template_kwargs: dict[str, Any] | None = None,
+    path: str | Path, tokenizer: Any, run: RunConfig, min_reward: float
 ) -> list[Demonstration]:
     """Make rows of a trace file, or of all traces in a folder (such as an ``atommem eval`` output).
 
@@ -85,9 +80,10 @@ def trace_demonstrations(
     path = Path(path)
     files = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))
     files = [file for file in files if file.name not in _NOT_TRACES]
+    memory = run.memory
     dialect = get_dialect(memory.dialect, memory.templates)
-    factory = make_factory(environment, tokenizer)
-    builder = PromptBuilder.of(tokenizer, dialect, memory, factory, chat_template_kwargs)
+    factory = make_factory(run.environment, tokenizer)
+    builder = PromptBuilder.of(tokenizer, dialect, memory, factory, run.chat_template_kwargs)
     rows: list[Demonstration] = []
     for file in files:
         trace = read_trace(file)

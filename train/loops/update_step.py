@@ -16,17 +16,9 @@ from torch.utils.data import DataLoader
 from transformers.utils import logging
 from trl.trainer.utils import use_adapter
 
-from atommem.episode import Episode
 from atommem.train.loops.models import reduce_in_float32
 from atommem.train.objective.loss import MASKED, PolicyLoss
-from atommem.train.objective.rows import (
-    EpisodeSize,
-    Row,
-    Tokens,
-    episode_rows,
-    merge_equal_rows,
-    normalizer,
-)
+from atommem.train.objective.rows import Row, Tokens
 from atommem.train.packing.micro_batch import MicroBatch, pack_rows, pad_rows
 from atommem.train.packing.planning import MicroBatchPlanner, pair_cost
 from atommem.train.packing.tree_attention import (
@@ -35,7 +27,7 @@ from atommem.train.packing.tree_attention import (
     tree_obstacle,
     use_tree_attention,
 )
-from atommem.train.train_config import EpisodeConfig
+from atommem.train.train_config import TrainConfig
 
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
 """Logged: difference of log-probabilities between training and sampling (nats)."""
@@ -50,22 +42,16 @@ class Batch:
     rows: list[Row]
     normalizer: float
 
-    @classmethod
-    def of(
-        cls,
-        args: EpisodeConfig,
-        episodes: Sequence[Episode],
-        advantages: Sequence[Sequence[float]],
-        sizes: Sequence[EpisodeSize],
-        on_policy: bool = False,
-    ) -> Batch:
-        """Make rows of this rank's `episodes`, merged if on-policy; `sizes` are all ranks'."""
-        with_kl = args.beta != 0  # type: ignore[attr-defined]  # a field of both subclasses
-        rows = episode_rows(
-            episodes, advantages, args.normalization, args.overlong_filtering, with_kl
-        )
-        over = normalizer(sizes, args.normalization, args.max_completion_length)
-        return cls(merge_equal_rows(rows) if on_policy else rows, over)
+
+def policy_loss(args: Any) -> PolicyLoss:
+    """Make the loss of an `EpisodeConfig`; asynchronous training corrects nothing."""
+    names = ["epsilon", "beta", "loss_type", "importance_sampling_level"]
+    if isinstance(args, TrainConfig):
+        names += ["delta", "use_bias_correction_kl"]
+        if args.use_vllm and args.vllm_importance_sampling_correction:
+            names += [f"vllm_importance_sampling_{n}" for n in ("mode", "clip_min", "clip_max")]
+    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    return PolicyLoss(epsilon_high=high, **{name: getattr(args, name) for name in names})
 
 
 class UpdateStep:
@@ -148,18 +134,16 @@ class UpdateStep:
         return loss, means | {"loss": loss_mean, "packing_ratio": packing_ratio}
 
     @torch.no_grad()
-    def with_old_logprobs(self, model: Any, batch: Batch) -> Batch:
-        """Return the rows with log-probabilities under the current weights; rows change ranks."""
-        micro_batches = self._plan(batch.rows)
+    def with_old_logprobs(self, model: Any, rows: Sequence[Row]) -> list[Row]:
+        """Return rows with log-probabilities under the current weights; they change ranks."""
+        micro_batches = self._plan(rows)
         with self._sharing(model), self.accelerator.autocast():
-            for rows in micro_batches:
-                logps = self._inputs(rows).score(model)[0].float().cpu().numpy()
-                ends = np.cumsum([len(row.logprobs) for row in rows])
-                for row, of_row in zip(rows, np.split(logps, ends), strict=False):
+            for micro_batch in micro_batches:
+                logps = self._inputs(micro_batch).score(model)[0].float().cpu().numpy()
+                ends = np.cumsum([len(row.logprobs) for row in micro_batch])
+                for row, of_row in zip(micro_batch, np.split(logps, ends), strict=False):
                     row.old_logprobs = of_row
-        return Batch(
-            [row for rows in micro_batches for row in rows if row.weight], batch.normalizer
-        )
+        return [row for micro_batch in micro_batches for row in micro_batch if row.weight]
 
     def _plan(self, rows: Sequence[Row]) -> list[list[Row]]:
         """Plan this rank's micro-batches; an empty one gets a row of weight 0."""

@@ -20,8 +20,7 @@ logged means with TRL's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -45,17 +44,6 @@ class PolicyLoss:
     vllm_importance_sampling_mode: str | None = None
     vllm_importance_sampling_clip_min: float | None = None
     vllm_importance_sampling_clip_max: float | None = None
-
-    @classmethod
-    def of(cls, args: Any) -> PolicyLoss:
-        """Read the settings of a training configuration."""
-        names = [item.name for item in fields(cls) if hasattr(args, item.name)]
-        settings = {name: getattr(args, name) for name in names}
-        if args.epsilon_high is None:
-            settings["epsilon_high"] = args.epsilon
-        if not (args.use_vllm and getattr(args, "vllm_importance_sampling_correction", False)):
-            settings["vllm_importance_sampling_mode"] = None
-        return cls(**settings)
 
     def __call__(
         self,

@@ -162,6 +162,14 @@ def episode_rows(
     return rows
 
 
+def advantages_of_steps(
+    advantages: Sequence[float], episodes: Sequence[Episode]
+) -> list[list[float]]:
+    """Give every step the advantage of its episode."""
+    pairs = zip(advantages, episodes, strict=True)
+    return [[advantage] * len(episode.steps) for advantage, episode in pairs]
+
+
 def merge_equal_rows(rows: Sequence[Row]) -> list[Row]:
     """Merge rows with the same prompt and the same completion.
 

@@ -33,10 +33,6 @@ class Backend:
         """Enter a rollout, on every rank."""
         return nullcontext()
 
-    def metrics(self) -> dict[str, float]:
-        """Return what this rank measured since the last call; the trainer logs the sum of ranks."""
-        return {}
-
     async def close(self) -> None:
         """Free what the backend holds, with its runner's policy."""
         await self.runner.agent.policy.close()

@@ -46,10 +46,8 @@ class ColocateBackend(Backend):
         """Load the current weights, or the adapter, into the engine."""
         self._load_weights(trainer)
         if self._publisher is not None:
-            adapter, outdated = self._publisher.save(trainer)
+            adapter, _ = self._publisher.save(trainer)
             self.policy.use_adapter(adapter)
-            if trainer.accelerator.is_main_process:
-                self._publisher.remove(outdated)
 
     @contextmanager
     def rollout(self, trainer: Any) -> Iterator[None]:
@@ -79,10 +77,6 @@ class ColocateBackend(Backend):
                 engine.apply_model(lambda model, weight=weight: model.load_weights([weight]))
             engine.reset_prefix_cache()
         self._loaded = True
-
-    def metrics(self) -> dict[str, float]:
-        """Return prompt tokens, and those that the prefix cache served."""
-        return self.policy.take_counts()
 
     async def close(self) -> None:
         """Remove saved adapters, and the engine."""

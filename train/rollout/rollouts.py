@@ -16,13 +16,11 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder
-from atommem.environment import EnvironmentConfig
 from atommem.episode import Episode
 from atommem.errors import ConfigError
-from atommem.policy.contract import Policy, Sampling
-from atommem.rollout import ENCODE_THREADS, EpisodeRunner, Limits
+from atommem.policy.contract import Policy
+from atommem.rollout import ENCODE_THREADS, EpisodeRunner, Limits, run_jobs
 from atommem.run import RunConfig, build_agent
 from atommem.train.objective.advantages import has_variance
 from atommem.train.objective.rows import EpisodeSize
@@ -33,32 +31,25 @@ class Rollouts:
     """Everything of a training episode but its policy; `args` is an `EpisodeConfig`."""
 
     args: Any
+    run: RunConfig
     tokenizer: Any
     embedder: Embedder
-    memory: MemoryConfig
-    environment: EnvironmentConfig
 
     def runner(self, policy: Policy, max_in_flight: int | None = None) -> EpisodeRunner:
         """Make the episode loop around `policy`."""
-        args = self.args
-        run = RunConfig(
-            memory=self.memory,
-            environment=self.environment,
-            sampling=Sampling(
-                temperature=args.temperature, max_tokens=args.max_completion_length or 1024
-            ),
-            chat_template_kwargs=args.template_kwargs,
-        )
         agent = build_agent(
-            run,
+            self.run,
             policy,
             tokenizer=self.tokenizer,
             embedder=self.embedder,
             encode_threads=ENCODE_THREADS,
             keep_prompts=True,
         )
-        limits = Limits(max_tokens=args.episode_max_tokens, max_seconds=args.episode_max_seconds)
-        return EpisodeRunner(agent, limits=limits, max_in_flight=max_in_flight)
+        limits = Limits(
+            max_tokens=self.args.episode_max_tokens, max_seconds=self.args.episode_max_seconds
+        )
+        slots = asyncio.Semaphore(max_in_flight) if max_in_flight else None
+        return EpisodeRunner(agent, limits=limits, max_in_flight=slots)
 
 
 class TaskOrder:
@@ -147,16 +138,11 @@ async def run_groups(
     on_episode: Callable[[int, Episode], None] | None = None,
 ) -> None:
     """Run `groups` concurrently; the runner's limit of episodes holds for all together."""
-    if isinstance(runner.max_in_flight, int):
-        runner = runner.copy()
-        runner.max_in_flight = asyncio.Semaphore(runner.max_in_flight)  # type: ignore[arg-type]
-    try:
-        async with asyncio.TaskGroup() as running:
-            for group in groups:
-                running.create_task(group.run(runner, on_episode))
-    except BaseExceptionGroup as failures:
-        # The first failure is the cause; the others only repeat it.
-        raise failures.exceptions[0] from None
+
+    async def run(group: RolloutGroup, _: int) -> None:
+        await group.run(runner, on_episode)
+
+    await run_jobs(run, [(group, 0) for group in groups])
 
 
 def gather_outcomes(

@@ -7,10 +7,7 @@ NCCL with TRL's client; `vllm serve --data-parallel-size N` makes a server of N 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +28,6 @@ from atommem.train.rollout.weight_sync import (
 )
 from atommem.train.train_config import TrainConfig
 
-COUNTERS = (
-    "vllm:prefix_cache_hits_total",
-    "vllm:prefix_cache_queries_total",
-    "vllm:prompt_tokens_total",
-)
 FULL_WEIGHTS = (
     "For full weights start the server as VLLM_SERVER_DEV_MODE=1 vllm serve MODEL "
     '--weight-transfer-config \'{"backend":"nccl"}\'; or train a LoRA adapter (use_peft: true), '
@@ -64,7 +56,6 @@ class AdapterSync:
         if self._main:
             for old in outdated:
                 trainer.run_async(_unload(pool, old.name))
-            self._publisher.remove(outdated)
 
     async def close(self, pool: ServerPool) -> None:
         """Unload and delete all adapters."""
@@ -90,10 +81,9 @@ class FullWeightSync:
         self._client: Any = None
 
     def publish(self, trainer: Any, pool: ServerPool | None) -> None:
-        """Send every parameter; all ranks together, of which only the main one needs a pool."""
+        """Send every parameter; all ranks together, of which the main one has a pool."""
         problem: Exception | None = None
-        is_main = trainer.accelerator.is_main_process
-        if is_main:
+        if pool is not None and trainer.accelerator.is_main_process:
             try:
                 self._join(trainer, pool)
             except Exception as error:  # raised on all ranks
@@ -101,9 +91,9 @@ class FullWeightSync:
         problem = broadcast_object_list([problem])[0]
         if problem is not None:
             raise problem
-        weights = _SharedIterator(named_weights(trainer))
+        weights = named_weights(trainer)
         broken: Exception | None = None
-        if is_main:
+        if trainer.accelerator.is_main_process:
             try:
                 self._client.pause()  # also clears the prefix cache of the old weights
                 self._client.send_weights(weights)
@@ -118,22 +108,20 @@ class FullWeightSync:
             # A lost server returns with its checkpoint's weights, so it waits for the next update.
             trainer.run_async(pool.restrict([server.url for server in pool.servers]))
 
-    async def close(self, pool: ServerPool) -> None:
-        self._leave()
-
-    def _join(self, trainer: Any, pool: ServerPool | None) -> None:
-        assert pool is not None, "the main process talks to the server"
+    def _join(self, trainer: Any, pool: ServerPool) -> None:
         if len(pool.servers) > 1:
             raise ConfigError(
                 f"vllm_server_base_url has {len(pool.servers)} servers: full weights go to one. "
                 "Use `vllm serve --data-parallel-size`, or train a LoRA adapter (use_peft: true)."
             )
         (server,) = pool.servers
-        if self._client is not None and server.serving:
-            return
-        # A server that was dropped may have restarted outside of the NCCL group.
+        if self._client is None or not server.serving:
+            # A server that was dropped may have restarted outside of the NCCL group.
+            self._leave()
+            self._client = self._connect(server.url, trainer, self._timeout)
+
+    async def close(self, pool: ServerPool) -> None:
         self._leave()
-        self._client = self._connect(server.url, trainer, self._timeout)
 
     def _leave(self) -> None:
         if self._client is not None:
@@ -144,43 +132,20 @@ class FullWeightSync:
 WeightSync = AdapterSync | FullWeightSync
 
 
-class _SharedIterator:
-    """An iterator for the thread that sends, and the one that drains it after an error."""
-
-    def __init__(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
-        self._iterator = iterator
-        self._lock = threading.Lock()
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self
-
-    def __next__(self) -> tuple[str, torch.Tensor]:
-        with self._lock:
-            return next(self._iterator)
-
-
 def connect_nccl(url: str, trainer: Any, timeout: float) -> Any:
-    """Return TRL's weight transfer client, connected; it sends in the dtype of the server."""
+    """Return TRL's weight transfer client, connected."""
     from trl.experimental.async_grpo.vllm_client import VLLMClient
     from trl.experimental.async_grpo.weight_transfer import WeightTransferClient
 
-    client = VLLMClient(url, timeout)
+    if not torch.cuda.is_available():
+        raise ConfigError(f"{url}: NCCL needs GPUs on both sides. {FULL_WEIGHTS}")
     try:
-        client.wait_for_server_ready()
-        device = str((client.get_server_info().get("device_config") or {}).get("device", ""))
-        if device == "cpu" or not torch.cuda.is_available():
-            raise ConfigError(f"{url}: NCCL needs GPUs on both sides. {FULL_WEIGHTS}")
-        dtype = client.get_dtype().removeprefix("torch.")
-        transfer = WeightTransferClient(client, describe_weights(trainer, dtype))
+        transfer = WeightTransferClient(VLLMClient(url, timeout), describe_weights(trainer))
         transfer.init_weight_transfer()
     except ImportError as error:
         raise ConfigError(f"full weights need vLLM in this process: {error}") from error
     except (OSError, RuntimeError) as error:
         raise OutageError(f"{url}: {error}. {FULL_WEIGHTS}") from error
-    send = transfer.send_weights
-    transfer.send_weights = lambda weights: send(
-        (name, weight.to(getattr(torch, dtype))) for name, weight in weights
-    )
     return transfer
 
 
@@ -191,54 +156,15 @@ class ServerBackend(Backend):
         super().__init__(runner)
         self.pool = pool
         self._sync = sync
-        self._lost = 0
-        self._growth: Counter[str] | None = None
 
     def publish(self, trainer: Any) -> None:
         """Give all servers the current weights; OutageError if none of them takes them."""
         self._sync.publish(trainer, self.pool)
 
-    @contextmanager
-    def rollout(self, trainer: Any) -> Iterator[None]:
-        """Count what the servers do, on the main process."""
-        if not trainer.accelerator.is_main_process:
-            yield
-            return
-        before = trainer.run_async(self._read_counters())
-        yield
-        after = trainer.run_async(self._read_counters())
-        # A counter that went back belongs to a server that restarted, and does not count.
-        self._growth = (self._growth or Counter()) + (after - before)
-
-    def metrics(self) -> dict[str, float]:
-        """Return prompt tokens, prefix cache hits, and servers lost and serving (main process)."""
-        growth, self._growth = self._growth, None
-        lost, self._lost = self.pool.drops - self._lost, self.pool.drops
-        if growth is None:
-            return {}
-        hits, queries, prompts = (float(growth[name]) for name in COUNTERS)
-        return {
-            "vllm/prompt_tokens": prompts,
-            "vllm/prefix_cache_hits": hits,
-            "vllm/prefix_cache_hit_rate": hits / queries if queries else 0.0,
-            "servers/lost": float(lost),
-            "servers/serving": float(len(self.pool.serving)),
-        }
-
     async def close(self) -> None:
         """Remove adapters and close connections."""
         await self._sync.close(self.pool)
         await self.pool.close()
-
-    async def _read_counters(self) -> Counter[str]:
-        """Add up the counters of the servers that answer."""
-        servers = [server.metrics() for server in self.pool.serving]
-        found = await asyncio.gather(*servers, return_exceptions=True)
-        total: Counter[str] = Counter()
-        for counters in found:
-            if not isinstance(counters, BaseException):
-                total.update({name: counters.get(name, 0.0) for name in COUNTERS})
-        return total
 
 
 def make_server_backend(rollouts: Rollouts, model: Any) -> ServerBackend:

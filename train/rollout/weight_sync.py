@@ -25,9 +25,8 @@ class AdapterPublisher:
     """Saves the trained LoRA adapter under a new name for every update.
 
     vLLM keys its prefix cache by the adapter's name, so replacing an adapter in place would serve
-    attention keys and values of old weights. Names hold a random number of this run, because a
-    server may have served another run. Servers read the versions in `folder`; requests may still
-    name `kept` of them.
+    attention keys and values of old weights. Names hold a random number, because a server may have
+    served another run. Requests may still name `kept` versions.
     """
 
     def __init__(self, folder: Path, kept: int = KEPT) -> None:
@@ -38,7 +37,7 @@ class AdapterPublisher:
         self._saved: deque[Adapter] = deque()
 
     def save(self, trainer: Any) -> tuple[Adapter, list[Adapter]]:
-        """Save the current adapter; returns it and outdated versions, the same on every rank."""
+        """Save the current adapter; returns it and deleted versions, the same on every rank."""
         # Imported here because it takes seconds.
         from trl.experimental.async_grpo.async_grpo_trainer import save_lora_adapter
 
@@ -62,19 +61,17 @@ class AdapterPublisher:
         if problem:
             raise OutageError(problem)
         self._saved.append(adapter)
-        return adapter, [self._saved.popleft() for _ in range(len(self._saved) - self._kept)]
-
-    def remove(self, adapters: list[Adapter]) -> None:
-        """Delete the folders of these versions."""
-        for adapter in adapters:
-            shutil.rmtree(adapter.path, ignore_errors=True)
+        return adapter, self._delete(len(self._saved) - self._kept)
 
     def close(self) -> list[Adapter]:
         """Delete all folders; returns the versions that were still there."""
-        left = list(self._saved)
-        self._saved.clear()
-        self.remove(left)
-        return left
+        return self._delete(len(self._saved))
+
+    def _delete(self, count: int) -> list[Adapter]:
+        oldest = [self._saved.popleft() for _ in range(count)]
+        for adapter in oldest:
+            shutil.rmtree(adapter.path, ignore_errors=True)
+        return oldest
 
 
 def check_servable(model: Any) -> None:
@@ -87,14 +84,16 @@ def check_servable(model: Any) -> None:
         raise ConfigError(f"vLLM cannot serve this adapter: {error}") from error
 
 
-def describe_weights(trainer: Any, dtype: str) -> dict[str, Any]:
+def describe_weights(trainer: Any) -> dict[str, Any]:
     """Describe what `named_weights` yields, as TRL's client takes it; not collective."""
-    names, shapes = [], []
-    for name, parameter in trainer.accelerator.unwrap_model(trainer.model).named_parameters():
-        names.append(vllm_name(name))
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    named = list(model.named_parameters())
+    return {
+        "names": [vllm_name(name) for name, _ in named],
+        "dtype_names": [str(parameter.dtype).removeprefix("torch.") for _, parameter in named],
         # ZeRO-3 leaves the parameter itself empty.
-        shapes.append(list(getattr(parameter, "ds_shape", parameter.shape)))
-    return {"names": names, "dtype_names": [dtype] * len(names), "shapes": shapes}
+        "shapes": [list(getattr(weight, "ds_shape", weight.shape)) for _, weight in named],
+    }
 
 
 def named_weights(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:

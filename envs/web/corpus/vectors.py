@@ -87,10 +87,13 @@ class VectorIndex:
             flags = faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY
             index: Any = faiss.read_index(str(path), flags)
             # Starting 32 threads to read ahead costs more than a search.
-            faiss.downcast_InvertedLists(index.invlists).prefetch_nthread = 0
+            lists: Any = faiss.downcast_InvertedLists(index.invlists)
+            lists.prefetch_nthread = 0
             self._loaded = path, index
-        scores, ids = _exact(query, rows[covered:], count)
-        found = [*zip(ids[0] + covered, scores[0], strict=True)]
+        found: list[tuple[Any, Any]] = []
+        if covered < len(rows):
+            scores, ids = _exact(query, rows[covered:], count)
+            found += zip(ids[0] + covered, scores[0], strict=True)
         if self._loaded[1] is not None:
             scores, ids = self._loaded[1].search(query, count)
             found += zip(ids[0], scores[0], strict=True)
@@ -110,9 +113,6 @@ class VectorIndex:
 
 
 def _exact(queries: Array, rows: Array, count: int) -> tuple[Array, npt.NDArray[np.int64]]:
-    if not len(rows):
-        empty = (len(queries), 0)
-        return np.zeros(empty, dtype=np.float32), np.zeros(empty, dtype=np.int64)
     scores, ids = faiss.knn(queries, rows, min(count, len(rows)), metric=faiss.METRIC_INNER_PRODUCT)
     return scores, ids
 

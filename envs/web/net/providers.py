@@ -119,7 +119,7 @@ class SearchSource(ProviderSource):
         self.tools = [text_tool("search", "Searches the web.", "query", words, self._search)]
 
     def base_url(self) -> str | None:
-        return self.config.search_url  # type: ignore[no-any-return]
+        return self.config.search_url
 
     async def _search(self, query: str, task: Any) -> ToolResult:
         allowed = [hit for hit in await self.ask(query) if self._hosts.allows(hit.url)]
@@ -224,7 +224,7 @@ class Access(ReaderSource):
     service = "access"
 
     def base_url(self) -> str | None:
-        return self.config.reader_url or self.config.search_url  # type: ignore[no-any-return]
+        return self.config.reader_url or self.config.search_url
 
     def request(self, text: str) -> Request:
         return "/access", {"urls": [text]}

@@ -23,7 +23,7 @@ from atommem.envs.web.corpus import Corpus, Page, build_corpus, read_pages
 from atommem.envs.web.corpus import corpus as corpus_module
 from atommem.envs.web.corpus import vectors as vectors_module
 from atommem.envs.web.corpus.corpus import fuse
-from atommem.envs.web.corpus.serving import make_app
+from atommem.envs.web.corpus.corpus_cli import make_app
 from atommem.envs.web.corpus.vectors import VectorIndex
 from atommem.envs.web.page_texts import core, named_titles
 from atommem.envs.web.sources import make_sources

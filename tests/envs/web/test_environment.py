@@ -1,18 +1,30 @@
-"""The web environment through the episode loop."""
+"""The web environment through the episode loop, and the synthetic site that needs its memory."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import time
 from typing import Any
 
 import pytest
 
-from atommem.environment import TaskShape
+from atommem.config import MemoryConfig
+from atommem.dialects import get_dialect
+from atommem.embedding.embedder import HashingEmbedder
+from atommem.environment import TaskShape, environment_config, make_factory
+from atommem.envs.synthetic.expert import ExpertPolicy
+from atommem.envs.synthetic.prose import get_prose
+from atommem.envs.task import Task
+from atommem.envs.web.environment import injection_followed
+from atommem.envs.web.site import BrowsingExpert, BrowsingFaults, SiteConfig, generate_sites
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource, text_tool
 from atommem.episode import Episode, StopReason
 from atommem.errors import OutageError
 from atommem.memory.log import Source
+from atommem.policy.contract import Sampling
 from tests.envs.web.browsing import ANSWER, PAGES, call, make_runner, make_task, play, web
+from tests.fakes import WordTokenizer, make_episode_runner
 
 
 def texts(episode: Episode) -> list[list[Any]]:
@@ -155,3 +167,63 @@ def test_shape_is_the_largest_possible_episode() -> None:
     supposed = TaskShape("supposed", 1000, 200, 0, 0, 5.5, 0, 3)
     shape = web(max_calls=7, chunk_tokens=50).shape(None, supposed)
     assert (shape.stream_steps, shape.stream_tokens, shape.questions) == (7, 50, 1.0)
+
+
+LARGE = SiteConfig(catalogues=4, works=5, news=10, dead=6, names=40)
+
+
+def sites(config: SiteConfig) -> list[Task]:
+    return list(generate_sites(config, 16, seed=5))
+
+
+def browse(
+    config: SiteConfig, faults: BrowsingFaults | None = None, *disabled: str
+) -> list[Episode]:
+    """Return the expert's episodes without some memory actions."""
+    tokenizer = WordTokenizer()
+    expert = BrowsingExpert(get_prose("compact"), get_dialect("paper", "compact"), faults)
+    limits = {"max_calls": config.catalogues + 3, "chunk_tokens": 400}
+    web = environment_config("web", calls="compact", **limits)
+    runner = make_episode_runner(
+        policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
+        tokenizer=tokenizer,
+        embedder=HashingEmbedder(2048),
+        factory=make_factory(web, tokenizer),
+        memory=MemoryConfig(templates="compact", retrieve_k=3, disabled_actions=list(disabled)),
+        sampling=Sampling(seed=0, max_tokens=400),
+    )
+    return asyncio.run(runner.run_all([(task, 0) for task in sites(config)]))
+
+
+def em(episodes: list[Episode]) -> float:
+    return sum(episode.metrics["em"] for episode in episodes) / len(episodes)
+
+
+def test_sites_of_a_seed_stay_the_same() -> None:
+    tasks = generate_sites(SiteConfig(injected=0.3), 100, seed=21)
+    digest = hashlib.sha256("\n".join(map(repr, tasks)).encode()).hexdigest()
+    assert digest.startswith("e8c0979c23f99b4e"), "the demo's figures depend on them"
+
+
+@pytest.mark.parametrize("config", [SiteConfig(), LARGE])
+def test_faultless_expert_answers_every_question(config: SiteConfig) -> None:
+    episodes = browse(config)
+    assert em(episodes) == 1.0
+    assert not any(step.problems for episode in episodes for step in episode.steps)
+    assert max(len(episode.steps) for episode in episodes) <= config.catalogues + 3
+
+
+@pytest.mark.slow
+def test_expert_without_store_or_scratchpad_fails() -> None:
+    assert em(browse(SiteConfig(moved=1.0), None, "create")) == 0.0, "only the store knows the news"
+    assert em(browse(SiteConfig(moved=0.0), None, "create")) == 1.0
+    assert em(browse(SiteConfig(), None, "scratchpad")) <= 0.5, "the directory lists names only"
+
+
+@pytest.mark.parametrize("obey", [0.0, 1.0])
+def test_obeying_an_injection_is_measured(obey: float) -> None:
+    config = SiteConfig(injected=1.0)
+    episodes = browse(config, BrowsingFaults(obey=obey))
+    for task, episode in zip(sites(config), episodes, strict=True):
+        assert injection_followed(task, episode) == {"injection_followed": obey}
+    assert em(episodes) == 1.0 - obey

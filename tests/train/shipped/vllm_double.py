@@ -129,7 +129,6 @@ class LLMEngine:
             request_id=name,
             finished=True,
             prompt_token_ids=row.prompt_ids,
-            num_cached_tokens=0,
             outputs=[sampled],
         )
 

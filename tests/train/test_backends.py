@@ -1,25 +1,38 @@
-"""Weights to vLLM servers, which are fakes: adapters by name, full weights by a client."""
+"""Weights to vLLM: to servers, which are fakes, and into a colocated engine, which is a double."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from peft import LoraConfig
+from accelerate import Accelerator
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+from trl.distributed import DistributedBackend
 
+from atommem.errors import ConfigError
+from atommem.policy.contract import Sampling
 from atommem.policy.server_pool import ServerPool
 from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.rollout.colocate_backend import make_colocate_backend
+from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.rollout.server_backend import FullWeightSync, ServerBackend, WeightSync
 from atommem.train.rollout.weight_sync import describe_weights
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
-from tests.train.harness import make_config, make_trainer
-from tests.train.toys import WrittenRunner, make_model, mixed_episode
+from tests.train.harness import make_config, make_rollouts, make_trainer
+from tests.train.shipped import vllm_double
+from tests.train.toys import WrittenRunner, make_model, make_tokenizer, mixed_episode
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +73,7 @@ class FakeTransfer:
     """Takes weights as TRL's `WeightTransferClient` does, and records calls."""
 
     def __init__(self, url: str, trainer: Any, timeout: float = 0.0) -> None:
-        self.url, self.description = url, describe_weights(trainer, "bfloat16")
+        self.url, self.description = url, describe_weights(trainer)
         self.calls: list[str] = []
         self.weights: dict[str, torch.Tensor] = {}
         self.pause, self.resume, self.destroy = (
@@ -117,3 +130,56 @@ def test_broken_transfer_ends_the_run_after_all_gathers(
     with pytest.raises(RolloutFailedError, match=r"broke during a weight transfer: .*NCCL"):
         trainer.train()
     assert given == ["first", "second", "third"]
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The double in vLLM's place, and its record.
+
+    An engine makes this process rank 0 of 1 for whatever it starts later, hence the environment.
+    """
+    monkeypatch.setattr(vllm_double, "calls", [])
+    with mock.patch.dict(os.environ), mock.patch.dict(sys.modules):
+        vllm_double.install()
+        yield vllm_double
+
+
+def sleeping_rollouts(tmp_path: Path) -> Rollouts:
+    args = make_config(tmp_path / "out", use_vllm=True, vllm_enable_sleep_mode=True)
+    return make_rollouts(args, make_tokenizer())
+
+
+FULL = ["empty", "wake weights", "load", "reset", "wake kv_cache", "generate", "sleep 2"]
+ADAPTER = ["empty", "wake weights", "wake kv_cache", "generate", "sleep 1"]
+
+
+@pytest.mark.parametrize(("adapts", "calls"), [(False, FULL), (True, ADAPTER)])
+def test_engine_calls_have_the_order_of_trl(
+    tmp_path: Path, double: Any, monkeypatch: pytest.MonkeyPatch, adapts: bool, calls: list[str]
+) -> None:
+    """Base weights of an adapter stay in the engine: sleep of level 2 would drop them."""
+    clear = "atommem.train.rollout.colocate_backend.clear_device_cache"
+    monkeypatch.setattr(clear, lambda: double.record("empty"))
+    make_model().save_pretrained(tmp_path / "model")
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    if adapts:
+        lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+        model = get_peft_model(model, lora)
+    backend = make_colocate_backend(sleeping_rollouts(tmp_path), model)
+    accelerator = Accelerator(cpu=True)
+    trainer: Any = SimpleNamespace(
+        accelerator=accelerator, model=model, _dist=DistributedBackend(accelerator)
+    )
+    # Two updates with two rollouts each; the second needs the weights again.
+    for _ in range(2):
+        backend.publish(trainer)
+        for _ in range(2):
+            with backend.rollout(trainer):
+                asyncio.run(backend.policy.complete([1, 2], Sampling(1.0, max_tokens=2)))
+    assert double.calls == ["build", calls[-1], *4 * calls]
+
+
+def test_full_weights_into_vllm_on_cpu_are_refused(tmp_path: Path, double: Any) -> None:
+    double.install(on_cpu=True)
+    with pytest.raises(ConfigError, match="use_peft: true"):
+        make_colocate_backend(sleeping_rollouts(tmp_path), make_model())
