@@ -19,10 +19,17 @@ from typing import ClassVar
 from atommem.actions import ANSWER_ACTION, ANSWERS_ACTION, READ, ActionSpec
 from atommem.config import check_choice, check_least, setting
 from atommem.environment import Score, StepResult, TaskShape
-from atommem.envs.chunking import chunk_task, chunk_text, joined_text
 from atommem.envs.longdoc.recall import fact_recall, gold_documents
 from atommem.envs.question_answering import AskedInTurn, QAConfig, QAEnvironments, batches
-from atommem.envs.task import ByIdentity, Question, Task, questions_piece
+from atommem.envs.task import (
+    ByIdentity,
+    Question,
+    Task,
+    chunk_task,
+    chunk_text,
+    joined_text,
+    questions_piece,
+)
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Episode, Observation, Piece, Step
 from atommem.errors import ConfigError

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.envs.chunking import chunk_task, chunk_text, joined_text
 from atommem.envs.longdoc.environment import MODES, LongDocConfig, LongDocEnvironments, drawn_mode
 from atommem.envs.longdoc.recall import fact_recall, facts_of
-from atommem.envs.task import Document, Question, Task
+from atommem.envs.task import Document, Question, Task, chunk_task, chunk_text, joined_text
 from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.errors import ConfigError
 from atommem.memory.log import MemoryView, Operation, Outcome, Retrieved
