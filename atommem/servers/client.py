@@ -48,9 +48,7 @@ _FILTERED = re.compile(
 class RefusedError(Exception):
     """Report a 3xx or 4xx answer that no retry helps. Callers translate it.
 
-    Attributes:
-        status, message: The HTTP status and the server's message.
-        code, param: OpenAI's ``error.code`` and ``error.param``, if present.
+    `code` and `param` are OpenAI's ``error.code`` and ``error.param``, if present.
     """
 
     def __init__(self, status: int, message: str, code: str = "", param: str = "") -> None:
@@ -101,23 +99,19 @@ class _TransientError(Exception):
 
 
 class ServerClient:
-    """Call one JSON server, OpenAI-compatible or other.
+    """Call one JSON server, OpenAI-compatible or other, also from several event loops.
 
     Failed or broken connections, time-outs, HTTP 408, 429, 5xx and undecodable answers are retried
     with exponential back-off and jitter, or after the server's Retry-After. A redirect is a
-    refusal, so a key never reaches another host. One client serves several event loops.
+    refusal, so a key never reaches another host.
 
     Args:
         base_url: The server, with or without the closing ``/v1``.
-        service: Selects the API key (`api_key`).
+        service: Selects the API key.
         timeout: Seconds for a whole request, to the last byte of the answer.
-        retries: Repetitions after the first failure.
         max_in_flight: Concurrent requests; further ones queue.
         backoff: Seconds before the first repetition; doubles each time, at most 30.
         transport: An httpx transport, for tests.
-
-    Raises:
-        ConfigError: `base_url` is not an http(s) URL, or its key may not be sent there.
     """
 
     def __init__(
@@ -150,11 +144,11 @@ class ServerClient:
         ] = {}
 
     async def get(self, path: str) -> Any:
-        """GET `path` (``/v1/...``) and return the decoded JSON. Raises as `request` does."""
+        """GET `path` (``/v1/...``) and return the decoded JSON."""
         return await self.request("GET", path)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """POST `body` as JSON and return the decoded JSON. Raises as `request` does."""
+        """POST `body` as JSON and return the decoded JSON."""
         return await self.request("POST", path, body)
 
     async def request(
@@ -243,13 +237,7 @@ def key_variable(service: Service) -> str:
 
 
 def _key_header(service: Service, base_url: str) -> dict[str, str]:
-    """Return the header with the service's key, if there is one.
-
-    Only the service's own variable counts: OPENAI_API_KEY belongs to another host.
-
-    Raises:
-        ConfigError: The service has a key, and `base_url` is plain http to another machine.
-    """
+    """Return the header with the service's own key: OPENAI_API_KEY belongs to another host."""
     variable = key_variable(service)
     key = os.environ.get(variable, "").strip()
     if not key:
