@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote_plus, urlsplit
 
 from atommem.config import is_loopback
 from atommem.errors import ConfigError, OutageError
@@ -31,8 +31,7 @@ _TOO_LONG = re.compile(
     r"|input token count|inputs?`? (tokens|must have less)",
     re.IGNORECASE,
 )
-# Serper and Anthropic answer 400 when an account is exhausted. Phrases, because a server may echo
-# words of the request.
+# Serper and Anthropic answer 400 when an account is exhausted.
 _ACCOUNT = re.compile(
     r"(not enough|insufficient|out of|exceeded your current) (credit|quota|balance|funds)"
     r"|credit balance|billing|(invalid|missing) api.?key|unauthori[sz]ed",
@@ -48,15 +47,19 @@ _FILTERED = re.compile(
 class RefusedError(Exception):
     """Report a 3xx or 4xx answer that no retry helps. Callers translate it.
 
-    `code` and `param` are OpenAI's ``error.code`` and ``error.param``, if present.
+    `code` and `param` are OpenAI's ``error.code`` and ``error.param``, if present; `request` is
+    what was sent.
     """
 
-    def __init__(self, status: int, message: str, code: str = "", param: str = "") -> None:
+    def __init__(
+        self, status: int, message: str, code: str = "", param: str = "", request: str = ""
+    ) -> None:
         super().__init__(f"HTTP {status}: {message}")
         self.status = status
         self.message = message
         self.code = code
         self.param = param
+        self.request = request
 
     @property
     def retryable(self) -> bool:
@@ -80,8 +83,12 @@ class RefusedError(Exception):
 
     @property
     def of_account(self) -> bool:
-        """Whether a 400 concerns the account: its key, quota or balance."""
-        return self.status == 400 and _ACCOUNT.search(self.message) is not None
+        """Whether a 400 concerns the account: its key, quota or balance.
+
+        A phrase of the request, which a server may echo, does not count: no text fakes an outage.
+        """
+        found = _ACCOUNT.search(self.message) if self.status == 400 else None
+        return found is not None and found[0].casefold() not in self.request.casefold()
 
     @property
     def of_input(self) -> bool:
@@ -196,7 +203,7 @@ class ServerClient:
         except httpx.RequestError as error:
             raise _TransientError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         if not response.is_success:
-            refusal = _refusal(response)
+            refusal = _refusal(response, f"{unquote_plus(url)} {(content or b'').decode()}")
             if refusal.retryable:
                 raise _TransientError(str(refusal), refusal.status, _retry_after(response))
             raise refusal
@@ -260,7 +267,7 @@ def _is_http_url(url: str) -> bool:
         return False
 
 
-def _refusal(response: httpx.Response) -> RefusedError:
+def _refusal(response: httpx.Response, request: str) -> RefusedError:
     message, code, param = response.text[:2000], "", ""
     with suppress(ValueError, RecursionError, LookupError, TypeError, AttributeError):
         error = response.json()["error"]
@@ -269,7 +276,7 @@ def _refusal(response: httpx.Response) -> RefusedError:
     if response.is_redirect:
         target = response.headers.get("location", "")
         message = f"it redirects to {target}: give that URL if you trust it. {message}"
-    return RefusedError(response.status_code, message, code, param)
+    return RefusedError(response.status_code, message, code, param, request)
 
 
 def _retry_after(response: httpx.Response) -> float:

@@ -107,6 +107,7 @@ async def test_judge_without_access_or_credit_raises() -> None:
     empty = refusal(400, "Your credit balance is too low")
     with pytest.raises(JudgeError, match="credit balance"):
         await make(FakeChat(empty))(QUESTION, "x")
+    assert not (await make(FakeChat(empty))(QUESTION, "credit balance")).readable
 
 
 ABORTED = choice("half", "abort")
