@@ -135,16 +135,6 @@ class Parsed:
     problems: tuple[Problem, ...]
 
 
-_REFUSED_CALLS = (ProblemReason.NOT_JSON, ProblemReason.UNKNOWN_TOOL, ProblemReason.BAD_ARGUMENTS)
-
-
-def calls(actions: Sequence[Action], problems: Sequence[Problem]) -> list[Call]:
-    """Return the calls of one completion, refused ones included, as they were written."""
-    made = [action for action in actions if action.arguments is not None]
-    refused = [problem for problem in problems if problem.reason in _REFUSED_CALLS]
-    return sorted([*made, *refused], key=lambda call: call.start)
-
-
 def first(actions: Sequence[Action], kind: str) -> Action | None:
     """Return the first action of `kind`, or None."""
     return next((action for action in actions if action.kind == kind), None)

@@ -79,6 +79,7 @@ class _Contents:
         self._runtime = runtime
         self._session = session
         self._readings = list(readings)
+        self._lock = asyncio.Lock()
 
     @property
     def steps(self) -> int:
@@ -118,10 +119,6 @@ class AsyncMemory(_Contents):
     Every step is one of a `Session`, with the prompts of the policy's training, token for token.
     Reading and asking run one at a time. `Memory` is the synchronous twin.
     """
-
-    def __init__(self, *contents: Any) -> None:
-        super().__init__(*contents)
-        self._lock = asyncio.Lock()
 
     @classmethod
     async def open(

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from atommem.api import Answer, AsyncMemory
 from atommem.arguments import Parser, given_flags
 from atommem.errors import ConfigError, check_writable
-from atommem.run import Checkpoint, add_run_settings
+from atommem.run import add_run_settings, find_stored
 from atommem.saved_memory import SavedMemory, decode, read_file
 
 EXIT_UNANSWERED = 3
@@ -55,44 +55,29 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     )
     parser.add_argument("file", metavar="FILE", nargs="?", help="A UTF-8 text file; - is stdin.")
     parser.add_argument("questions", metavar="QUESTION", nargs="*", help="Answered in turn.")
-    parser.add_argument(
-        "--memory",
-        type=Path,
-        metavar="DIR",
-        help="Keep the memory there, and continue with it. A file is read once; an interrupted "
-        "reading continues.",
-    )
-    parser.add_argument(
-        "--no_reading", action="store_true", help="All arguments are questions to --memory."
-    )
+    kept = "Keep the memory there, and continue with it. A file is read once."
+    parser.add_argument("--memory", type=Path, metavar="DIR", help=kept)
+    alone = "All arguments are questions to --memory."
+    parser.add_argument("--no_reading", action="store_true", help=alone)
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
-    add_run_settings(parser, Checkpoint.find(argv, {}).environment)
+    add_run_settings(parser, find_stored(argv, {})["environment"])
     arguments = parser.read(argv)
     given = given_flags(argv, arguments)
     settings = {name: value for name, value in given.items() if name not in _OWN}
 
-    exists = arguments.memory is not None and SavedMemory.exists(arguments.memory)
     if arguments.no_reading:
-        if not exists:
-            raise ConfigError(
-                "--no_reading: needs an existing memory. Give its folder as --memory."
-            )
         first = [] if arguments.file is None else [arguments.file]
         arguments.questions, arguments.file = [*first, *arguments.questions], None
     if not any(question.strip() for question in arguments.questions):
         raise ConfigError(f"FILE or QUESTION is missing. usage: {_USAGE}")
     check_writable("memory", arguments.memory, folder=True)
-    if not arguments.policy and not exists:
-        raise ConfigError(
-            "--policy is missing. Give a model folder, or a URL with --tokenizer or --api chat."
-        )
     return arguments, settings
 
 
 async def _run(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
     folder = arguments.memory
     text = _text(arguments.file)
-    if folder is not None and SavedMemory.exists(folder):
+    if folder is not None and (arguments.no_reading or SavedMemory.exists(folder)):
         memory = await AsyncMemory.load(folder, arguments.policy or None, **settings)
     else:
         memory = await AsyncMemory.open(arguments.policy, **settings)

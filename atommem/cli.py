@@ -41,13 +41,33 @@ _SUMMARIES = {
 }
 
 
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM, as schedulers and containers send it, do what Ctrl-C does."""
+    process = os.getpid()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != process:  # a fork of this process
+            os._exit(128 + number)
+        handler = signal.getsignal(signal.SIGINT)
+        if not callable(handler):  # a shell's background job ignores Ctrl-C
+            raise KeyboardInterrupt
+        handler(signal.SIGINT, frame)  # asyncio's handler cancels the running task
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@_sigterm_interrupts()
 def main(argv: list[str] | None = None) -> int:
     """Run a sub-command; the exit status is 2 for a wrong call or an `AtomMemError`."""
-    with _sigterm_interrupts():
-        return _main(sys.argv[1:] if argv is None else argv)
-
-
-def _main(argv: list[str]) -> int:
+    argv = sys.argv[1:] if argv is None else argv
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # models write anything
     name = f" {argv[0][:80]}" if argv and not argv[0].startswith("-") else ""
@@ -98,29 +118,6 @@ def _extra_of(package: str, command: str) -> str:
     wanted = re.compile(rf'{package.replace("_", "-")}\b.*extra == "([\w-]+)"', re.IGNORECASE)
     extras = [found[1] for line in requires("atommem") or [] if (found := wanted.match(line))]
     return command if command in extras else next(iter(extras), "train")
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM, as schedulers and containers send it, do what Ctrl-C does."""
-    process = os.getpid()
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != process:  # a fork of this process
-            os._exit(128 + number)
-        handler = signal.getsignal(signal.SIGINT)
-        if not callable(handler):  # a shell's background job ignores Ctrl-C
-            raise KeyboardInterrupt
-        handler(signal.SIGINT, frame)  # asyncio's handler cancels the running task
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def list_configs(argv: list[str]) -> int:

@@ -110,12 +110,6 @@ class EmbedderConfig:
         if self.embedder == "http" and not self.embedder_url:
             raise ConfigError("embedder=http: needs embedder_url. Give the server's base URL.")
 
-    @property
-    def name(self) -> str:
-        """The model, or the kind if it has none."""
-        has_model = self.embedder in ("sentence_transformer", "http")
-        return self.embedder_model if has_model else self.embedder
-
 
 @dataclass
 class PolicyConfig:
@@ -149,16 +143,16 @@ class PolicyConfig:
                 "--policy is missing. Give a model folder, or a server's URL with --tokenizer or "
                 "--api chat."
             )
-        first = self.policy[0]
+        name = ", ".join(self.policy)
         if not self.is_server and (self.tokenizer or self.model or self.api != "completions"):
             raise ConfigError(
-                f"policy={first}: a folder; model, tokenizer and api are for servers. Drop them."
+                f"policy={name}: model, tokenizer and api are for servers. Drop them."
             )
         if self.api == "chat" and len(self.policy) > 1:
-            raise ConfigError(f"policy={self.policy}: api=chat takes one server. Give one.")
+            raise ConfigError(f"policy={name}: api=chat takes one server. Give one.")
         if self.is_server and self.api != "chat" and self.tokenizer is None:
             raise ConfigError(
-                f"policy={first}: a server needs the tokenizer of its model. Give --tokenizer "
+                f"policy={name}: a server needs the tokenizer of its model. Give --tokenizer "
                 "FOLDER|NAME; or --api chat for a server that takes messages."
             )
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
+import msgspec.yaml
 
 from atommem.actions import (
     ANSWER,
@@ -61,6 +61,18 @@ def split_template(template: str) -> list[TemplatePart]:
     return [*parts, TemplatePart(template[end:], "")]
 
 
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The wording of an environment.
+
+    `actions` explains those of its own that their description does not explain.
+    """
+
+    pieces: Mapping[str, str]
+    introduction: str = ""
+    rules: str = ""
+    actions: Mapping[str, str] = {}
+
+
 class Templates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The wording of a memory, and what holds a prompt together.
 
@@ -96,19 +108,7 @@ class Templates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     actions: Mapping[str, str] = {}
     call: str = ""
     places: Mapping[str, str] = {}
-    environments: Mapping[str, Any] = {}
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The wording of an environment.
-
-    `actions` explains those of its own that their description does not explain.
-    """
-
-    pieces: Mapping[str, str]
-    introduction: str = ""
-    rules: str = ""
-    actions: Mapping[str, str] = {}
+    environments: Mapping[str, Section] = {}
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def load_templates(name: str) -> Templates:
     """Read a template set: a shipped name, a file's path, or a file of ``configs/templates``."""
     shipped = Path(__file__).parent / "templates" / f"{name}.yaml"
     path = shipped if name in SHIPPED else find_file("templates", name, "templates")
-    templates: Templates = _convert(Templates, path, _read(path))
+    templates: Templates = _load(Templates, path)
     for piece, needed in _NEEDED.items():
         if text := getattr(templates, piece):
             _check_placeholders(f"{path}: {piece}", text, needed)
@@ -258,36 +258,24 @@ def load_section(
         shown: Those that it shows under its settings, and that must be there; unset: all.
     """
     templates = load_templates(name)
-    if environment in templates.environments:
-        place = f"{name}, environments.{environment}"
-        section = _convert(Section, place, templates.environments[environment])
-    else:
-        wording = name if name in SHIPPED else "full" if templates.chat else "compact"
-        place = str(folder / f"{wording}.yaml")
-        section = _convert(Section, place, _read(Path(place)))
+    wording = name if name in SHIPPED else "full" if templates.chat else "compact"
+    place = folder / f"{wording}.yaml"
+    section: Section = templates.environments.get(environment) or _load(Section, place)
     for piece in pieces if shown is None else shown:
         if piece not in section.pieces:
-            raise DialectError(f"{place}: pieces has no {piece}. Word it.")
+            raise DialectError(f"templates={name}: {environment} has no piece {piece}. Word it.")
     for piece, template in section.pieces.items():
         if piece not in pieces:
-            raise DialectError(f"{place}: unknown piece {piece}{suggest(piece, pieces)}. Drop it.")
-        _check_placeholders(f"{place}: piece {piece}", template, pieces[piece])
+            raise DialectError(f"templates={name}: {environment} shows no piece {piece}. Drop it.")
+        _check_placeholders(f"templates={name}: piece {piece}", template, pieces[piece])
     return section
 
 
-def _read(path: Path) -> Any:
+def _load(kind: Any, path: Path) -> Any:
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DialectError(f"{path}: not a readable YAML file ({error}).") from error
-
-
-def _convert(kind: Any, place: str | Path, loaded: Any) -> Any:
-    """Return `loaded` as a structure, its fields checked."""
-    try:
-        return msgspec.convert(loaded, kind)
-    except msgspec.ValidationError as error:
-        raise DialectError(f"{place}: {error}. Correct the field.") from error
+        return msgspec.yaml.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        raise DialectError(f"{path}: {error}. Correct the file.") from error
 
 
 def _check_placeholders(place: str, template: str, needed: Sequence[str]) -> None:

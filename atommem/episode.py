@@ -9,7 +9,7 @@ from enum import StrEnum
 from math import sqrt
 from typing import Any
 
-from atommem.actions import ANSWER, MEMORY_KINDS, Action, Call, Problem, ProblemReason, calls
+from atommem.actions import ANSWER, MEMORY_KINDS, Action, Call, Problem, ProblemReason
 from atommem.memory.log import POLICY, MemoryView, Operation, Outcome
 
 
@@ -79,6 +79,9 @@ class Observation:
         return [value for piece in self.pieces for key, value in piece.walk() if key == name]
 
 
+_REFUSED_CALLS = (ProblemReason.NOT_JSON, ProblemReason.UNKNOWN_TOOL, ProblemReason.BAD_ARGUMENTS)
+
+
 class StopReason(StrEnum):
     """Why an episode ended."""
 
@@ -129,7 +132,9 @@ class Step:
     @property
     def calls(self) -> list[Call]:
         """The tool calls in order, including refused ones, which deserve an answer as well."""
-        return calls(self.actions, self.problems)
+        made = [action for action in self.actions if action.arguments is not None]
+        refused = [problem for problem in self.problems if problem.reason in _REFUSED_CALLS]
+        return sorted([*made, *refused], key=lambda call: call.start)
 
 
 @dataclass(slots=True)

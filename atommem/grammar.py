@@ -100,12 +100,6 @@ class Grammar:
     whole: Mapping[str, ActionSpec] = field(default_factory=dict)
 
     @cached_property
-    def specs(self) -> dict[str, ActionSpec]:
-        """All actions that can be written, by name."""
-        specs = (*self.tags.values(), *self.tools.values(), *self.whole.values())
-        return {spec.name: spec for spec in specs}
-
-    @cached_property
     def _scanner(self) -> tuple[re.Pattern[str], dict[str, tuple[ActionSpec | None, str]]]:
         """A pattern that finds every tag, and the action and name of each lower-case name."""
         known: dict[str, tuple[ActionSpec | None, str]] = {THINK: (None, THINK)}

@@ -71,11 +71,8 @@ def shipped_files() -> dict[str, Path]:
 def find_file(setting: str, name: str | Path, folder: str | None = None) -> Path:
     """Return the user's file at the path `name`, or else the shipped file of that name.
 
-    Args:
-        setting: The setting that names it, for the error.
-        name: A path, or a name with or without its folder and ``.yaml``.
-        folder: Where a name without folder is looked up (``train``, ``eval``, ...); None:
-            everywhere.
+    `setting` is named in the error. A shipped name needs neither ``.yaml`` nor its folder, which is
+    looked up in `folder`, or everywhere.
     """
     path = Path(name)
     if path.is_file():

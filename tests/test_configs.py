@@ -79,7 +79,7 @@ def test_recipe_parses_and_leaves_room_for_thoughts(path: Path) -> None:
     memory = found.run.memory
     assert found.args.data
     dialect = get_dialect(memory.dialect, memory.templates)
-    assert dialect.grammar(phases=("reading", "answering")).specs
+    assert dialect.grammar(phases=("reading", "answering"))
     settings = load_yaml(path, "train")
     if "Qwen3" in settings["model_name_or_path"]:
         quiet = settings.get("chat_template_kwargs") == {"enable_thinking": False}
@@ -90,7 +90,7 @@ def test_recipe_parses_and_leaves_room_for_thoughts(path: Path) -> None:
 def test_evaluation_config_parses(path: Path) -> None:
     flags = ["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"]
     memory = parse_arguments(flags).run.memory
-    assert get_dialect(memory.dialect, memory.templates).grammar().specs
+    assert get_dialect(memory.dialect, memory.templates).grammar()
 
 
 def settings_of(*flags: str) -> dict[str, Any]:

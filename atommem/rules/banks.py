@@ -246,15 +246,8 @@ class TraceRetain(Lowest):
 
 
 def read_weights(rule: str, path: str) -> dict[str, Any]:
-    """Return the JSON object of a file with a rule's weights.
-
-    Raises:
-        ConfigError: The file is missing or not a JSON object.
-    """
+    """Return the JSON object of a file with a rule's weights; ConfigError if there is none."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{rule}: weights={path}: cannot read it ({error}).") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{rule}: weights={path}: not a JSON object.")
-    return found
+        return dict(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{rule}: weights={path}: not a JSON object ({error}).") from error

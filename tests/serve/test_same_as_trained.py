@@ -39,10 +39,7 @@ def without_names(operations: Iterable[Operation]) -> list[Operation]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shown", "chunking"),
-    [
-        ("reading", "tokens"),
-        pytest.param("answering", "documents", marks=pytest.mark.slow),
-    ],
+    [("reading", "tokens"), pytest.param("answering", "documents", marks=pytest.mark.slow)],
 )
 async def test_training_evaluation_and_serving_give_the_same_tokens(
     shown: str, chunking: str, tmp_path: Path
