@@ -19,8 +19,7 @@ import pytest
 from atommem.actions import ProblemReason
 from atommem.config import MemoryConfig
 from atommem.environment import environment_config, make_factory
-from atommem.envs.chunking import joined_text
-from atommem.envs.task import Document, Question, Task
+from atommem.envs.task import Document, Question, Task, joined_text
 from atommem.episode import Episode, StopReason
 from atommem.errors import OutageError, PromptTooLongError
 from atommem.eval.methods import METHODS, make_method
