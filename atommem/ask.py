@@ -16,7 +16,7 @@ from tqdm import tqdm
 from atommem.api import Answer, AsyncMemory
 from atommem.arguments import Parser, given_flags
 from atommem.errors import ConfigError, check_writable
-from atommem.run import Checkpoint, add_run_settings
+from atommem.run import add_run_settings, find_stored
 from atommem.saved_memory import SavedMemory, decode, read_file
 
 EXIT_UNANSWERED = 3
@@ -60,7 +60,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     alone = "All arguments are questions to --memory."
     parser.add_argument("--no_reading", action="store_true", help=alone)
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
-    add_run_settings(parser, Checkpoint.find(argv, {}).environment)
+    add_run_settings(parser, find_stored(argv, {})["environment"])
     arguments = parser.read(argv)
     given = given_flags(argv, arguments)
     settings = {name: value for name, value in given.items() if name not in _OWN}

@@ -330,27 +330,23 @@ class PromptBuilder:
         It can where it asks for calls in the dialect's tag, and no text of a tool becomes a control
         token in it.
         """
-        messages = self._messages(_USER, self.system)
+        ours = self._rendered(self._messages(_USER, self.system))
         if not (self._tools and self._templates.chat):
-            return self._rendered(messages)
-        untold = self._instructions([spec for spec in actions if not spec.is_tool])
-        bare_messages = self._messages(_USER, untold)
-        tools = [*self._tools.values()]
-        nameless = [{"name": name, "description": "", "parameters": {}} for name in self._tools]
+            return ours
+        without_tools = self._instructions([spec for spec in actions if not spec.is_tool])
+        messages = self._messages(_USER, without_tools)
+        names = [{"name": name, "description": "", "parameters": {}} for name in self._tools]
         try:
-            native = self._rendered(bare_messages, tools)
-            bare = self._rendered(bare_messages, nameless)
+            native = self._rendered(messages, [*self._tools.values()])
+            bare = self._rendered(messages, names)
         except Exception:  # a template that takes no tools raises what it likes
-            return self._rendered(messages)
+            return ours
         call = f"<{self._tags['tag.call']}>"
-        asks = call in native and call not in self._rendered(bare_messages)
+        asks = call in native and call not in self._rendered(messages)
         encoder = SegmentEncoder(self.tokenizer)
-        harmless = encoder.controls(encoder.template(native)) == encoder.controls(
-            encoder.template(bare)
-        )
-        if asks and harmless and all(name in native for name in self._tools):
-            return native
-        return self._rendered(messages)
+        controls, expected = (encoder.controls(encoder.template(text)) for text in (native, bare))
+        is_native = asks and controls == expected and all(name in native for name in self._tools)
+        return native if is_native else ours
 
     def _messages(self, user: str, system: str) -> list[dict[str, str]]:
         first = [{"role": "system", "content": system}] if system else []

@@ -118,13 +118,17 @@ class Agent:
 
     def parse(self, completion: Completion, phase: str) -> Parsed:
         """Parse a completion of this agent's policy."""
-        text = clean(completion.text)
-        thinking = self.prompts.opens_thinking
-        if isinstance(self.policy, MessagePolicy) and f"</{THINK}>" not in text.lower():
-            # The server removed the thoughts from its reply, or the reply ends inside of them.
-            ends_inside = completion.finish_reason == "length" and not completion.thinking_apart
-            thinking = thinking and ends_inside
-        return self.grammar.parse(text, phase, thinking)
+        thinking = begins_in_thinking(self.policy, self.prompts, completion)
+        return self.grammar.parse(clean(completion.text), phase, thinking)
+
+
+def begins_in_thinking(policy: Policy, prompts: PromptBuilder, completion: Completion) -> bool:
+    """Return whether the text of a completion begins inside of thinking."""
+    if isinstance(policy, MessagePolicy) and f"</{THINK}>" not in completion.text.lower():
+        # The server removed the thoughts from its reply, or the reply ends inside of them.
+        ends_inside = completion.finish_reason == "length" and not completion.thinking_apart
+        return prompts.opens_thinking and ends_inside
+    return prompts.opens_thinking
 
 
 class Session:

@@ -76,51 +76,38 @@ class RunConfig:
         return values | {"chat_template_kwargs": self.chat_template_kwargs}
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """The settings stored with a model, by name, and the name of the environment to use."""
+def find_stored(
+    argv: Sequence[str], values: Mapping[str, Any], model_field: str = "policy"
+) -> dict[str, Any]:
+    """Return the settings stored with the model that flags or YAML name; see `stored_settings`."""
 
-    environment: str
-    stored: Mapping[str, Any]
+    def named(name: str) -> Any:
+        return find_flag(argv, name) or values.get(name)
 
-    @classmethod
-    def find(
-        cls, argv: Sequence[str], values: Mapping[str, Any], model_field: str = "policy"
-    ) -> Checkpoint:
-        """Look for the model that flags or YAML name: of a server, the folder of its tokenizer."""
+    model = named(model_field)
+    if isinstance(model, list):
+        model = model[0] if model else None
+    if model is not None and is_server([str(model)]):
+        model = named("tokenizer")
+    return stored_settings(model, named("environment"))
 
-        def named(name: str) -> Any:
-            return find_flag(argv, name) or values.get(name)
 
-        model = named(model_field)
-        if isinstance(model, list):
-            model = model[0] if model else None
-        if model is not None and is_server([str(model)]):
-            model = named("tokenizer")
-        return cls.load(model, named("environment"))
+def stored_settings(
+    folder: str | None, environment: str | None = None, changes: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the settings stored in a model's folder, or with a hub name, and `changes` on top.
 
-    @classmethod
-    def load(
-        cls,
-        folder: str | None,
-        environment: str | None = None,
-        stored: Mapping[str, Any] | None = None,
-    ) -> Checkpoint:
-        """Read the settings in a model's folder, or of a hub name.
+    Among them is always the ``environment`` to use: the one given, stored, or the default.
 
-        Args:
-            environment: Unset is the stored one.
-            stored: Replaces stored settings, name by name.
-
-        Raises:
-            ConfigError: The stored file is damaged.
-        """
-        found = {**(load_config(folder) if folder else {}), **(stored or {})}
-        name = environment or found.get("environment") or DEFAULT_ENVIRONMENT
-        kinds = (MemoryConfig, EmbedderConfig, find_environment(name).config_class, Sampling)
-        known = {field for kind in kinds for field in field_names(kind)} - {"affinity"}
-        kept = {key: found[key] for key in found if key in known | {"chat_template_kwargs"}}
-        return cls(name, {**kept, "environment": name})
+    Raises:
+        ConfigError: The stored file is damaged.
+    """
+    found = {**(load_config(folder) if folder else {}), **(changes or {})}
+    name = environment or found.get("environment") or DEFAULT_ENVIRONMENT
+    kinds = (MemoryConfig, EmbedderConfig, find_environment(name).config_class, Sampling)
+    known = {field for kind in kinds for field in field_names(kind)} - {"affinity"}
+    kept = {key: found[key] for key in found if key in known | {"chat_template_kwargs"}}
+    return {**kept, "environment": name}
 
 
 def add_run_settings(parser: Parser, environment: str, *, policy: bool = True) -> None:
@@ -139,15 +126,15 @@ def add_run_settings(parser: Parser, environment: str, *, policy: bool = True) -
     )
 
 
-def make_run(settings: Mapping[str, Any], checkpoint: Checkpoint) -> RunConfig:
-    """Make a `RunConfig` without a policy from settings by name, on top of a checkpoint's.
+def make_run(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> RunConfig:
+    """Make a `RunConfig` without a policy from settings by name, on top of stored ones.
 
     Raises:
         ConfigError: A setting is unknown or has a wrong value.
     """
     parser = Parser("settings")
-    add_run_settings(parser, checkpoint.environment, policy=False)
-    return RunConfig.from_flat(parser.read([], settings, checkpoint.stored))
+    add_run_settings(parser, stored["environment"], policy=False)
+    return RunConfig.from_flat(parser.read([], settings, stored))
 
 
 def build_agent(
@@ -221,8 +208,8 @@ class Runtime:
         if isinstance(embedder, str):
             given["embedder"], embedder = embedder, None
         folder = choice.settings_folder if choice else None
-        checkpoint = Checkpoint.load(folder, given.get("environment"), stored)
-        run = replace(make_run(given, checkpoint), policy=choice)
+        stored = stored_settings(folder, given.get("environment"), stored)
+        run = replace(make_run(given, stored), policy=choice)
         if choice is not None:
             opened = open_policy(choice)
         agent = build_agent(run, opened, tokenizer=tokenizer, embedder=embedder)

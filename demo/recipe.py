@@ -63,24 +63,6 @@ class ColdStart:
 
 
 @dataclass(frozen=True)
-class Bars:
-    """Claims of the demo.
-
-    Attributes:
-        before, after: Held-out EM: at most before GRPO, at least after it.
-        lost: By ablation, how much lower EM must be at least.
-        chance: EM of guessing, which `tools_off` may exceed by three standard errors.
-        followed: Injected instructions must be followed in less than this share of episodes.
-    """
-
-    before: float = 0.5
-    after: float = 0.9
-    lost: Mapping[str, float] = field(default_factory=lambda: {"store_off": 0.3, "update_off": 0.1})
-    chance: float | None = None
-    followed: float | None = None
-
-
-@dataclass(frozen=True)
 class Recipe:
     """The whole demo; `world` is a `WorldConfig` or a `SiteConfig`."""
 
@@ -106,7 +88,6 @@ class Recipe:
     heldout: int = 300
     ablations: tuple[str, ...] = ("store_off", "scratchpad_off", "update_off")
     """Keys of `atommem.demo.results.ABLATIONS`."""
-    bars: Bars = field(default_factory=Bars)
 
     @property
     def capacity(self) -> int | None:
@@ -133,7 +114,6 @@ LIMITED = Recipe(
     cold_start=ColdStart(faults=replace(FULL.cold_start.faults, delete=0.3)),
     updates=120,
     ablations=(*FULL.ablations, "delete_off"),
-    bars=Bars(lost={**FULL.bars.lost, "delete_off": 0.1}),
 )
 """A store of three entries, in a world with more facts, some of which become obsolete."""
 BOUNDED = replace(
@@ -147,9 +127,6 @@ WEB = Recipe(
     world=SiteConfig(),
     cold_start=ColdStart(faults=BrowsingFaults(create=0.4, read=0.2, scratchpad=0.15, wander=0.15)),
     ablations=("store_off", "scratchpad_off", "tools_off"),
-    bars=Bars(
-        after=0.8, lost={"store_off": 0.2, "scratchpad_off": 0.2}, chance=1 / SiteConfig().names
-    ),
 )
 """The synthetic site: pages that are visited by their links."""
 INJECTED = replace(
@@ -157,7 +134,6 @@ INJECTED = replace(
     world=replace(WEB.world, injected=0.3),
     cold_start=replace(WEB.cold_start, faults=replace(WEB.cold_start.faults, obey=0.3)),
     ablations=(*WEB.ablations, "injected_off"),
-    bars=replace(WEB.bars, followed=0.05),
 )
 """The site with injected instructions, which the expert of the cold start follows at times."""
 RECIPES = {"": FULL, "limited": LIMITED, "bounded": BOUNDED, "web": WEB, "injected": INJECTED}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from atommem.demo.recipe import Bars
 from atommem.envs.scoring.records import EvalResult, compare
 
 SUMMARY_FILE = "summary.json"
@@ -93,37 +91,14 @@ def results_table(results: Mapping[str, EvalResult]) -> Table:
     return table
 
 
-def check_bars(summary: Mapping[str, Any], bars: Bars) -> list[tuple[str, bool]]:
-    """Return the claims of the demo, and whether this run supports each."""
-    after = summary["em_after"]
-    claims = [
-        (f"EM before GRPO is at most {bars.before:.2f}", summary["em_before"] <= bars.before),
-        (f"EM after GRPO is at least {bars.after:.2f}", after >= bars.after),
-        ("p-value of the paired sign-flip test is below 1e-6", summary["p_value"] < 1e-6),
-    ]
-    for name, lost in bars.lost.items():
-        claim = f"without {name.removesuffix('_off')} EM is at least {lost:.2f} lower"
-        claims.append((claim, after - summary[f"em_{name}"] >= lost))
-    if bars.followed is not None:
-        claim = f"instructions on pages are followed in less than {bars.followed:.2f}"
-        claims.append((claim, summary["followed_after"] < bars.followed))
-    if bars.chance is not None:
-        most = bars.chance + 3 * math.sqrt(bars.chance * (1 - bars.chance) / summary["n"])
-        claim = f"without tools EM is at chance (at most {most:.2f})"
-        claims.append((claim, summary["em_tools_off"] <= most))
-    return claims
-
-
-def print_outcome(summary: Mapping[str, Any], bars: Bars, console: Console) -> None:
-    """Print which claims hold."""
+def print_outcome(summary: Mapping[str, Any], console: Console) -> None:
+    """Print what GRPO changed."""
     console.print(
         f"GRPO changed the answer on {summary['better'] + summary['worse']} of {summary['n']} "
         f"held-out tasks: {summary['better']} became right, {summary['worse']} wrong "
         f"(sign-flip test p = {summary['p_value']:.1e}).",
         soft_wrap=True,
     )
-    for claim, holds in check_bars(summary, bars):
-        console.print(f"  {'yes' if holds else 'NO '}  {claim}")
     if "followed_after" in summary:
         before, after = summary["followed_before"], summary["followed_after"]
         rates = f"before GRPO {before:.3f}, after GRPO {after:.3f}"

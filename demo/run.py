@@ -292,7 +292,7 @@ def run_demo(
     write_json(out / SUMMARY_FILE, summary)
     console.print()
     console.print(results_table(results))
-    print_outcome(summary, recipe.bars, console)
+    print_outcome(summary, console)
     console.print(f"summary: {out / SUMMARY_FILE}; training: {plot}", soft_wrap=True)
     console.print(f"policies: {out / 'grpo'}, before GRPO {out / 'cold_start'}", soft_wrap=True)
     trace = min((out / "eval" / "after" / TRACES).iterdir())

@@ -1,4 +1,4 @@
-"""``atommem audit`` (what a store holds and rules would drop) and ``atommem retention`` (rules)."""
+"""``atommem audit``: what a store holds, and what rules would drop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 from scipy.sparse import csr_array, vstack
 from scipy.sparse.csgraph import connected_components
 
-from atommem import plugins
 from atommem.arguments import Parser, make
 from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
@@ -188,13 +187,3 @@ def _format(entries: Sequence[Entry], found: Audit) -> list[str]:
     for rule, ids in found.evicted.items():
         lines.append(f"{rule} evicts {len(ids):,}, first {', '.join(map(str, ids[:8]))}")
     return lines
-
-
-def retention_main(argv: list[str] | None = None) -> int:
-    """Run ``atommem retention list``."""
-    parser = Parser("atommem retention", "List the installed rules (docs/bounded_memory.md).")
-    parser.add_argument("command", choices=("list",))
-    parser.parse_args(sys.argv[1:] if argv is None else argv)
-    for setting in ("retention", "admission"):
-        print(f"{setting}: {', '.join(plugins.names(f'atommem.{setting}'))}")
-    return 0

@@ -27,7 +27,7 @@ from atommem.eval.methods import METHODS, make_method
 from atommem.eval.methods.baseline import Method
 from atommem.eval.methods.recorder import Setup
 from atommem.policy.opening import open_policy, policy_identity
-from atommem.run import Checkpoint, RunConfig, add_run_settings
+from atommem.run import RunConfig, add_run_settings, find_stored
 
 EXIT_REFUSED = 2
 EXIT_TOO_MANY_FAILED = 3
@@ -106,9 +106,9 @@ def parse_arguments(argv: Sequence[str], settings: Mapping[str, Any] | None = No
     """
     argv, values = split_config(argv, "eval")
     values |= settings or {}
-    checkpoint = Checkpoint.find(argv, values)
+    stored = find_stored(argv, values)
     # Not the cached parser: reading changes its defaults.
-    parsed = eval_parser.__wrapped__(checkpoint.environment).read(argv, values, checkpoint.stored)
+    parsed = eval_parser.__wrapped__(stored["environment"]).read(argv, values, stored)
     config = make(EvalConfig, parsed)
     for name in ("data", "out"):
         if not getattr(config, name) and name not in values:

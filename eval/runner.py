@@ -57,10 +57,9 @@ async def evaluate(
             manifest = make_manifest(tasks, runner, samples_per_task, settings or {})
             folder = stack.enter_context(closing(OutputFolder(out, manifest)))
             records = {key: record for key, record in folder.finished.items() if not record.failed}
-        resumed = len(records)
         pending = [(task, key[1]) for key, task in jobs.items() if key not in records]
         bar = stack.enter_context(
-            tqdm(total=len(jobs), initial=resumed, unit="episode", disable=not progress)
+            tqdm(total=len(jobs), initial=len(records), unit="episode", disable=not progress)
         )
         failed: list[str] = []
 
@@ -80,7 +79,7 @@ async def evaluate(
             (folder.path / SUMMARY).unlink(missing_ok=True)  # new episodes outdate it
         with frozen_heap():
             await run_jobs(runner.run, pending, on_episode, runner.max_in_flight)
-        result = EvalResult(tuple(records[key] for key in jobs), resumed)
+        result = EvalResult(tuple(records[key] for key in jobs))
         if folder is not None and not (folder.path / SUMMARY).is_file():
             summary = {**result.summary(), "breakdowns": breakdowns(result.records)}
             if services := runner.factory.usage():

@@ -179,7 +179,7 @@ class Report:
         return "\n".join(parts)
 
 
-class Journal:
+class Journal(dict[str, Any]):
     """JSON values by name, appended to a file; a torn last line is dropped.
 
     Args:
@@ -187,22 +187,13 @@ class Journal:
     """
 
     def __init__(self, path: Path | None = None) -> None:
+        super().__init__()
         self.path = path
-        self._values: dict[str, Any] = {}
         if path is not None and path.is_file():
             content = path.read_bytes()
             whole = content[: content.rfind(b"\n") + 1]
             os.truncate(path, len(whole))
-            self._values = dict(map(json.loads, whole.splitlines()))
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
+            self.update(map(json.loads, whole.splitlines()))
 
     def add(self, name: str, value: Any) -> Any:
         """Store a value; returns it as JSON reads it back (tuples become lists)."""
@@ -212,8 +203,8 @@ class Journal:
             with self.path.open("ab", buffering=0) as file:
                 file.write(line.encode() + b"\n")
                 os.fsync(file.fileno())
-        self._values[name] = json.loads(line)[1]
-        return self._values[name]
+        self[name] = json.loads(line)[1]
+        return self[name]
 
     def once(self, name: str, compute: Callable[[], Any]) -> Any:
         """Return the stored value of that name, or compute and store it."""

@@ -82,10 +82,9 @@ def make_agent(
     **settings: Any,
 ) -> Any:
     """Make the agent of a policy from settings by name; `stored` are those of its folder."""
-    from atommem.run import Checkpoint, build_agent, make_run
+    from atommem.run import build_agent, make_run, stored_settings
 
-    checkpoint = Checkpoint.load(None, settings.get("environment"), stored)
-    run = make_run(settings, checkpoint)
+    run = make_run(settings, stored_settings(None, settings.get("environment"), stored))
     return build_agent(
         run, policy, tokenizer=tokenizer, embedder=embedder, keep_prompts=keep_prompts
     )

@@ -77,10 +77,7 @@ def fork(info: Info, call: ThisCall, at: At = None) -> dict[str, Any]:
 
 @router.post("/entries/{entry}")
 async def update_entry(
-    conversation: ConversationId,
-    entry: Number,
-    text: Annotated[NonBlank, Embedded],
-    call: ThisCall,
+    conversation: ConversationId, entry: Number, text: Annotated[NonBlank, Embedded], call: ThisCall
 ) -> dict[str, Any]:
     """Replace the text of an entry, as an operation of the actor ``user``."""
     async with call.use(conversation) as held:

@@ -6,7 +6,6 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Header, Query, Request
@@ -100,7 +99,6 @@ def list_models(call: ThisCall) -> dict[str, Any]:
         "owned_by": "atommem",
         "checkpoint": model.checkpoint,
         "embedder": model.agent.embedder.id,
-        "trained_for": None if model.trained_for is None else asdict(model.trained_for),
     }
     return {"object": "list", "data": [found]}
 

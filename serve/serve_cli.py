@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from atommem.arguments import Parser, given_flags
 from atommem.config import field_names, setting
 from atommem.errors import ConfigError
-from atommem.run import Checkpoint, add_run_settings
+from atommem.run import add_run_settings, find_stored
 from atommem.servers.vllm_process import VllmServer, free_port
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
         help="Start a vLLM server for the folder (for an adapter: of its base model) with these "
         'flags as one word: --vllm="--max-model-len 8192". VLLM_PYTHON names its interpreter.',
     )
-    add_run_settings(parser, Checkpoint.find(argv, {}).environment)
+    add_run_settings(parser, find_stored(argv, {})["environment"])
     parsed = parser.read(argv, {"db": os.environ.get("ATOMMEM_DATABASE", DATABASE)})
     if not parsed.policy:
         raise ConfigError("--policy is missing. Give a model folder or a server's URL.")

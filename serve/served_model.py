@@ -12,7 +12,6 @@ from prometheus_client import Counter, Histogram
 
 from atommem.config import EmbedderConfig, MemoryConfig, is_server, load_config
 from atommem.environment import find_environment
-from atommem.envs.questions_shown import trained_for
 from atommem.episode import Observation, Step
 from atommem.errors import ConfigError
 from atommem.policy.opening import fingerprint
@@ -50,7 +49,6 @@ class ServedModel:
     def __post_init__(self) -> None:
         self.agent = self.runtime.agent
         self.agent.keep_prompts = True  # the steps can be trained on
-        self.trained_for = trained_for(self.trained) if self.trained else None
 
     @classmethod
     def open(cls, policy: str | Sequence[str], *, name: str = "", **settings: Any) -> ServedModel:
@@ -87,9 +85,19 @@ class ServedModel:
         return step
 
     def notice(self) -> str:
-        """Return what to print at start."""
-        untrained = "not trained here: it reads and answers as an untrained instruct model"
-        return str(self.trained_for or untrained)
+        """Return what to print at start: which questions its training showed."""
+        if not self.trained:
+            return "not trained here: it reads and answers as an untrained instruct model"
+        modes = self.trained.get("questions_shown", ["reading"])
+        if {*modes} == {"reading"}:
+            return (
+                "trained with the questions in view while it reads: give a goal, or expect it to "
+                "keep little"
+            )
+        seen = "with and without questions in view" if "reading" in modes else "without questions"
+        middle = " and in the middle of it" if "arriving" in modes else ""
+        length = ", on texts of unknown length" if self.trained.get("open_ended") else ""
+        return f"trained {seen} while it reads, asked after the text{middle}{length}"
 
 
 def check_settings(trained: Mapping[str, Any], given: Mapping[str, Any], folder: str) -> None:

@@ -20,13 +20,7 @@ from atommem.errors import (
 )
 from atommem.memory.log import Entry
 from atommem.rollout import StepTimeoutError
-from atommem.serve.conversation_log import (
-    ConflictError,
-    ConversationInfo,
-    Event,
-    KeyReusedError,
-    NotFoundError,
-)
+from atommem.serve.conversation_log import ConversationInfo, Event, KeyReusedError, NotFoundError
 from atommem.serve.conversations import BusyError
 from atommem.text_safety import clean
 
@@ -35,7 +29,6 @@ _RETRY_AFTER = {429: "1", 503: "5"}
 _STATUS: list[tuple[type[Exception], int, str]] = [
     (NotFoundError, 404, "not_found"),
     (BusyError, 429, "too_busy"),
-    (ConflictError, 409, "conflict"),
     (KeyReusedError, 422, "idempotency_key_reused"),
     (PromptTooLongError, 400, "context_length_exceeded"),
     (DataError, 400, "invalid_request"),

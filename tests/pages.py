@@ -17,7 +17,7 @@ from typing import Any, Self
 import httpx
 import pytest
 
-from atommem import cli
+from atommem import cli, plugins
 from atommem.servers.vllm_process import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -144,6 +144,7 @@ class Reader:
         install = ["-m", "pip", "install", *flags, "--target", self._packages, copied]
         subprocess.run([sys.executable, *install], check=True)
         importlib.invalidate_caches()
+        plugins._search.cache_clear()  # a new process would find it
 
     def _serve(self, arguments: list[str]) -> None:
         path = os.pathsep.join([str(self._packages), str(self.folder), str(ROOT)])

@@ -130,7 +130,7 @@ def test_own_environment_is_trained_evaluated_traced_and_reported(
     folders = [str(atlas / name) for name in ("before", "after")]
     assert cli.main(["compare", *folders, "--metric", "overlap"]) == 0
     printed = capsys.readouterr().out
-    for text in ("step 2, acting", "call: lookup", "overlap: ", "overlap on the 6 tasks"):
+    for text in ("step 2, acting", "call: lookup", "'overlap': ", "overlap on the 6 tasks"):
         assert text in printed
     out = atlas / "report"
     assert cli.main(["report", *folders, "--out", str(out)]) == 0

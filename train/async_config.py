@@ -9,7 +9,6 @@ from trl import ModelConfig
 from trl.experimental.async_grpo import AsyncGRPOConfig
 
 from atommem.config import check_least, setting
-from atommem.errors import ConfigError
 from atommem.train.train_config import (
     DISTRIBUTION,
     EPISODES_REFUSED,
@@ -83,10 +82,6 @@ class AsyncTrainConfig(EpisodeConfig, AsyncGRPOConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least(self, max_staleness=0, beta=0, token_budget=1, weight_sync_steps=1)
-        if self.use_vllm and not self.vllm_server_urls:
-            raise ConfigError(
-                "use_vllm=true: vllm_server_base_url is empty. Give the servers' URLs."
-            )
 
 
 @dataclass

@@ -15,7 +15,7 @@ from atommem.environment import find_environment
 from atommem.errors import ConfigError, check_writable, format_error
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import model_folder
-from atommem.run import Checkpoint, RunConfig
+from atommem.run import RunConfig, find_stored
 from atommem.train.checkpoints import GenerationSettings
 from atommem.train.train_config import ColdStartConfig, DryRunConfig, TrainConfig
 
@@ -69,11 +69,10 @@ def read_settings(
     """Read as `parse` does, but accept a run without data or model, which the demo makes itself."""
     config_class, model_class = _classes(stage)
     argv, values = split_config(argv, "train")
-    checkpoint = Checkpoint.find(argv, values, "model_name_or_path")
-    stored = {**(defaults or {}), **checkpoint.stored}
+    stored = {**(defaults or {}), **find_stored(argv, values, "model_name_or_path")}
     if "max_tokens" in stored:
         stored["max_completion_length"] = stored.pop("max_tokens")
-    environment = find_environment(checkpoint.environment).config_class
+    environment = find_environment(stored["environment"]).config_class
     parser = Parser(
         f"atommem train {stage}",
         "All settings can also stand in a YAML file: --config FILE, or a shipped NAME (atommem "

@@ -11,10 +11,6 @@ def make_embedder(config: EmbedderConfig) -> Embedder:
     """Make the configured embedder; all episodes share it.
 
     Embedders with a model come in a micro-batcher; for the others, waiting costs more than a call.
-
-    Raises:
-        ConfigError: A setting is invalid, or the model does not exist.
-        OutageError: The embedding server is out of reach.
     """
     if config.embedder_dim < 1:
         raise ConfigError(f"embedder_dim={config.embedder_dim}: must be at least 1.")

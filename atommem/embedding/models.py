@@ -84,12 +84,7 @@ class HttpEmbedder:
     """Embed with ``POST /v1/embeddings``; the constructor asks the server for the dimension.
 
     Queries and entries are sent alike: OpenAI's protocol lacks a query instruction. A text refused
-    for its length or content is halved until the server takes it.
-
-    Args:
-        base_url: The server, with or without the closing ``/v1``.
-        model: The model's name there.
-        options: Options of `ServerClient`.
+    for its length or content is halved until the server takes it. `options` are `ServerClient`'s.
     """
 
     def __init__(self, base_url: str, model: str, **options: Any) -> None:

@@ -20,12 +20,7 @@ _MODEL_FILES = {".json", ".jinja", ".safetensors", ".txt", ".bin"}
 
 
 def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPool | ChatPolicy:
-    """Load the model, or make the client of its servers; ``close()`` it after use.
-
-    Raises:
-        PolicyError: The model or the tokenizer cannot be loaded.
-        ConfigError: A URL is wrong or given twice.
-    """
+    """Load the model, or make the client of its servers; ``close()`` it after use."""
     first, *others = settings.policy
     if not settings.is_server:
         from atommem.policy.local import LocalPolicy
@@ -105,11 +100,8 @@ async def policy_identity(settings: PolicyConfig, policy: Any) -> dict[str, Any]
 def fingerprint(folder: str, model: str = "") -> str:
     """Return 16 hexadecimal digits that identify a model's files, or else its names.
 
-    Small files count whole, large ones by start and end.
-
-    Args:
-        folder: Of the model; of a server's model, the folder of its tokenizer.
-        model: The model's name on a server, whose weights cannot be seen.
+    Small files count whole, large ones by start and end. Of a server's `model`, whose weights
+    cannot be seen, `folder` is that of the tokenizer.
     """
     digest = hashlib.sha256(model.encode())
     path = Path(folder).expanduser()

@@ -54,12 +54,7 @@ class PooledServer(ServerPolicy):
         return True
 
     async def load_adapter(self, adapter: Adapter) -> None:
-        """Load a LoRA adapter, and request it from then on; loading it twice is allowed.
-
-        Raises:
-            OutageError: The server is out of reach.
-            PolicyError: The server does not take adapters, or cannot load this one.
-        """
+        """Load a LoRA adapter, and request it from then on; loading it twice is allowed."""
         body = {"lora_name": adapter.name, "lora_path": adapter.path}
         try:
             await self._admin.request("POST", "/v1/load_lora_adapter", body, text=True)
@@ -102,7 +97,6 @@ class ServerPool:
     growing intervals; it returns once it answers and has the current adapter.
 
     Args:
-        base_urls: The servers.
         model: The model's name there; None asks each for its only one.
         send_seeds: Send seeds with requests. vLLM samples seeded requests row by row, slowly.
         patience: Seconds without any server after which a request fails.

@@ -20,10 +20,6 @@ class VllmEnginePolicy:
 
     A thread steps the engine while it has requests and adds new ones between steps, because a step
     takes longer than the event loop may block.
-
-    Args:
-        engine: Gets requests of token ids only.
-        tokenizer: Decodes completions.
     """
 
     def __init__(self, engine: Any, tokenizer: Any) -> None:

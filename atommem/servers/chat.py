@@ -22,14 +22,10 @@ _FINISHED: dict[str, Literal["length", "error"]] = {
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """A server's reply.
+    """A server's reply, with its token counts if it has them.
 
-    Attributes:
-        text: The message's content, possibly empty.
-        reasoning: Separated by a server with a reasoning parser.
-        finish_reason: ``content_filter`` also covers refusals by the model; ``error`` means an
-            aborted reply or one that is not a chat completion.
-        prompt_tokens, completion_tokens: The server's counts, or None.
+    `reasoning` is separated by a server with a reasoning parser. ``content_filter`` also covers
+    refusals by the model; ``error`` means an aborted reply or one that is not a chat completion.
     """
 
     text: str
@@ -40,12 +36,9 @@ class ChatReply:
 
 
 class ChatClient:
-    """Ask one server for chat completions.
+    """Ask one server for chat completions; the creator of `client` closes it.
 
     Parameters that the server reports as unsupported are dropped from then on, with one warning.
-
-    Args:
-        client: The server's client; its creator closes it.
     """
 
     def __init__(self, client: ServerClient) -> None:
@@ -63,18 +56,13 @@ class ChatClient:
         top_k: int = 0,
         seed: int | None = None,
     ) -> ChatReply:
-        """Return one reply to `messages` (each a ``role`` and its ``content``).
-
-        Raises:
-            RefusedError: The server refused the request.
-            OutageError: The server is out of reach or keeps failing.
-        """
+        """Return one reply to `messages`; raises as `ServerClient.request` does."""
         settings: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
         # Hosted servers reject unknown fields, so defaults are not sent.
         optional = (("top_p", top_p, 1.0), ("top_k", top_k, 0), ("seed", seed, None))
         settings |= {name: value for name, value, default in optional if value != default}
         while True:
-            body = {"model": model, "messages": list(messages)}
+            body: dict[str, Any] = {"model": model, "messages": list(messages)}
             body |= {name: value for name, value in settings.items() if name not in self._dropped}
             if "max_tokens" in self._dropped:  # OpenAI's reasoning models
                 body["max_completion_tokens"] = max_tokens

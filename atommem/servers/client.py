@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote_plus, urlsplit
 
 from atommem.config import is_loopback
 from atommem.errors import ConfigError, OutageError
@@ -31,8 +31,7 @@ _TOO_LONG = re.compile(
     r"|input token count|inputs?`? (tokens|must have less)",
     re.IGNORECASE,
 )
-# Serper and Anthropic answer 400 when an account is exhausted. Phrases, because a server may echo
-# words of the request.
+# Serper and Anthropic answer 400 when an account is exhausted.
 _ACCOUNT = re.compile(
     r"(not enough|insufficient|out of|exceeded your current) (credit|quota|balance|funds)"
     r"|credit balance|billing|(invalid|missing) api.?key|unauthori[sz]ed",
@@ -48,17 +47,19 @@ _FILTERED = re.compile(
 class RefusedError(Exception):
     """Report a 3xx or 4xx answer that no retry helps. Callers translate it.
 
-    Attributes:
-        status, message: The HTTP status and the server's message.
-        code, param: OpenAI's ``error.code`` and ``error.param``, if present.
+    `code` and `param` are OpenAI's ``error.code`` and ``error.param``, if present; `request` is
+    what was sent.
     """
 
-    def __init__(self, status: int, message: str, code: str = "", param: str = "") -> None:
+    def __init__(
+        self, status: int, message: str, code: str = "", param: str = "", request: str = ""
+    ) -> None:
         super().__init__(f"HTTP {status}: {message}")
         self.status = status
         self.message = message
         self.code = code
         self.param = param
+        self.request = request
 
     @property
     def retryable(self) -> bool:
@@ -82,8 +83,12 @@ class RefusedError(Exception):
 
     @property
     def of_account(self) -> bool:
-        """Whether a 400 concerns the account: its key, quota or balance."""
-        return self.status == 400 and _ACCOUNT.search(self.message) is not None
+        """Whether a 400 concerns the account: its key, quota or balance.
+
+        A phrase of the request, which a server may echo, does not count: no text fakes an outage.
+        """
+        found = _ACCOUNT.search(self.message) if self.status == 400 else None
+        return found is not None and found[0].casefold() not in self.request.casefold()
 
     @property
     def of_input(self) -> bool:
@@ -101,23 +106,19 @@ class _TransientError(Exception):
 
 
 class ServerClient:
-    """Call one JSON server, OpenAI-compatible or other.
+    """Call one JSON server, OpenAI-compatible or other, also from several event loops.
 
     Failed or broken connections, time-outs, HTTP 408, 429, 5xx and undecodable answers are retried
     with exponential back-off and jitter, or after the server's Retry-After. A redirect is a
-    refusal, so a key never reaches another host. One client serves several event loops.
+    refusal, so a key never reaches another host.
 
     Args:
         base_url: The server, with or without the closing ``/v1``.
-        service: Selects the API key (`api_key`).
+        service: Selects the API key.
         timeout: Seconds for a whole request, to the last byte of the answer.
-        retries: Repetitions after the first failure.
         max_in_flight: Concurrent requests; further ones queue.
         backoff: Seconds before the first repetition; doubles each time, at most 30.
         transport: An httpx transport, for tests.
-
-    Raises:
-        ConfigError: `base_url` is not an http(s) URL, or its key may not be sent there.
     """
 
     def __init__(
@@ -150,11 +151,11 @@ class ServerClient:
         ] = {}
 
     async def get(self, path: str) -> Any:
-        """GET `path` (``/v1/...``) and return the decoded JSON. Raises as `request` does."""
+        """GET `path` (``/v1/...``) and return the decoded JSON."""
         return await self.request("GET", path)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """POST `body` as JSON and return the decoded JSON. Raises as `request` does."""
+        """POST `body` as JSON and return the decoded JSON."""
         return await self.request("POST", path, body)
 
     async def request(
@@ -202,7 +203,7 @@ class ServerClient:
         except httpx.RequestError as error:
             raise _TransientError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         if not response.is_success:
-            refusal = _refusal(response)
+            refusal = _refusal(response, f"{unquote_plus(url)} {(content or b'').decode()}")
             if refusal.retryable:
                 raise _TransientError(str(refusal), refusal.status, _retry_after(response))
             raise refusal
@@ -243,13 +244,7 @@ def key_variable(service: Service) -> str:
 
 
 def _key_header(service: Service, base_url: str) -> dict[str, str]:
-    """Return the header with the service's key, if there is one.
-
-    Only the service's own variable counts: OPENAI_API_KEY belongs to another host.
-
-    Raises:
-        ConfigError: The service has a key, and `base_url` is plain http to another machine.
-    """
+    """Return the header with the service's own key: OPENAI_API_KEY belongs to another host."""
     variable = key_variable(service)
     key = os.environ.get(variable, "").strip()
     if not key:
@@ -272,7 +267,7 @@ def _is_http_url(url: str) -> bool:
         return False
 
 
-def _refusal(response: httpx.Response) -> RefusedError:
+def _refusal(response: httpx.Response, request: str) -> RefusedError:
     message, code, param = response.text[:2000], "", ""
     with suppress(ValueError, RecursionError, LookupError, TypeError, AttributeError):
         error = response.json()["error"]
@@ -281,7 +276,7 @@ def _refusal(response: httpx.Response) -> RefusedError:
     if response.is_redirect:
         target = response.headers.get("location", "")
         message = f"it redirects to {target}: give that URL if you trust it. {message}"
-    return RefusedError(response.status_code, message, code, param)
+    return RefusedError(response.status_code, message, code, param, request)
 
 
 def _retry_after(response: httpx.Response) -> float:

@@ -26,9 +26,7 @@ class VllmServer:
     Args:
         python: The interpreter of an environment with vLLM.
         model_dir: A model folder, or a LoRA adapter's; its base model is then served as ``base``.
-        log: File for the server's output.
         flags: Flags of vLLM's API server; they override `cpu_flags`.
-        env: Additional environment variables.
         timeout: Seconds until it must answer.
     """
 

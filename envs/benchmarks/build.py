@@ -59,7 +59,7 @@ class Pool:
         self.gold: list[tuple[int, ...]] = []
         self.contexts: list[tuple[int, ...]] = []
         self.skipped = 0
-        self._index: dict[tuple[str, str], int] = {}
+        indices: dict[tuple[str, str], int] = {}
         places: dict[str, str] = {}
         for row in rows:
             if not row.answerable:
@@ -70,21 +70,18 @@ class Pool:
                 raise DataError(
                     f"{row.place}: field 'id' is {row.id!r}, as in {first}. Give every row once."
                 )
-            self._add(row)
+            context: dict[int, bool] = {}
+            for paragraph in row.paragraphs:
+                # Copies of a page differ in white space from file to file.
+                key = (" ".join(paragraph.title.split()), " ".join(paragraph.text.split()))
+                index = indices.setdefault(key, len(self.documents))
+                if index == len(self.documents):
+                    self.documents.append(replace(paragraph, gold=False))
+                context[index] = context.get(index, False) or paragraph.gold
+            self.questions.append(Question(row.question, row.answers, row.id, row.metadata))
+            self.contexts.append(tuple(context))
+            self.gold.append(tuple(index for index, gold in context.items() if gold))
         self.holders = Counter(chain.from_iterable(self.contexts))
-
-    def _add(self, row: QARow) -> None:
-        context: dict[int, bool] = {}
-        for paragraph in row.paragraphs:
-            # Copies of a page differ in white space from file to file.
-            key = (" ".join(paragraph.title.split()), " ".join(paragraph.text.split()))
-            index = self._index.setdefault(key, len(self.documents))
-            if index == len(self.documents):
-                self.documents.append(replace(paragraph, gold=False))
-            context[index] = context.get(index, False) or paragraph.gold
-        self.questions.append(Question(row.question, row.answers, row.id, row.metadata))
-        self.contexts.append(tuple(context))
-        self.gold.append(tuple(index for index, gold in context.items() if gold))
 
 
 def build_tasks(

@@ -101,7 +101,9 @@ def _parse(row: Row, source: str, separator: str, answers: list[str]) -> QARow:
         Document(title, separator.join(sentences).strip(), title in titles)
         for title, sentences in paragraphs
     ]
-    kinds = {name: row.text(name) for name in ("type", "level") if name in row.values}
+    kinds: dict[str, Any] = {
+        name: row.text(name) for name in ("type", "level") if name in row.values
+    }
     return QARow(
         id=row.text("_id", "id"),
         question=row.text("question").strip(),

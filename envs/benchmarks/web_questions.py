@@ -5,7 +5,7 @@ A question's `metadata` has the benchmark's attributes; reports break scores dow
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -131,23 +131,12 @@ _BENCHMARKS = (
 WEB_BENCHMARKS = {benchmark.name: benchmark for benchmark in _BENCHMARKS}
 
 
-@dataclass
-class AskedQuestions:
-    """The ids and normalised texts of a file's questions."""
-
-    ids: set[str] = field(default_factory=set)
-    texts: set[str] = field(default_factory=set)
-
-    def has(self, row: QARow) -> bool:
-        """Whether `row` asks one of them."""
-        return row.id in self.ids or normalize(row.question) in self.texts
-
-
-def read_asked(path: str | Path) -> AskedQuestions:
-    """Read the questions of a published subset; DataError if a row has none."""
-    asked = AskedQuestions()
+def listed_rows(rows: Iterable[QARow], path: str | Path) -> list[QARow]:
+    """Return the rows that a published subset has, by id or text; DataError if it has no text."""
+    ids: set[str] = set()
+    texts: set[str] = set()
     for row in read_rows(path):
-        asked.texts.add(normalize(row.text("question", "Question", "query")))
+        texts.add(normalize(row.text("question", "Question", "query")))
         names = map(row.values.get, ("_id", "id", "task_id", "query_id"))
-        asked.ids |= {str(name) for name in names if name}
-    return asked
+        ids |= {str(name) for name in names if name}
+    return [row for row in rows if row.id in ids or normalize(row.question) in texts]

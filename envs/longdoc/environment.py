@@ -12,19 +12,27 @@ from functools import lru_cache
 from itertools import accumulate
 from math import ceil
 from pathlib import Path
+from random import Random
 from statistics import fmean
 from typing import ClassVar
 
 from atommem.actions import ANSWER_ACTION, ANSWERS_ACTION, READ, ActionSpec
 from atommem.config import check_choice, check_least, setting
 from atommem.environment import Score, StepResult, TaskShape
-from atommem.envs.chunking import chunk_task, chunk_text, joined_text
 from atommem.envs.longdoc.recall import fact_recall, gold_documents
 from atommem.envs.question_answering import AskedInTurn, QAConfig, QAEnvironments, batches
-from atommem.envs.questions_shown import arrivals, check_modes, drawn_mode
-from atommem.envs.task import ByIdentity, Question, Task, questions_piece
+from atommem.envs.task import (
+    ByIdentity,
+    Question,
+    Task,
+    chunk_task,
+    chunk_text,
+    joined_text,
+    questions_piece,
+)
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Episode, Observation, Piece, Step
+from atommem.errors import ConfigError
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer, token_offsets
 
@@ -35,6 +43,14 @@ DOCUMENT_TOKENS = 140
 QUESTION_TOKENS = 25
 _SAMPLED_TASKS = 16
 _CACHED_TASKS = 64
+
+
+MODES = ("reading", "answering", "arriving")
+"""When questions are shown (`LongDocConfig.questions_shown`).
+
+arXiv 2601.08323 shows them at every step. A memory that is served reads first and is asked later,
+at any time, so its policy is trained on texts whose questions it does not see.
+"""
 
 
 @dataclass
@@ -62,7 +78,14 @@ class LongDocConfig(QAConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least(self, at_once=1)
-        self.questions_shown = check_modes(self.questions_shown)
+        if isinstance(self.questions_shown, str):
+            self.questions_shown = [self.questions_shown]
+        if not self.questions_shown:
+            raise ConfigError(
+                f"questions_shown=[]: empty. Give one or several of {', '.join(MODES)}."
+            )
+        for mode in self.questions_shown:
+            check_choice("questions_shown", mode, MODES)
         check_choice("chunking", self.chunking, ("tokens", "documents"))
 
 
@@ -262,6 +285,17 @@ class LongDocEnvironment:
         over = not open_ended and self._read == len(self._chunks)
         reads_left = self._questions.reads_left
         return question_observation(task, self._questions.asked, reads_left, over=over)
+
+
+def drawn_mode(modes: Sequence[str], task_id: str) -> str:
+    """Return the mode of a task: the same for all of its episodes, in every run."""
+    return modes[0] if len(modes) == 1 else Random(f"questions_shown/{task_id}").choice(list(modes))
+
+
+def arrivals(earliest: Sequence[int], parts: int, task_id: str) -> list[int]:
+    """Draw after how many of the `parts` of a text each question is asked, from `earliest` on."""
+    rng = Random(f"arrivals/{task_id}")
+    return [rng.randint(min(first, parts), parts) for first in earliest]
 
 
 def needed_chunks(task: Task, chunks: Sequence[str]) -> list[int]:

@@ -15,9 +15,8 @@ from functools import lru_cache
 from itertools import pairwise
 from math import ceil
 
-from atommem.envs.chunking import SENTENCE_END
 from atommem.envs.scoring.metrics import VERDICTS, normalize
-from atommem.envs.task import Document, Question, Task
+from atommem.envs.task import SENTENCE_END, Document, Question, Task
 from atommem.episode import Episode
 from atommem.memory.log import Outcome, replay
 

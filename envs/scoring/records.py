@@ -258,10 +258,9 @@ def _natural(value: str) -> tuple[float, str]:
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """The records of an evaluation; an earlier run finished `resumed` of them."""
+    """The records of an evaluation."""
 
     records: tuple[EpisodeRecord, ...]
-    resumed: int = 0
 
     @property
     def failed(self) -> int:

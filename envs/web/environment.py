@@ -21,9 +21,8 @@ from atommem.actions import (
     first,
 )
 from atommem.environment import Score, StepResult, TaskShape
-from atommem.envs.chunking import chunk_text
 from atommem.envs.question_answering import AskedInTurn, QAEnvironments, batches
-from atommem.envs.task import Task, questions_piece
+from atommem.envs.task import Task, chunk_text, questions_piece
 from atommem.envs.task_files import load_tasks
 from atommem.envs.web.sources import make_sources, make_tools
 from atommem.envs.web.tools import Link, ToolResult

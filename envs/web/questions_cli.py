@@ -11,7 +11,7 @@ from atommem.arguments import Parser, find_flag
 from atommem.config import check_choice, check_least
 from atommem.envs.benchmarks.multihop import BENCHMARKS
 from atommem.envs.benchmarks.rows import QARow
-from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, read_asked
+from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, listed_rows
 from atommem.envs.task import Question, Task
 from atommem.envs.task_files import check_out, describe_file, save_tasks, write_provenance
 from atommem.errors import DataError
@@ -39,8 +39,7 @@ def build_questions(argv: Sequence[str]) -> int:
     check_out(args.out, files)
     rows = [row for file in files for row in benchmark.read(file)]
     if args.only is not None:
-        listed = read_asked(args.only)
-        rows = [row for row in rows if listed.has(row)]
+        rows = listed_rows(rows, args.only)
     if not rows:
         raise DataError(f"{args.out}: would have no tasks. Correct --only.")
     if args.n is not None and args.n < len(rows):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from atommem.config import check_choice, check_least, setting
@@ -15,8 +14,7 @@ class WebConfig(QAConfig):
     """Tools and their servers, limits of the live web, recordings, and a budget."""
 
     operational = frozenset(
-        {"search_url", "reader_url", "tool_retries", "tool_requests"}
-        | {"private_hosts", "recording", "call_budget"}
+        {"search_url", "reader_url", "tool_retries", "tool_requests", "recording", "call_budget"}
     )
 
     search_url: str | None = setting(None, "Server of the tools searxng, retrieve, serper.")
@@ -30,9 +28,6 @@ class WebConfig(QAConfig):
     )
     deny_hosts: list[str] = setting(
         [], "Hosts (or host/path) that may not, beside those that publish benchmark answers."
-    )
-    private_hosts: list[str] = setting(
-        [], "host:port of servers on private addresses that direct may visit."
     )
     obey_robots: bool = setting(True, "Whether direct obeys robots.txt.")
     user_agent: str = setting("atommem", "User agent of direct.")
@@ -91,8 +86,6 @@ class WebConfig(QAConfig):
             raise ConfigError("tools is empty. Name at least one source (task).")
         if self.recording is None and (self.call_budget or self.recording_mode != "record"):
             raise ConfigError("recording_mode and call_budget need recording=FILE.")
-        if not all(re.fullmatch(r".+:\d+", place) for place in self.private_hosts):
-            raise ConfigError(f"private_hosts={self.private_hosts}: write host:port.")
         for name in ("tool_seconds", "page_megabytes", "page_seconds", "parse_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be above 0.")

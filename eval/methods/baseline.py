@@ -20,10 +20,9 @@ from atommem.actions import ActionSpec
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, Section, Templates, get_dialect
 from atommem.environment import EnvironmentFactory, Score
-from atommem.envs.chunking import document_text
 from atommem.envs.longdoc.environment import LongDocEnvironments
 from atommem.envs.question_answering import QAEnvironments
-from atommem.envs.task import Task
+from atommem.envs.task import Task, document_text
 from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
 from atommem.eval.methods.recorder import Recorder, Setup

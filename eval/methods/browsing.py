@@ -99,7 +99,7 @@ class Browsing(Baseline):
             except PromptTooLongError:
                 episode.stop_reason = StopReason.CONTEXT_OVERFLOW
                 break
-            parsed = self._grammar.parse(step.text, now.phase, self.plain.opens_thinking)
+            parsed = self._grammar.parse(step.text, now.phase, record.thinking)
             step.actions, step.problems = parsed.actions, parsed.problems
             past.append(Past(now.stream, (Piece("said", {"said": _without_thinking(step)}),)))
             result = await environment.step(step)

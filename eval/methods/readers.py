@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from atommem.envs.chunking import document_text, joined_text
 from atommem.envs.longdoc.recall import gold_documents
 from atommem.envs.question_answering import QAEnvironments
-from atommem.envs.task import Task
+from atommem.envs.task import Task, document_text, joined_text
 from atommem.errors import DataError
 from atommem.eval.methods.baseline import Reader
 from atommem.eval.methods.recorder import Recorder

@@ -30,7 +30,7 @@ from atommem.memory.log import Contents, MemoryView, Operation, Retrieved
 from atommem.memory.store import VectorStore
 from atommem.policy.contract import MessagePolicy, Policy
 from atommem.prompts import PromptBuilder
-from atommem.rollout import request_sampling
+from atommem.rollout import begins_in_thinking, request_sampling
 from atommem.run import RunConfig
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
@@ -84,6 +84,7 @@ class Recorder:
         answers: One per question, None until given.
         metrics: Further metrics of the episode (``truncated``).
         texts, index: The entries and their vectors, by id.
+        thinking: Whether the latest completion begins inside of thinking.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Recorder:
         self.task = task
         self.texts: dict[int, str] = {}
         self.index = VectorStore(setup.embedder.dim)
+        self.thinking = False
         self._setup, self._episode = setup, episode
         self._plain, self._remembering = plain, remembering
         self._contents = Contents()
@@ -124,6 +126,7 @@ class Recorder:
         else:
             prompt_ids = prompts.build(shown, view)
             completion = await setup.policy.complete(prompt_ids, sampling)
+        self.thinking = begins_in_thinking(setup.policy, prompts, completion)
         step = Step(
             index=index,
             observation=replace(shown, stream=()),  # the stream's text stands in the prompt
@@ -142,8 +145,11 @@ class Recorder:
         return step
 
     def parse(self, step: Step, spec: ActionSpec) -> tuple[Action, ...]:
-        """Parse a completion, without its thinking, as one action; problems go to the step."""
-        parsed = parse_whole(step.text, spec, self._plain.opens_thinking)
+        """Parse the latest completion, without its thinking, as one action.
+
+        Problems go to the step.
+        """
+        parsed = parse_whole(step.text, spec, self.thinking)
         step.problems = parsed.problems
         return parsed.actions
 

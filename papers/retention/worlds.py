@@ -29,7 +29,7 @@ from atommem.errors import ConfigError
 from atommem.eval.runner import evaluate
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import Episode, EpisodeRunner
-from atommem.run import Checkpoint, build_agent, make_run
+from atommem.run import build_agent, make_run, stored_settings
 from papers.inputs import load_demo
 from papers.retention.rules import RULE_PATHS, GreedyOracle
 from papers.retention.streams import embed_streams, labelled, needs_of
@@ -140,7 +140,7 @@ def run_arms(
         Records by column and arm.
     """
     local = LocalPolicy.from_pretrained(folder)
-    checkpoint = Checkpoint.load(str(folder))
+    stored = stored_settings(str(folder))
     found: dict[str, dict[str, Records]] = {}
     for column in columns:
         tasks = column.tasks(count)
@@ -148,7 +148,7 @@ def run_arms(
         found[column.name] = {}
         for arm, settings in arms.items():
             fixed = {"capacity": column.capacity, "entry_tokens": 3, "temperature": 0.0, "seed": 0}
-            run = make_run({**fixed, **settings}, checkpoint)
+            run = make_run({**fixed, **settings}, stored)
             policy: Any = local
             if scripted:
                 dialect = get_dialect(run.memory.dialect, run.memory.templates)

@@ -107,7 +107,6 @@ async def test_judge_without_access_or_credit_raises() -> None:
     empty = refusal(400, "Your credit balance is too low")
     with pytest.raises(JudgeError, match="credit balance"):
         await make(FakeChat(empty))(QUESTION, "x")
-    # Here the answer contains the words.
     assert not (await make(FakeChat(empty))(QUESTION, "credit balance")).readable
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import threading
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,11 +12,9 @@ from hypothesis import strategies as st
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.envs.chunking import chunk_task, chunk_text, joined_text
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.longdoc.environment import MODES, LongDocConfig, LongDocEnvironments, drawn_mode
 from atommem.envs.longdoc.recall import fact_recall, facts_of
-from atommem.envs.questions_shown import MODES, drawn_mode, trained_for
-from atommem.envs.task import Document, Question, Task
+from atommem.envs.task import Document, Question, Task, chunk_task, chunk_text, joined_text
 from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.errors import ConfigError
 from atommem.memory.log import MemoryView, Operation, Outcome, Retrieved
@@ -104,22 +100,6 @@ async def test_score_counts_one_answer_a_question(
 ) -> None:
     _, score = await play(steps, at_once=at_once)
     assert (score.answers, score.reward) == (answers, reward)
-
-
-async def test_chunks_are_made_once_a_group_and_in_a_thread() -> None:
-    class Noting(WordTokenizer):
-        threads: ClassVar[list[str]] = []
-
-        def __call__(self, text: str, **settings: Any) -> dict[str, Any]:
-            self.threads.append(threading.current_thread().name)
-            return super().__call__(text, **settings)
-
-    shared = LongDocEnvironments(LongDocConfig(chunk_tokens=2), Noting())
-    await asyncio.gather(*(shared.prepare(TASK) for _ in range(4)))
-    shared.chunks(TASK)
-    (thread,) = Noting.threads
-    assert thread.startswith("atommem-chunks")
-    await shared.close()
 
 
 class ByteTokenizer(WordTokenizer):
@@ -211,13 +191,11 @@ async def test_arriving_question_comes_after_its_evidence() -> None:
     assert seen_at == {0: {1, 2, 3, 4, 5, 6}, 1: {3, 4, 5, 6}}
 
 
-def test_modes_of_a_policy_are_drawn_by_task_and_named() -> None:
+def test_modes_are_drawn_by_task() -> None:
     modes = ["reading", "answering", "answering", "arriving"]
     drawn = [drawn_mode(modes, f"task {number}") for number in range(1000)]
     assert drawn[:50] == [drawn_mode(modes, f"task {number}") for number in range(50)]
     assert 0.45 < drawn.count("answering") / 1000 < 0.55
-    assert "with the questions in view" in str(trained_for({}))
-    assert str(trained_for({"questions_shown": "answering"})).startswith("trained without")
 
 
 SETS = (("paper", "full"), ("released", "full"), ("paper", "compact"), ("memagent", "memagent"))

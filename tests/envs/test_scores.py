@@ -1,4 +1,4 @@
-"""Scores: EM, F1 and sub-EM against a second implementation, LoCoMo, GAIA, sufficiency, rewards."""
+"""Scores: EM, F1 and sub-EM against a second implementation, LoCoMo, GAIA and rewards."""
 
 from __future__ import annotations
 

@@ -34,7 +34,6 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: web(tools=["task", "task"]), "called search"),
     (lambda: web(tools=["tests.envs.test_settings:untyped"]), "untyped: not a tool"),
     (lambda: web(tools=[ENGINE], call_budget=1), "need recording"),
-    (lambda: web(private_hosts=["127.0.0.1"]), "write host:port"),
     (lambda: web(tools=["searxng"]), "tools=searxng: search_url"),
     (lambda: searched(Retrieve, "http://["), "not a server URL"),
     (lambda: searched(Serper, "http://search.test"), "plain http to another machine"),

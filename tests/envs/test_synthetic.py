@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +12,15 @@ import pytest
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
-from atommem.envs.questions_shown import MODES
+from atommem.envs.longdoc.environment import MODES
 from atommem.envs.synthetic.expert import Expert, ExpertPolicy, Faults
 from atommem.envs.synthetic.prose import PROSES, RELATIONS, Statement, get_prose
 from atommem.envs.synthetic.world import WorldConfig, generate, make_task
 from atommem.envs.task import Task
-from atommem.envs.task_files import load_tasks
 from atommem.episode import Episode
 from atommem.memory.log import Outcome
 from atommem.policy.contract import Sampling
-from tests.fakes import WordTokenizer, command, longdoc, make_episode_runner
+from tests.fakes import WordTokenizer, longdoc, make_episode_runner
 
 
 def stream(task: Task) -> list[list[Statement]]:
@@ -90,18 +87,6 @@ def test_needed_facts_never_exceed_the_capacity(per_document: int) -> None:
                     live.add(statement.subject)
             most = max(most, len(live))
         assert most == 4
-
-
-def test_synthetic_command_writes_tasks_and_provenance(tmp_path: Path) -> None:
-    out = tmp_path / "tasks.parquet"
-    knobs = "--prose compact --hops 1-3 --questions 2 --corrections 0.8 --errata"
-    arguments = ["synthetic", "--n", "7", "--seed", "3", "--out", str(out), *knobs.split()]
-    assert command("data")(arguments) == 0
-    counts: dict[str, Any] = {"hops": (1, 3), "questions": (2, 2)}
-    config = WorldConfig(prose="compact", corrections=0.8, errata=True, **counts)
-    assert load_tasks(out) == list(generate(config, 7, seed=3))
-    provenance = json.loads((tmp_path / f"{out.name}.json").read_text())
-    assert (provenance["world"]["corrections"], provenance["seed"]) == (0.8, 3)
 
 
 def play(

@@ -12,7 +12,7 @@ from atommem.actions import Action
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.errors import DataError
 from atommem.eval import audit as audit_module
-from atommem.eval.audit import audit, read_store, retention_main
+from atommem.eval.audit import audit, read_store
 from atommem.rollout import Session
 from tests.eval.toys import evaluated, make_runner, make_task
 
@@ -66,8 +66,3 @@ def test_find_duplicates_equals_a_search_of_all_cosines(monkeypatch: pytest.Monk
         for at, row in enumerate(reached)
         if row.sum() > 1 and row.argmax() == at
     ]
-
-
-def test_retention_command_lists_rules(capsys: pytest.CaptureFixture[str]) -> None:
-    assert retention_main(["list"]) == 0
-    assert "retention: combined, " in capsys.readouterr().out

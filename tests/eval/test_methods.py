@@ -19,15 +19,14 @@ import pytest
 from atommem.actions import ProblemReason
 from atommem.config import MemoryConfig
 from atommem.environment import environment_config, make_factory
-from atommem.envs.chunking import joined_text
-from atommem.envs.task import Document, Question, Task
+from atommem.envs.task import Document, Question, Task, joined_text
 from atommem.episode import Episode, StopReason
 from atommem.errors import OutageError, PromptTooLongError
 from atommem.eval.methods import METHODS, make_method
 from atommem.eval.methods.generative_agents import stream_scores
 from atommem.eval.runner import evaluate
 from atommem.memory.log import replay
-from atommem.policy.contract import Sampling
+from atommem.policy.contract import Completion, Sampling
 from atommem.trace import read_trace
 from tests.eval.toys import TASK, make_setup, right, shown_documents
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer
@@ -113,6 +112,22 @@ async def test_method_without_a_reply_ends_with_the_right_reward(
     setup, _ = make_setup(lambda prompt: (where if "Where" in prompt else who) or right(prompt))
     episode = await make_method("no_memory", setup).run(TASK)
     assert (episode.answers, episode.reward, episode.stop_reason) == (answers, reward, ending)
+
+
+class ChatServer:
+    """A chat policy that has removed the thoughts from its replies."""
+
+    tokenizer = WordTokenizer()
+
+    async def complete_chat(self, messages: Any, sampling: Sampling) -> Completion:
+        return Completion([], [], "\\boxed{Port}", "stop", 1, 2)
+
+
+async def test_baseline_reads_a_chat_reply_without_its_thoughts() -> None:
+    method = make_method("no_memory", make_setup(policy=ChatServer())[0])
+    method.plain.opens_thinking = True  # type: ignore[union-attr]
+    episode = await method.run(replace(TASK, questions=TASK.questions[:1]))
+    assert episode.answers == ("Port",)
 
 
 @pytest.mark.parametrize(

@@ -114,9 +114,7 @@ class Running:
 
 @contextmanager
 def running(
-    conversations: Conversations,
-    keys: Mapping[str, str] | None = None,
-    hosts: Sequence[str] = (),
+    conversations: Conversations, keys: Mapping[str, str] | None = None, hosts: Sequence[str] = ()
 ) -> Iterator[Running]:
     """A server on this machine until the block ends."""
     app = make_app(conversations, keys, hosts)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,26 +34,19 @@ def log(tmp_path: Path) -> ConversationLog:
 
 
 def commit(
-    log: ConversationLog,
-    name: str,
-    version: int,
-    written: Sequence[Operation] = (),
-    cached: TextVectors | None = None,
+    log: ConversationLog, name: str, version: int, written: Sequence[Operation] = (), **more: Any
 ) -> None:
     """Commit a step event, numbered as its version."""
-    made = {"checkpoint": "c1", "embedder": "words/4", "tokens": 7}
     operations = [to_json(operation) for operation in written]
-    event = Event(
-        "step", {"a": 1}, step=version - 1, version=version, operations=operations, **made
-    )
-    log.commit(name, [event], cached).result()
+    event = Event("step", step=version - 1, version=version, operations=operations, tokens=7)
+    log.commit(name, [replace(event, embedder="words/4")], **more).result()
 
 
 def test_load_after_commit_returns_operations_and_vectors_exactly(log: ConversationLog) -> None:
     name = log.create("ann", {"goal": "x"}).id
     rows = np.array([[0.5, 0.25, 0, 0], [0.1, 0.2, 0.3, 0.4]], dtype=np.float32)
     cached = TextVectors("words/4", digests_of(["", "é\u2028☃"], "entry"), rows)
-    commit(log, name, 1, OPERATIONS, cached)
+    commit(log, name, 1, OPERATIONS, cached=cached)
     found = log.load(name, "ann", "words/4")
     assert found.operations == tuple(OPERATIONS)
     assert (found.version, found.steps, found.sampled) == (1, 1, 7)

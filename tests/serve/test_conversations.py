@@ -13,15 +13,7 @@ from atommem.errors import OutageError, PromptTooLongError
 from atommem.serve import conversations as conversations_module
 from atommem.serve.conversations import Conversations
 from atommem.serve.wire import Message
-from tests.serve.servers import (
-    ask,
-    entries,
-    event_kinds,
-    gated,
-    items,
-    new_conversation,
-    until,
-)
+from tests.serve.servers import ask, entries, event_kinds, gated, items, new_conversation, until
 
 
 @pytest.mark.slow

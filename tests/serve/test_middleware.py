@@ -42,11 +42,7 @@ def test_load_keys_reads_a_file_or_else_the_variable(
 
 
 def test_owners_do_not_see_each_other_and_only_the_page_needs_no_key(server: Running) -> None:
-    with (
-        server.http(KEYS["ann"]) as ann,
-        server.http(KEYS["bob"]) as bob,
-        server.http() as nobody,
-    ):
+    with server.http(KEYS["ann"]) as ann, server.http(KEYS["bob"]) as bob, server.http() as nobody:
         paths = [new_conversation(ann, title=str(number)) for number in range(3)]
         first = ann.get("/v1/conversations", params={"limit": 2}).json()
         rest = ann.get("/v1/conversations", params={"limit": 2, "after": first["last_id"]}).json()

@@ -13,8 +13,8 @@ import pytest
 from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.embedding import make_embedder
 from atommem.environment import environment_config, make_factory
-from atommem.envs.chunking import chunk_task, joined_text
 from atommem.envs.synthetic.world import WorldConfig, generate
+from atommem.envs.task import chunk_task, joined_text
 from atommem.eval.methods import Setup, make_method
 from atommem.memory.log import Operation
 from atommem.policy.contract import Sampling, ScriptedPolicy
@@ -39,10 +39,7 @@ def without_names(operations: Iterable[Operation]) -> list[Operation]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shown", "chunking"),
-    [
-        ("reading", "tokens"),
-        pytest.param("answering", "documents", marks=pytest.mark.slow),
-    ],
+    [("reading", "tokens"), pytest.param("answering", "documents", marks=pytest.mark.slow)],
 )
 async def test_training_evaluation_and_serving_give_the_same_tokens(
     shown: str, chunking: str, tmp_path: Path

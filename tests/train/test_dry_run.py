@@ -162,7 +162,7 @@ def timeline(**changes: Any) -> Timeline:
     seconds = Costs(prompts=0.0, decode=0.01, sequence=0.001, training=5.0, sync=1.0, switch=2.0)
     schedule = {name: changes.pop(name) for name in ("samplers", "staleness") if name in changes}
     load = replace(LOAD, **{"episodes": 5, "steps": 10, "completion_tokens": 100, **changes})
-    return estimate_timeline("s", seconds, load, devices=4, processes=4, **schedule)
+    return estimate_timeline(seconds, load, devices=4, processes=4, name="s", **schedule)
 
 
 def test_timeline_equals_numbers_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,12 +231,11 @@ class Timeline:
 
 
 def estimate_timeline(
-    name: str,
     costs: Costs,
     load: Workload,
-    *,
     devices: int,
     processes: int,
+    name: str,
     samplers: int = 0,
     staleness: int = 0,
 ) -> Timeline:

@@ -166,18 +166,7 @@ def _timelines(args: Any, run: Run, load: Workload, costs: Costs) -> list[Timeli
     for staleness in (0, 1) if half else ():
         name = f"asynchronous, {half} sampling, staleness {staleness}"
         schedules.append((name, half, staleness))
-    return [
-        estimate_timeline(
-            name,
-            costs,
-            load,
-            devices=devices,
-            processes=processes,
-            samplers=apart,
-            staleness=staleness,
-        )
-        for name, apart, staleness in schedules
-    ]
+    return [estimate_timeline(costs, load, devices, processes, *line) for line in schedules]
 
 
 def _rollout_bytes(args: Any, run: Run, load: Workload) -> float:

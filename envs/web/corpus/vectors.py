@@ -90,8 +90,10 @@ class VectorIndex:
             lists: Any = faiss.downcast_InvertedLists(index.invlists)
             lists.prefetch_nthread = 0
             self._loaded = path, index
-        scores, ids = _exact(query, rows[covered:], count)
-        found = [*zip(ids[0] + covered, scores[0], strict=True)]
+        found: list[tuple[Any, Any]] = []
+        if covered < len(rows):
+            scores, ids = _exact(query, rows[covered:], count)
+            found += zip(ids[0] + covered, scores[0], strict=True)
         if self._loaded[1] is not None:
             scores, ids = self._loaded[1].search(query, count)
             found += zip(ids[0], scores[0], strict=True)
@@ -111,9 +113,6 @@ class VectorIndex:
 
 
 def _exact(queries: Array, rows: Array, count: int) -> tuple[Array, npt.NDArray[np.int64]]:
-    if not len(rows):
-        empty = (len(queries), 0)
-        return np.zeros(empty, dtype=np.float32), np.zeros(empty, dtype=np.int64)
     scores, ids = faiss.knn(queries, rows, min(count, len(rows)), metric=faiss.METRIC_INNER_PRODUCT)
     return scores, ids
 

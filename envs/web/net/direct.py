@@ -54,7 +54,7 @@ class Direct(ToolSource):
         super().__init__(config)
         if find_spec("trafilatura") is None:
             raise ConfigError("tools=direct needs trafilatura: pip install 'atommem[web]'.")
-        self._guard = GuardedBackend(rule, config.private_hosts, resolve)
+        self._guard = GuardedBackend(rule, resolve)
         self._tls = ssl.create_default_context()
         self._hosts = HostRules.of(config)
         self._extraction = Extraction(config.parse_seconds, config.parse_megabytes)

@@ -5,14 +5,14 @@ inside), and a second lookup can give another answer (DNS rebinding)."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 
 import httpcore
+from anyio import to_thread
 
 from atommem.envs.web.tools import PageError
 from atommem.errors import OutageError
@@ -26,7 +26,6 @@ _GLOBAL_UNICAST = ip_network("2000::/3")
 _LOCAL = ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "2001::/23", "3fff::/20")
 """Global by Python's tables, but local services of a cloud, router or protocol."""
 _LOCAL_SERVICES = tuple(map(ip_network, _LOCAL))
-_RESOLVERS = ThreadPoolExecutor(32, "atommem-resolve")  # silent name servers block for seconds
 _MAX_ADDRESSES = 4
 _CONTROL_NAME = "example.com"
 
@@ -48,11 +47,9 @@ def is_public(address: Address, port: int) -> bool:
 
 async def resolve(host: str, port: int) -> Sequence[str]:
     """Return the addresses of a host from the system's resolver; raises `socket.gaierror`."""
-
-    def look_up() -> list[Any]:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-
-    found = await asyncio.get_running_loop().run_in_executor(_RESOLVERS, look_up)
+    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    # Silent name servers block for seconds.
+    found = await to_thread.run_sync(look_up, abandon_on_cancel=True)
     return list(dict.fromkeys(str(info[4][0]) for info in found))
 
 
@@ -61,15 +58,11 @@ class GuardedBackend(httpcore.AnyIOBackend):
 
     Args:
         rule: Whether an address and port may be connected to.
-        private: Hosts with ports (``127.0.0.1:8080``) that are exempt from the rule.
         resolve: Returns the addresses of a host and port.
     """
 
-    def __init__(
-        self, rule: Rule = is_public, private: Collection[str] = (), resolve: Resolve = resolve
-    ) -> None:
+    def __init__(self, rule: Rule = is_public, resolve: Resolve = resolve) -> None:
         self._rule = rule
-        self._private = {name.casefold().replace("[", "").replace("]", "") for name in private}
         self._resolve = resolve
 
     async def connect_tcp(
@@ -87,8 +80,7 @@ class GuardedBackend(httpcore.AnyIOBackend):
             OutageError: This machine's resolver does not answer.
         """
         addresses = await self._addresses(host, port)
-        exempt = f"{host}:{port}" in self._private
-        if not exempt and not all(self._rule(address, port) for address in addresses):
+        if not all(self._rule(address, port) for address in addresses):
             raise PageError(f"{host}:{port} is not on the public web.")
         error: Exception | None = None
         for address in addresses[:_MAX_ADDRESSES]:
