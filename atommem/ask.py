@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import fcntl
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,7 +40,8 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     arguments, settings = _parse(argv)
     try:
-        return asyncio.run(_run(arguments, settings))
+        with _locked(arguments.memory):
+            return asyncio.run(_run(arguments, settings))
     except KeyboardInterrupt:
         folder = arguments.memory
         kept = f" {folder} holds the finished steps; the same command continues." if folder else ""
@@ -72,6 +76,24 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
         raise ConfigError(f"FILE or QUESTION is missing. usage: {_USAGE}")
     check_writable("memory", arguments.memory, folder=True)
     return arguments, settings
+
+
+@contextmanager
+def _locked(folder: Path | None) -> Iterator[None]:
+    """Lock a memory's folder: of two commands, the last to save would undo the other's reading."""
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        problem = f"memory={folder}: in use by another command. Wait, or give another folder."
+        raise ConfigError(problem) from error
+    finally:
+        os.close(lock)
 
 
 async def _run(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:

@@ -39,6 +39,7 @@ class VectorStore:
 
         self.dim = dim
         self._index: Any = faiss.IndexIDMap2(faiss.IndexFlatIP(dim))
+        self._shared = False
 
     def __len__(self) -> int:
         return int(self._index.ntotal)
@@ -53,6 +54,10 @@ class VectorStore:
             return
         new = {entry_id: row for entry_id, row in changes.items() if row is not None}
         rows = check_vectors(np.stack(list(new.values())), self.dim) if new else None
+        if self._shared:
+            import faiss
+
+            self._index, self._shared = faiss.clone_index(self._index), False
         known = np.isin(np.fromiter(changes, np.int64), self.ids)
         if known.any():
             self._index.remove_ids(np.fromiter(changes, np.int64))
@@ -86,12 +91,9 @@ class VectorStore:
             count = min(4 * count, size)
 
     def copy(self) -> Self:
-        """Return an independent copy."""
-        import faiss
-
-        twin = copy.copy(self)
-        twin._index = faiss.clone_index(self._index)
-        return twin
+        """Return an independent copy; the first of both to change makes an index of its own."""
+        self._shared = True
+        return copy.copy(self)
 
 
 def best(scores: npt.NDArray[np.floating], ids: Ids, k: int) -> Hits:
