@@ -53,7 +53,6 @@ GONE = AsyncMock(side_effect=OutageError("words are gone"))
         ({"step": GONE}, "episodes: an outage: words are gone"),
         ({"step": AsyncMock(side_effect=KeyError("x"))}, "episodes: KeyError at "),
         ({"score": AsyncMock(return_value=Score(1.5))}, "episodes: reward=1.5. Return a reward"),
-        ({"score": AsyncMock(return_value=Score(0.5))}, "episodes: doing nothing earns 0.5"),
         ({"step": shuffle}, "repeatable: a went another way"),
     ],
 )
