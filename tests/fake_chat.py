@@ -31,7 +31,6 @@ class FakeChat:
 
     Attributes:
         bodies: Of all requests, in order.
-        most_running: Most requests at the same time.
     """
 
     def __init__(
@@ -39,7 +38,6 @@ class FakeChat:
     ) -> None:
         self.replies = list(replies)
         self.bodies: list[dict[str, Any]] = []
-        self.most_running = self._running = 0
         self._answer = answer
         self.transport = httpx.MockTransport(self._handle)
 
@@ -49,10 +47,7 @@ class FakeChat:
         assert request.url.path == "/v1/chat/completions"
         body = json.loads(request.content)
         self.bodies.append(body)
-        self._running += 1
-        self.most_running = max(self.most_running, self._running)
-        await asyncio.sleep(0.001)
-        self._running -= 1
+        await asyncio.sleep(0)
         if self._answer is not None:
             reply = self._answer(body)
         else:

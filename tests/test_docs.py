@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-import yaml
 
 from atommem import cli, dialects
 from atommem.actions import MEMORY_ACTIONS
@@ -26,8 +24,6 @@ from tests.fakes import WordEmbedder, WordTokenizer, load_script
 from tests.pages import ROOT, Reader, blocks
 
 FOLDER = "docs/tutorials"
-NAV = yaml.safe_load((ROOT / "mkdocs.yml").read_text().split("\nnav:")[1])
-ORDER = ["own_documents.md", "own_environment.md", "own_rule.md"]
 
 
 @pytest.fixture(scope="module")
@@ -132,10 +128,9 @@ def test_own_environment_is_trained_evaluated_traced_and_reported(
     printed = capsys.readouterr().out
     for text in ("step 2, acting", "call: lookup", "'overlap': ", "overlap on the 6 tasks"):
         assert text in printed
-    out = atlas / "report"
-    assert cli.main(["report", *folders, "--out", str(out)]) == 0
-    for file in ("tables.md", "report.html"):
-        assert all(word in (out / file).read_text() for word in ("overlap", "lookup"))
+    assert cli.main(["report", *folders, "--out", str(atlas / "report")]) == 0
+    tables = (atlas / "report" / "tables.md").read_text()
+    assert all(word in tables for word in ("overlap", "lookup"))
 
 
 @pytest.mark.slow
@@ -149,23 +144,6 @@ def test_own_environment_without_documents_or_shape_is_refused_by_name(
     plan = f"train grpo --model_name_or_path {atlas}/sft --data train.atlas --dry_run"
     assert cli.main(plan.split()) == 2
     assert "Atlas has no `shape`" in capsys.readouterr().err
-
-
-def test_atlas_has_120_lines_and_imports_only_the_core() -> None:
-    folder = ROOT / "examples" / "atlas"
-    environment = folder / "atommem_atlas" / "__init__.py"
-    assert len(environment.read_text().splitlines()) <= 120
-    files = [path.read_text() for path in folder.rglob("*.py") if path.stem != "start"]
-    imported = re.findall(r"^from atommem\.(\w+)", "\n".join(files), re.MULTILINE)
-    assert {*imported} == {"actions", "environment", "episode", "errors"}
-
-
-def test_tutorials_are_in_the_navigation_and_followed() -> None:
-    (listed,) = [item["Tutorials"] for item in NAV if "Tutorials" in item]
-    assert listed == [f"tutorials/{page}" for page in ORDER]
-    assert set(ORDER) == {path.name for path in (ROOT / FOLDER).iterdir()}
-    for page in ORDER:
-        assert f'{page}")' in Path(__file__).read_text(), f"{page} is followed by no test"
 
 
 TASK: dict[str, Any] = {
@@ -187,15 +165,11 @@ def test_task_schema_accepts_what_the_reader_accepts(tmp_path: Path) -> None:
     question, document = TASK["questions"][0], TASK["documents"][0]
     for changes, valid in (
         ({}, True),
-        ({"metadata": {"a": 1}}, True),
         ({"id": 7}, False),
         ({"questions": []}, False),
-        ({"questions": [{**question, "answers": "Ida"}]}, False),
         ({"questions": [{**question, "answers": ["Ida", ""]}]}, False),
         ({"questions": [{**question, "text": None}]}, False),
         ({"documents": [{**document, "gold": "yes"}]}, False),
-        ({"documents": [{"title": "June"}]}, False),
-        ({"metadata": ["x"]}, False),
     ):
         task = {**TASK, **changes}
         file.write_text(json.dumps(task) + "\n")

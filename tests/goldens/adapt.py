@@ -95,7 +95,7 @@ def make_agent(policy: Any, tokenizer: Any, embedder: Any = None, **memory: Any)
         tokenizer=tokenizer,
         factory=longdoc(tokenizer),
         memory=MemoryConfig(**memory),
-        sampling=Sampling(seed=3, max_tokens=400),
+        sampling=Sampling(seed=3, max_tokens=4000),
     )
 
 
@@ -105,10 +105,13 @@ def hashing_embedder(dim: int) -> Any:
     return HashingEmbedder(dim)
 
 
-def completion(token_ids: list[int], text: str) -> Any:
-    from atommem.policy.contract import Completion
+def scripted(tokenizer: Any, script: Callable[[str], str]) -> Any:
+    """A policy that replies with what `script` returns for the text of a prompt."""
+    from atommem.policy.contract import ScriptedPolicy
 
-    return Completion(token_ids, [-0.5] * len(token_ids), text, "stop")
+    policy: Any = ScriptedPolicy(tokenizer, script)
+    policy.tokenizer = tokenizer
+    return policy
 
 
 def under_old_name(record: Any) -> Any:
@@ -266,7 +269,7 @@ def changed(*configs: Any) -> dict[str, Any]:
 
 
 async def run_evaluation(
-    name: str, policy: Any, tokenizer: Any, tasks: Sequence[Any], out: Path, seed: int
+    name: str, tokenizer: Any, script: Any, tasks: Sequence[Any], out: Path, seed: int
 ) -> None:
     """Evaluate one method into a folder."""
     from atommem.config import MemoryConfig
@@ -278,20 +281,13 @@ async def run_evaluation(
     sampling = Sampling(temperature=0.7, seed=seed, max_tokens=200)
     setup = Setup(
         run=RunConfig(memory=MemoryConfig(retrieve_k=2), sampling=sampling),
-        policy=policy,
+        policy=scripted(tokenizer, script),
         embedder=hashing_embedder(32),
         factory=longdoc(tokenizer, chunking="documents", max_reads=1),
         max_in_flight=1,
     )
-    settings = {"seed": seed}
-    await evaluate(
-        list(tasks),
-        make_method(name, setup),
-        out,
-        samples_per_task=2,
-        settings=settings,
-        progress=False,
-    )
+    method, settings = make_method(name, setup), {"seed": seed}
+    await evaluate(tasks, method, out, samples_per_task=2, settings=settings, progress=False)
 
 
 def report_numbers(folders: dict[str, list[Path]], reference: str) -> dict[str, Any]:
@@ -331,11 +327,11 @@ def report_numbers(folders: dict[str, list[Path]], reference: str) -> dict[str, 
 
 
 @contextmanager
-def served(script: Callable[[str], str], tokenizer: Any, folder: Path) -> Iterator[str]:
-    """The address of a server whose policy follows `script`; the model is called ``scripted``."""
+def served(tokenizer: Any, folder: Path) -> Iterator[str]:
+    """The address of a server whose policy takes notes; the model is called ``scripted``."""
     from tests.serve.servers import make_conversations, running, scripted
 
-    model = scripted(script, tokenizer=tokenizer, chunk_tokens=160)
+    model = scripted(tokenizer=tokenizer, chunk_tokens=160)
     with running(make_conversations(folder / "log.db", model)) as server:
         yield f"{server.url}/v1"
 

@@ -34,7 +34,7 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:10]
 
 
-# --- tokenizers and policies
+# --- the tokenizer
 
 
 @cache
@@ -60,21 +60,6 @@ def byte_tokenizer() -> Any:
     )
     names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **names)
-
-
-class Scripted:
-    """A policy that replies with what `script` returns for prompt text and request number."""
-
-    def __init__(self, script: Callable[[str, int], str]) -> None:
-        self.script, self.count, self.tokenizer = script, 0, byte_tokenizer()
-
-    async def complete(self, prompt_ids: list[int], sampling: Any) -> Any:
-        text = self.script(self.tokenizer.decode(prompt_ids), self.count)
-        self.count += 1
-        return adapt.completion(self.tokenizer.encode(text), text)
-
-    async def close(self) -> None:
-        return None
 
 
 # --- prompts
@@ -146,15 +131,9 @@ def smollm2_prompts(folder: Path) -> Goldens:
 
 # --- operation logs
 
-RETENTION = ["reject", "fifo", "lru", "lfu", "random", "ebbinghaus", "redundancy", "novelty"]
-RETENTION += ["length", "type_prior", "linear(weights=WEIGHTS)", "failures_first", "periodic"]
-RETENTION += [
-    "history",
-    "combined",
-    "traceretain",
-    "memobank",
-]
-RULES = [("retention", rule) for rule in RETENTION]
+RETENTION = "reject fifo lru lfu random ebbinghaus redundancy novelty length type_prior "
+RETENTION += "linear(weights=WEIGHTS) failures_first periodic history combined traceretain memobank"
+RULES = [("retention", rule) for rule in RETENTION.split()]
 RULES += [("admission", rule) for rule in ("memobank", "amac", "amac(threshold=0.3)")]
 LINEAR = {"weights": {"log_words": 0.5, "novelty": 1.0, "capitals": -0.3, "bias": 0.1}}
 EPISODES = 9
@@ -188,7 +167,7 @@ def operation_logs() -> Goldens:
             memory = {kind: placed, "templates": "compact", "query_tokens": 20, **limits}
             for number in range(EPISODES):
                 name = f"{kind}/{rule}/{number}"
-                policy = Scripted(random_elements(random.Random(name)))
+                policy = adapt.scripted(byte_tokenizer(), random_elements(random.Random(name)))
                 if number == EPISODES - 1:
                     memory["disabled_actions"] = ["delete"]
                 if number in (0, EPISODES - 1):
@@ -202,13 +181,13 @@ def operation_logs() -> Goldens:
     return found
 
 
-def random_elements(rng: random.Random) -> Callable[[str, int], str]:
+def random_elements(rng: random.Random) -> Callable[[str], str]:
     """A script that writes five random elements a step, whatever the prompt."""
 
     def words(most: int) -> str:
         return " ".join(rng.choices(WORDS, k=rng.randint(2, most)))
 
-    def script(prompt: str, count: int) -> str:
+    def script(prompt: str) -> str:
         chosen = rng.choices([*ELEMENTS], [*ELEMENTS.values()], k=5)
         values = (
             {"words": words(9), "long": words(40), "handle": rng.randint(1, 5)} for _ in chosen
@@ -328,10 +307,10 @@ def report() -> Goldens:
         for number, person in enumerate(people)
     ]
 
-    def script(skill: float, seed: int) -> Callable[[str, int], str]:
+    def script(skill: float, seed: int) -> Callable[[str], str]:
         draws = random.Random(f"{skill}/{seed}")
 
-        def reply(prompt: str, count: int) -> str:
+        def reply(prompt: str) -> str:
             fact = re.search(r"(Person\d+) lives in (\w+)", prompt)
             asked = re.findall(r"(Where does|Is) (Person\d+)", prompt)
             texts = []
@@ -349,17 +328,13 @@ def report() -> Goldens:
 
     folders: dict[str, list[Path]] = {}
     with tempfile.TemporaryDirectory() as root:
-        for method, skill in (
-            ("atommem", 0.9),
-            ("memagent", 0.7),
-            ("rag", 0.6),
-            ("full_context", 0.5),
-        ):
+        skills = {"atommem": 0.9, "memagent": 0.7, "rag": 0.6, "full_context": 0.5}
+        for method, skill in skills.items():
             for seed in (0, 1):
                 out = Path(root, method, str(seed))
-                policy = Scripted(script(skill, seed))
+                replies = script(skill, seed)
                 asyncio.run(
-                    adapt.run_evaluation(method, policy, byte_tokenizer(), tasks, out, seed)
+                    adapt.run_evaluation(method, byte_tokenizer(), replies, tasks, out, seed)
                 )
                 folders.setdefault(method, []).append(out)
         return {
@@ -369,19 +344,6 @@ def report() -> Goldens:
 
 
 # --- event streams
-
-
-def note_taker(prompt: str) -> str:
-    """Keeps the chunk, looks for the question, answers with the best entry."""
-    chunk = re.search(r"of the text:\n(.*?)\n\nYour scratchpad", prompt, re.DOTALL)
-    question = re.search(r"Question:\n(.*)", prompt)
-    asked = question[1] if question else ""
-    if chunk is not None:
-        return f"<create_memory>{chunk[1]}</create_memory><read_memory>{asked}</read_memory>"
-    if f"current query:\n{asked}" not in prompt:
-        return f"<read_memory>{asked}</read_memory>"
-    entries = re.findall(r"^Memory \d+: (.*)", prompt, re.MULTILINE)
-    return f"<final_answer>\\boxed{{{entries[0] if entries else 'nothing'}}}</final_answer>"
 
 
 def event_streams() -> Goldens:
@@ -398,7 +360,7 @@ def event_streams() -> Goldens:
     chat.append({"role": "user", "content": "Where does Ann live?"})
     with (
         tempfile.TemporaryDirectory() as folder,
-        adapt.served(note_taker, byte_tokenizer(), Path(folder)) as url,
+        adapt.served(byte_tokenizer(), Path(folder)) as url,
         httpx.Client(timeout=30) as client,
     ):
 
