@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,11 +26,7 @@ def choice(content: Any, finish_reason: str = "stop", **more: Any) -> dict[str, 
 
 
 class FakeChat:
-    """Sends the scripted replies and repeats the last, or calls a function of a request's body.
-
-    Attributes:
-        bodies: Of all requests, in order.
-    """
+    """Sends the scripted replies and repeats the last, or calls a function of a request's body."""
 
     def __init__(
         self, *replies: Reply, answer: Callable[[dict[str, Any]], Reply] | None = None
@@ -47,7 +42,6 @@ class FakeChat:
         assert request.url.path == "/v1/chat/completions"
         body = json.loads(request.content)
         self.bodies.append(body)
-        await asyncio.sleep(0)
         if self._answer is not None:
             reply = self._answer(body)
         else:

@@ -95,7 +95,6 @@ class Reader:
         return names
 
     def do(self, kind: str, block: str, names: dict[str, Any], page: str) -> None:
-        """Run one block."""
         title = re.match(r"# (\S+\.\w+)\n", block)
         if title is not None and (ROOT / title[1]).is_file():
             text = (ROOT / title[1]).read_text(encoding="utf-8")
@@ -111,7 +110,6 @@ class Reader:
             exec(compile(block.replace(ADDRESS, self.address), page, "exec"), names)
 
     def run(self, line: str) -> None:
-        """Run a command line and check its exit status."""
         for pattern, shorter in SHORTER.items():
             line = re.sub(pattern, shorter, line)
         match shlex.split(line, comments=True):

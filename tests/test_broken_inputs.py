@@ -152,9 +152,8 @@ def test_command_interrupted_at_its_first_write_leaves_no_partial_file(
     assert capfd.readouterr().err.strip().splitlines()[-1] == expected
     left = contents(folder).keys() - before.keys()
     assert not [name for name in left if ".tmp" in name or Path(name).name.startswith(".")]
-    for name in left:
-        if name.endswith(".jsonl"):
-            assert [json.loads(row) for row in (folder / name).read_text().splitlines()]
+    for name in (name for name in left if name.endswith(".jsonl")):
+        assert [json.loads(row) for row in (folder / name).read_text().splitlines()]
     assert cli.main(command.split()) == 0
     assert contents(folder).keys() > before.keys()
 

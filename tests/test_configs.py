@@ -73,12 +73,7 @@ def test_dry_run_of_recipe_passes(
 
 
 @pytest.mark.parametrize("path", TRAIN, ids=stem)
-def test_recipe_parses_and_leaves_room_for_thoughts(path: Path) -> None:
-    found = parse(stage_of(path), ["--config", str(path), "--use_cpu"])
-    memory = found.run.memory
-    assert found.args.data
-    dialect = get_dialect(memory.dialect, memory.templates)
-    assert dialect.grammar(phases=("reading", "answering"))
+def test_recipe_leaves_room_for_thoughts(path: Path) -> None:
     settings = load_yaml(path, "train")
     if "Qwen3" in settings["model_name_or_path"]:
         quiet = settings.get("chat_template_kwargs") == {"enable_thinking": False}

@@ -11,16 +11,12 @@ import jsonschema
 import pytest
 
 from atommem import cli, dialects
-from atommem.actions import MEMORY_ACTIONS
 from atommem.config import MemoryConfig
 from atommem.environment import environment_config
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
-from atommem.grammar import Grammar
-from atommem.memory.log import Outcome
-from atommem.memory.memory import WorkingMemory
-from tests.fakes import WordEmbedder, WordTokenizer, load_script
+from tests.fakes import load_script
 from tests.pages import ROOT, Reader, blocks
 
 FOLDER = "docs/tutorials"
@@ -100,7 +96,6 @@ def test_examples_run(
 
 @pytest.fixture(scope="module")
 def atlas(reader: Reader) -> Path:
-    """The runs of the page on an environment of one's own."""
     names = reader.follow(f"{FOLDER}/own_environment.md")
     # Two updates teach it little: sometimes it uses up its turns and gives no answer.
     assert names["answer"].status in ("completed", "incomplete")
@@ -181,27 +176,6 @@ def test_task_schema_accepts_what_the_reader_accepts(tmp_path: Path) -> None:
     save_tasks(generate(WorldConfig(), 3, 0), file)
     for line in file.read_text().splitlines():
         validator.validate(json.loads(line))
-
-
-async def test_rules_of_the_tutorial_reject_and_evict(tmp_path: Path) -> None:
-    settings = MemoryConfig(
-        capacity=2, retention="my_rules:LeastShown", admission="my_rules:NoDuplicates"
-    )
-    grammar = Grammar({spec.name: spec for spec in MEMORY_ACTIONS})
-    with Reader(tmp_path) as reader:
-        ((kind, block),) = blocks(f"{FOLDER}/own_rule.md", "python")
-        reader.do(kind, block, {}, "own_rule.md")
-        memory = WorkingMemory(WordEmbedder(), WordTokenizer(), settings)
-        await memory.apply(grammar.parse("<create>red</create><create>blue</create>").actions, 0)
-        operations = await memory.apply(
-            grammar.parse("<create>red</create><create>green</create>").actions, 1
-        )
-    found = [(operation.kind, operation.outcome, operation.reason) for operation in operations]
-    assert found == [
-        ("create", Outcome.REJECTED, "admission:my_rules:NoDuplicates: repeats entry 1"),
-        ("delete", Outcome.APPLIED, "shown 0 times"),
-        ("create", Outcome.APPLIED, ""),
-    ]
 
 
 def test_dialect_of_the_extending_page_registers(monkeypatch: pytest.MonkeyPatch) -> None:

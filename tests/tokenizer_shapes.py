@@ -56,11 +56,12 @@ def _byte_level_bpe(normalizer: Any, vocab_size: int) -> Tokenizer:
 def byte_level() -> Any:
     """Byte-level BPE with NFC and added tokens that are not special: Qwen3's shape."""
     tokenizer = _byte_level_bpe(normalizers.NFC(), 400)
-    special = "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|vision_pad|>".split()
-    added = "<tool_call> </tool_call> <tool_response> </tool_response> <think> </think>".split()
-    added.append("<|repo_name|>")
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in special])
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
+    special = "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|vision_pad|>"
+    added = "<tool_call> </tool_call> <tool_response> </tool_response> <think> </think> "
+    added += "<|repo_name|>"
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in special.split()])
+    plain = [AddedToken(text, special=False, normalized=False) for text in added.split()]
+    tokenizer.add_tokens(plain)
     return _fast(tokenizer, CHATML, eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 

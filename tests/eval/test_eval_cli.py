@@ -155,7 +155,6 @@ def without_times(value: Any) -> Any:
 
 
 def outcome(out: Path) -> dict[str, list[Any]]:
-    """All records (sorted) and traces."""
     found = {}
     for path in sorted(out.rglob("*.jsonl")):
         lines = [without_times(json.loads(line)) for line in path.read_text().splitlines()]

@@ -74,15 +74,6 @@ async def test_method_shows_its_documents_and_asks_each_question_once(
     assert [sampling.seed for sampling in policy.samplings] == seeds * 2
 
 
-async def test_rag_shows_what_each_question_finds_once() -> None:
-    rag = make_method("rag", make_setup()[0])
-    found = []
-    for questions in (TASK.questions, TASK.questions[:1], TASK.questions[1:]):
-        episode = await rag.run(replace(TASK, questions=questions))
-        found.append([item.entry_id for item in episode.steps[0].view.retrieved])
-    assert found[0] == list(dict.fromkeys(found[1] + found[2]))
-
-
 async def test_full_context_cuts_the_middle_and_records_the_fraction_kept() -> None:
     setup, policy = make_setup()
     full = await make_method("full_context", setup).run(TASK)
@@ -156,7 +147,6 @@ async def play(
     task: Task | None = None,
     room: int = 32_768,
 ) -> Episode:
-    """An episode of a browsing method that gets these completions."""
     setup, own = make_setup(
         environment=environment_config("web"),
         memory=MemoryConfig(retrieve_k=1),
@@ -213,7 +203,6 @@ WORD = re.compile(r"\bq\d+")
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a recorded stream in a text, each once."""
     return list(dict.fromkeys(WORD.findall(text)))
 
 

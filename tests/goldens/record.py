@@ -174,7 +174,8 @@ def operation_logs() -> Goldens:
                     agent = adapt.make_agent(policy, byte_tokenizer(), **memory)
                 agent.policy = policy
                 log = asyncio.run(adapt.run_session(agent, steps, f"task/{number}"))
-                log = json.loads(json.dumps(rounded(log, 5)).replace(f"{folder}/", ""))
+                text = json.dumps(log).replace(f"{folder}/", "")
+                log = json.loads(text, parse_float=lambda number: round(float(number), 5))
                 found[f"operations/{name}"] = digest(log)
                 if name in WHOLE:
                     found[f"operations in full/{name}"] = log
@@ -182,7 +183,6 @@ def operation_logs() -> Goldens:
 
 
 def random_elements(rng: random.Random) -> Callable[[str], str]:
-    """A script that writes five random elements a step, whatever the prompt."""
 
     def words(most: int) -> str:
         return " ".join(rng.choices(WORDS, k=rng.randint(2, most)))
@@ -197,14 +197,6 @@ def random_elements(rng: random.Random) -> Callable[[str], str]:
         )
 
     return script
-
-
-def rounded(value: Any, digits: int) -> Any:
-    if isinstance(value, float):
-        return round(value, digits)
-    if isinstance(value, dict):
-        return {key: rounded(item, digits) for key, item in value.items()}
-    return [rounded(item, digits) for item in value] if isinstance(value, list | tuple) else value
 
 
 # --- the loss
@@ -481,7 +473,6 @@ PARTS: dict[str, tuple[Callable[[], Goldens], tuple[str, ...]]] = {
 
 
 def main() -> None:
-    """Print differences of the named parts, and accept some of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[*PARTS], choices=[*PARTS])
     parser.add_argument("--smollm2", type=Path, metavar="FOLDER")
