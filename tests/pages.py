@@ -30,7 +30,6 @@ SHORTER = {
     r"--num_generations \d+": "--num_generations 4",
     r"--per_device_train_batch_size \d+": "--per_device_train_batch_size 8",
     r"--max_completion_length 256": "--max_completion_length 16",
-    r"checkpoint-\d+": "checkpoint-2",
     # No hub and no GPU: a model of a few thousand weights is trained and sampled here.
     r"Qwen/Qwen3-0\.6B": "model",
     r"accelerate launch --config_file \$\([a-z_ ]*\) -m atommem.cli (train grpo .*)": (
