@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -12,7 +12,6 @@ import pytest
 
 from atommem.actions import Action, Problem, ProblemReason
 from atommem.config import drawn_capacity
-from atommem.embedding.embedder import TextKind, Vectors
 from atommem.envs.task import Document
 from atommem.episode import Episode, Observation, Step, StopReason, add_sums, episode_sums, means
 from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError, TraceError
@@ -34,7 +33,7 @@ from tests.atommem.sessions import (
     saying,
     take_steps,
 )
-from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, reading
+from tests.fakes import WordEmbedder, WordTokenizer, reading
 
 
 @pytest.mark.parametrize("way", ["json", "file with vectors", "fork"])
@@ -79,54 +78,28 @@ WRITE = "<create_memory>ann lives</create_memory><read_memory>ann</read_memory>"
 WRITE += "<update_scratchpad>x</update_scratchpad>"
 
 
-class Stuck(Embeds):
-    """Its third call never comes back, unless it is cancelled."""
-
-    async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
-        if len(self.calls) == 2:
-            await asyncio.Event().wait()
-        return await super().embed(texts, kind)
+async def forever(*arguments: object) -> None:
+    await asyncio.Event().wait()
 
 
-async def test_step_outage_leaves_memory_unchanged_and_counts_tokens() -> None:
-    embedder = Embeds()
-    session = Session(agent(saying(WRITE, WRITE, WRITE), embedder=embedder))
+@pytest.mark.parametrize(
+    ("failure", "error"), [(OutageError("gone"), OutageError), (forever, StepTimeoutError)]
+)
+async def test_step_failure_leaves_memory_unchanged_and_counts_tokens(
+    failure: Any, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(agent(saying(WRITE, WRITE, WRITE)))
     await session.step(reading("q?"))
     sampled, view, log = session.sampled, session.memory.view(), session.memory.log
-    embedder.fail = OutageError("gone")
-    with pytest.raises(OutageError):
-        await session.step(reading("q?"))
-    assert (session.steps, session.sampled) == (2, 2 * sampled)
-    assert (session.memory.view(), session.memory.log) == (view, log)
-    embedder.fail = None
-    again = await session.step(reading("q?"))
-    assert (again.index, again.operations[0].step, again.view) == (2, 2, view)
-
-
-async def test_step_time_limit_leaves_memory_unchanged() -> None:
-    session = Session(agent(lambda tokenizer: Waits(tokenizer, [WRITE]), embedder=Stuck()))
-    async with time_limit(60):
-        await session.step(reading("q?"))
-    before = session.state().to_json()
-    with pytest.raises(StepTimeoutError):
-        async with time_limit(0.02):
-            await session.step(reading("q?"))
-    assert session.state().to_json() == before
-    session.agent.policy = ListPolicy(session.agent.tokenizer, [WRITE])  # type: ignore[arg-type]
-    with pytest.raises(StepTimeoutError):  # it bounds the memory's work too
+    monkeypatch.setattr(session.agent.embedder, "embed", AsyncMock(side_effect=failure))
+    with pytest.raises(error):
         async with time_limit(0.05):
             await session.step(reading("q?"))
-    assert (len(session.memory.entries()), session.steps) == (1, 2)
-
-
-class ChatServer:
-    """A chat policy with one reply."""
-
-    def __init__(self, reply: Completion) -> None:
-        self.reply = reply
-
-    async def complete_chat(self, messages: Any, sampling: Sampling) -> Completion:
-        return self.reply
+    assert (session.steps, session.sampled) == (2, 2 * sampled)
+    assert (session.memory.view(), session.memory.log) == (view, log)
+    monkeypatch.undo()
+    again = await session.step(reading("q?"))
+    assert (again.index, again.operations[0].step, again.view) == (2, 2, view)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +115,8 @@ async def test_chat_reply_thoughts_are_not_actions(
     text: str, finish_reason: Any, thinking_apart: bool, created: int
 ) -> None:
     reply = Completion([], [], text, finish_reason, 1, 2, thinking_apart)
-    one = agent(lambda tokenizer: ChatServer(reply))
+    policy = SimpleNamespace(complete_chat=AsyncMock(return_value=reply))
+    one = agent(lambda tokenizer: policy)
     one.prompts.opens_thinking = True
     session = Session(one)
     step = await session.step(reading("q?"))
