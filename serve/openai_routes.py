@@ -36,7 +36,7 @@ _LISTED = ("item", "ask", "answer")
 
 
 class Call:
-    """What a route knows of its request: server, owner, and identity of a repeated request."""
+    """A request as its route sees it: server, owner, and identity of a repeated request."""
 
     def __init__(self, request: Request, key: RequestKey | None) -> None:
         self.request, self.key = request, key
