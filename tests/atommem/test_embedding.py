@@ -21,7 +21,7 @@ from atommem.embedding.embedder import (
     Vectors,
 )
 from atommem.embedding.models import HttpEmbedder, SentenceTransformerEmbedder
-from atommem.errors import ConfigError, OutageError
+from atommem.errors import ConfigError
 from tests.atommem.sessions import Embeds
 from tests.fake_chat import refusal
 from tests.fakes import word_level
@@ -75,8 +75,6 @@ def test_sentence_transformer_uses_query_prompt(tmp_path: Path) -> None:
     assert (query.shape, query.dtype, embedder.dim) == ((1, 16), np.float32, 16)
     np.testing.assert_allclose(query, prompted, atol=1e-5)
     assert np.abs(query - embed(embedder, ["red fox"])).max() > 1e-2
-    with pytest.warns(UserWarning, match="a text beyond 512 tokens was cut"):
-        embed(embedder, ["red fox " * 1000, "red fox"])
 
 
 class EmbeddingServer:
@@ -120,10 +118,6 @@ async def test_http_embedder_normalises_and_keeps_order(server: EmbeddingServer)
     np.testing.assert_allclose(vectors, expected, rtol=1e-6)
     assert vectors.dtype == np.float32
     assert server.bodies[-1] == {"model": "m", "input": ["a", "bbb"], "encoding_format": "float"}
-    server.answers = [data([[0, 0, 0], [3, 4, 0]])]
-    with pytest.warns(UserWarning, match="zero or not finite"):
-        vectors = await embedder.embed(["a", "b"], "entry")
-    np.testing.assert_allclose(vectors, [[1, 0, 0], [0.6, 0.8, 0]], rtol=1e-6)
 
 
 def test_http_embedder_long_text_is_halved(server: EmbeddingServer) -> None:
@@ -133,14 +127,11 @@ def test_http_embedder_long_text_is_halved(server: EmbeddingServer) -> None:
     np.testing.assert_allclose(vectors[:, 0] / vectors[:, 1], [2, 62, 50], 1e-5)
 
 
-def test_http_embedder_invalid_answer_or_outage_is_an_error(server: EmbeddingServer) -> None:
+def test_http_embedder_invalid_answer_is_an_error(server: EmbeddingServer) -> None:
     embedder = server.embedder()
     server.answers = [data([[1, 2], [1, 2]])]
     with pytest.raises(ConfigError, match="2 numbers a text after 3"):
         embed(embedder, ["a", "b"])
-    server.answers = [httpx.Response(500)] * 3
-    with pytest.raises(OutageError, match="/v1/embeddings failed 3 times"):
-        embed(embedder, ["a"])
     with pytest.raises(ConfigError, match=r"refused to embed.*credit balance"):
         embed(embedder, ["x", "a"])
 
@@ -158,13 +149,10 @@ async def test_micro_batcher_embeds_equal_texts_once() -> None:
     assert recorder.calls == [("entry", "same", "x0", "x1")]
     np.testing.assert_array_equal(vectors[3], await expected("same", "same", "x1"))
     vectors[3][:] = 7  # a result that is changed does not change the cache
-    again = await batcher.embed(["x1", "new", "same"], "entry")
-    np.testing.assert_array_equal(again, await expected("x1", "new", "same"))
-    await batcher.embed(["same"], "query")  # which is another vector
-    assert recorder.calls[1:] == [("entry", "new"), ("query", "same")]
-    many = [str(i) for i in range(10)]
+    many = ["x1", "same", *map(str, range(10))]
     np.testing.assert_array_equal(await batcher.embed(many, "entry"), await expected(*many))
-    assert [len(texts) for _, *texts in recorder.calls[3:]] == [4, 4, 2]
+    await batcher.embed(["same"], "query")  # which is another vector
+    assert [len(texts) for _, *texts in recorder.calls[1:]] == [4, 4, 2, 1]
 
 
 async def test_micro_batcher_cancelled_waiter_does_not_affect_others() -> None:
