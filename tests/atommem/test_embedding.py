@@ -24,7 +24,7 @@ from atommem.embedding.models import HttpEmbedder, SentenceTransformerEmbedder
 from atommem.errors import ConfigError
 from tests.atommem.sessions import Embeds
 from tests.fake_chat import refusal
-from tests.fakes import word_level
+from tests.loopback import make_checkpoint
 
 TEXTS = ["The red fox", "a blue whale", "", "?!", "日本 東京", "ẞ and \ud800"]
 
@@ -59,19 +59,12 @@ def test_sentence_transformer_uses_query_prompt(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    from transformers import BertConfig, BertModel
 
-    words = ["<unk>", "<pad>", "<eos>", "find", ":", "red", "fox", "blue", "whale"]
-    word_level(words, unk_token="<unk>").save_pretrained(tmp_path / "bert")
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    BertModel(BertConfig(vocab_size=9, intermediate_size=16, **sizes)).save_pretrained(
-        tmp_path / "bert"
-    )
-    modules = [Transformer(str(tmp_path / "bert")), Pooling(16)]
-    prompts = {"query": "find : ", "document": ""}
+    modules = [Transformer(str(make_checkpoint(tmp_path / "llm"))), Pooling(16)]
+    prompts = {"query": "find: ", "document": ""}
     SentenceTransformer(modules=modules, prompts=prompts, device="cpu").save(str(tmp_path / "m"))
     embedder = SentenceTransformerEmbedder(tmp_path / "m")
-    query, prompted = embed(embedder, ["red fox"], "query"), embed(embedder, ["find : red fox"])
+    query, prompted = embed(embedder, ["red fox"], "query"), embed(embedder, ["find: red fox"])
     assert (query.shape, query.dtype, embedder.dim) == ((1, 16), np.float32, 16)
     np.testing.assert_allclose(query, prompted, atol=1e-5)
     assert np.abs(query - embed(embedder, ["red fox"])).max() > 1e-2
@@ -100,17 +93,13 @@ class EmbeddingServer:
         return HttpEmbedder("http://s/v1", "m", retries=2, backoff=0.001, transport=transport)
 
 
-@pytest.fixture
-def server() -> EmbeddingServer:
-    return EmbeddingServer()
-
-
 def data(vectors: list[Any]) -> httpx.Response:
     rows = [{"index": index, "embedding": vector} for index, vector in enumerate(vectors)]
     return httpx.Response(200, content=json.dumps({"data": rows[::-1]}))
 
 
-async def test_http_embedder_normalises_and_keeps_order(server: EmbeddingServer) -> None:
+async def test_http_embedder_normalises_and_keeps_order() -> None:
+    server = EmbeddingServer()
     embedder = server.embedder()  # inside an event loop, too
     assert embedder.dim == 3
     vectors = await embedder.embed(["a", "bbb"], "query")
@@ -120,14 +109,15 @@ async def test_http_embedder_normalises_and_keeps_order(server: EmbeddingServer)
     assert server.bodies[-1] == {"model": "m", "input": ["a", "bbb"], "encoding_format": "float"}
 
 
-def test_http_embedder_long_text_is_halved(server: EmbeddingServer) -> None:
-    embedder = server.embedder()
+def test_http_embedder_long_text_is_halved() -> None:
+    embedder = EmbeddingServer().embedder()
     with pytest.warns(UserWarning, match="a refused text was cut .*maximum context"):
         vectors = embed(embedder, ["aa", "a" * 1000, "a" * 101])
     np.testing.assert_allclose(vectors[:, 0] / vectors[:, 1], [2, 62, 50], 1e-5)
 
 
-def test_http_embedder_invalid_answer_is_an_error(server: EmbeddingServer) -> None:
+def test_http_embedder_invalid_answer_is_an_error() -> None:
+    server = EmbeddingServer()
     embedder = server.embedder()
     server.answers = [data([[1, 2], [1, 2]])]
     with pytest.raises(ConfigError, match="2 numbers a text after 3"):

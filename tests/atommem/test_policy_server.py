@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -131,12 +130,3 @@ async def test_open_policy_one_url_or_several(monkeypatch: pytest.MonkeyPatch) -
     assert await opening.policy_identity(several, pool) == {"model": "m", "tokenizer": "t"}
     with pytest.raises(ConfigError, match="one model folder, or URLs"):
         PolicyConfig(["folder", "http://a"])
-
-
-def test_model_folder_without_a_model_names_those_in_it(tmp_path: Path) -> None:
-    (tmp_path / "run" / "grpo").mkdir(parents=True)
-    (tmp_path / "run" / "grpo" / "config.json").write_text("{}")
-    grpo = str(tmp_path / "run" / "grpo")
-    assert opening.model_folder("policy", grpo) == grpo
-    with pytest.raises(PolicyError, match=f"Give one of the models in it: {grpo}"):
-        opening.model_folder("policy", str(tmp_path / "run"))

@@ -166,6 +166,8 @@ async def test_episode_outage_is_failed_without_reward(monkeypatch: pytest.Monke
     monkeypatch.setattr(type(run.factory()), "score", judge)
     episode = await run.run(TASK)
     assert (episode.failed, episode.reward, episode.error) == (True, None, "judge gone")
+    with pytest.raises(PolicyError, match="no such model"):  # which every episode would meet
+        await runner(saying(PolicyError("no such model"))).run_all([(TASK, 0)])
 
 
 @pytest.mark.parametrize(
@@ -243,11 +245,6 @@ async def test_run_all_bounded_runs_groups_in_order_beside_a_slow_episode() -> N
     assert [(e.task_id, e.sample) for e in episodes] == [(task.id, i) for task, i in pairs]
     assert max(len(names) for names in policy.recorded) == 5
     assert max(len({*names} - {"slow"}) for names in policy.recorded) <= 2
-
-
-async def test_run_all_policy_error_is_raised() -> None:
-    with pytest.raises(PolicyError, match="no such model"):
-        await runner(saying(PolicyError("no such model"))).run_all([(TASK, 0)])
 
 
 @pytest.mark.parametrize("limits", [Limits(), Limits(max_tokens=90)])

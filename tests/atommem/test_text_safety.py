@@ -86,8 +86,6 @@ def test_hostile_texts_take_linear_time() -> None:
             assert time.process_time() - started < 1.0, unit  # quadratic time would be minutes
 
 
-# Whole prompts ---
-
 FULL = {
     "result": "Result of {tool}:\n{text}",
     "page": 'The page "{title}" (part {part:d}):\n{text}',
