@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import httpx
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
@@ -25,7 +18,6 @@ from atommem.envs.web.corpus import Corpus, Page, build_corpus, read_pages
 from atommem.envs.web.corpus import corpus as corpus_module
 from atommem.envs.web.corpus import vectors as vectors_module
 from atommem.envs.web.corpus.corpus import fuse
-from atommem.envs.web.corpus.corpus_cli import make_app
 from atommem.envs.web.corpus.vectors import VectorIndex
 from atommem.envs.web.page_texts import core, named_titles
 from atommem.envs.web.sources import make_sources
@@ -178,8 +170,16 @@ def test_read_pages_accepts_the_usual_fields(row: Any, page: Page, tmp_path: Pat
     assert list(read_pages(write_lines(tmp_path / "pages.jsonl", [row]))) == [page]
 
 
-def test_retrieve_follows_search_r1s_protocol(folder: Path) -> None:
-    client = TestClient(make_app(Corpus(folder)))
+@pytest.fixture
+def client(folder: Path, monkeypatch: pytest.MonkeyPatch) -> TestClient:
+    """A client of the server that `corpus serve` starts."""
+    run = Mock()
+    monkeypatch.setattr("uvicorn.run", run)
+    assert command("corpus")(["serve", str(folder)]) == 0
+    return TestClient(run.call_args.args[0])
+
+
+def test_retrieve_follows_search_r1s_protocol(client: TestClient) -> None:
     body = {"queries": ["bells", "nothing at all"], "topk": 1, "return_scores": True}
     (hit,), nothing = client.post("/retrieve", json=body).json()["result"]
     document = {"id": "Orla Finch", "title": "Orla Finch", "url": "Orla Finch"}
@@ -192,8 +192,7 @@ def test_retrieve_follows_search_r1s_protocol(folder: Path) -> None:
     assert (reply.status_code, "topk" in reply.json()["error"]) == (400, True)
 
 
-def test_access_returns_pages_with_links(folder: Path) -> None:
-    client = TestClient(make_app(Corpus(folder)))
+def test_access_returns_pages_with_links(client: TestClient) -> None:
     urls = [PAGES[3].url, "https://a.example/none", "orla finch"]
     potatoes, none, orla = client.post("/access", json={"urls": urls}).json()["result"]
     page = {"contents": PAGES[3].text, "title": "Potatoes", "url": PAGES[3].url, "links": []}
@@ -211,22 +210,3 @@ def test_corpus_source_searches_and_visits(folder: Path) -> None:
     links = (Link("Brent", "Brent"),)
     assert page == ToolResult(PAGES[0].text, False, "Orla Finch", links, "Orla Finch")
     assert (none.is_error, missing.is_error) == (True, True)
-
-
-@pytest.mark.slow
-def test_commands_build_and_serve_a_corpus(tmp_path: Path) -> None:
-    rows = [{"title": page.title, "text": page.text} for page in PAGES[:2]]
-    pages, folder = write_lines(tmp_path / "pages.jsonl", rows), str(tmp_path / "corpus")
-    assert command("corpus")(["build", "--input", str(pages), "--out", folder]) == 0
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    serve = ["-m", "atommem.cli", "corpus", "serve", folder, "--port", port]
-    url, body = f"http://127.0.0.1:{port}/retrieve", {"queries": ["bells"], "topk": 3}
-    with subprocess.Popen([sys.executable, *serve]) as server:
-        for _ in range(300):
-            with suppress(httpx.TransportError):
-                reply = httpx.post(url, json=body)
-                break
-            time.sleep(0.1)
-        server.send_signal(signal.SIGINT)
-    assert reply.json()["result"][0][0]["id"] == "Orla Finch"

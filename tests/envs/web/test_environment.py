@@ -124,25 +124,18 @@ async def station(place: str) -> str:
     raise OutageError(f"the station in {place} is gone")
 
 
-FUNCTIONS = [f"{__name__}:{function}" for function in ("weather", "station")]
-
-
 @pytest.mark.slow
 def test_function_is_a_tool_and_its_exception_a_result() -> None:
+    settings: dict[str, Any] = {"tool_seconds": 0.1}
+    settings["tools"] = ["task", *(f"{__name__}:{name}" for name in ("weather", "station"))]
     calls = [call("weather", place=place) for place in ("Ann", "x")]
-    _, result, failed = texts(play([*calls, ANSWER], tools=["task", *FUNCTIONS]))
+    _, result, failed = texts(play([*calls, ANSWER], **settings))
     assert (result, failed) == (["rain in Ann"], ["KeyError: 'x'"])
-    assert "Tells the weather." in make_runner(tools=FUNCTIONS).agent.prompts.system
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "error"), [("station", "in far is gone"), ("weather", "exceeds tool_seconds=0.1")]
-)
-def test_function_with_an_outage_or_a_delay_fails_the_episode(name: str, error: str) -> None:
-    episode = play([call(name, place="far")], tools=FUNCTIONS, tool_seconds=0.1)
-    assert episode.stop_reason is StopReason.FAILED
-    assert error in str(episode.error)
+    assert "Tells the weather." in make_runner(**settings).agent.prompts.system
+    for name, error in (("station", "in far is gone"), ("weather", "exceeds tool_seconds=0.1")):
+        outage = play([call(name, place="far")], **settings)
+        assert outage.stop_reason is StopReason.FAILED
+        assert error in str(outage.error)
 
 
 def test_several_questions_are_searched_together_and_asked_in_turn() -> None:
