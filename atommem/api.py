@@ -71,7 +71,7 @@ async def answer_steps(
 
 
 class _Contents:
-    """What both kinds of memory show without waiting."""
+    """The members of both kinds of memory that do not wait."""
 
     def __init__(
         self, runtime: Runtime, session: Session, readings: Iterable[Reading] = ()

@@ -113,7 +113,7 @@ class Templates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Dialect:
-    """How completions are read, with the templates that explain it to the model.
+    """Tags of completions, with the templates that explain them to the model.
 
     Attributes:
         tags: The tag of each memory action, of the answer and of tool calls (``call``). Other

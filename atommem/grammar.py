@@ -53,7 +53,7 @@ from atommem.text_safety import read_json
 THINK = "think"
 _THOUGHTS = re.compile(f"<{THINK}>.*?(</{THINK}>|\\Z)", re.IGNORECASE | re.ASCII | re.DOTALL)
 _MAX_DEPTH = 64
-"""Of the arguments of a call."""
+"""Deepest nesting of a call's arguments."""
 _Item = Action | Problem
 
 # Possessive quantifiers (x?+, x*+) never give back what they took, so that no input can make the

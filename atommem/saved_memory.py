@@ -1,4 +1,4 @@
-"""What a memory has read, and the folder that it is saved in."""
+"""The texts that a memory has read, and the folder that it is saved in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo needs of its two kinds of world: documents to read, and sites to browse."""
+"""The two kinds of world of the demo: documents to read, and sites to browse."""
 
 from __future__ import annotations
 

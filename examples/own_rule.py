@@ -23,7 +23,7 @@ class Numbers(Rule):
 
 
 def main(policy: str, file: str, capacity: str) -> None:
-    """What is left of a file, and what was given up."""
+    """The kept lines of a file, and those that were given up."""
     with Memory(policy, capacity=int(capacity), retention="own_rule:Numbers") as memory:
         memory.read(Path(file))
         print("kept:", *(entry.text for entry in memory.entries()), sep="\n  ")

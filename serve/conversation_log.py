@@ -98,7 +98,7 @@ class RequestKey:
 
 @dataclass
 class LogState:
-    """Where the log of a conversation stands, and what its session needs to continue.
+    """State of a conversation's log, with everything that its session needs to continue.
 
     Attributes:
         version, embedder: Of the newest event.

@@ -36,7 +36,7 @@ _LISTED = ("item", "ask", "answer")
 
 
 class Call:
-    """What a route knows of its request: server, owner, and identity of a repeated request."""
+    """A request as its route sees it: server, owner, and identity of a repeated request."""
 
     def __init__(self, request: Request, key: RequestKey | None) -> None:
         self.request, self.key = request, key
@@ -101,6 +101,14 @@ def list_models(call: ThisCall) -> dict[str, Any]:
         "embedder": model.agent.embedder.id,
     }
     return {"object": "list", "data": [found]}
+
+
+@router.get("/models/{model:path}")
+def retrieve_model(model: str, call: ThisCall) -> dict[str, Any]:
+    """Return the model."""
+    _check_model(call.server, model)
+    found: dict[str, Any] = list_models(call)["data"][0]
+    return found
 
 
 @router.post("/conversations")
@@ -174,14 +182,29 @@ def list_items(
     after: ConversationId = "",
 ) -> dict[str, Any]:
     """List texts, questions and answers, newest first by default."""
-    unread = call.log.unread(info.id)
-    items = [item_object(event, unread) for event in call.log.items(info.id, _LISTED)]
+    items = _items(info, call)
     if order == "desc":
         items.reverse()
+    return page(items[_index(items, after) + 1 :] if after else items, limit)
+
+
+@router.get("/conversations/{conversation}/items/{item}")
+def retrieve_item(item: str, info: Info, call: ThisCall) -> dict[str, Any]:
+    """Return a text, a question or an answer."""
+    items = _items(info, call)
+    return items[_index(items, item)]
+
+
+def _items(info: ConversationInfo, call: Call) -> list[dict[str, Any]]:
+    unread = call.log.unread(info.id)
+    return [item_object(event, unread) for event in call.log.items(info.id, _LISTED)]
+
+
+def _index(items: Sequence[dict[str, Any]], name: str) -> int:
     ids = [item["id"] for item in items]
-    if after and after not in ids:
-        raise NotFoundError(f"there is no item {after!r} in this conversation.")
-    return page(items[ids.index(after) + 1 :] if after else items, limit)
+    if name not in ids:
+        raise NotFoundError(f"there is no item {name!r} in this conversation.")
+    return ids.index(name)
 
 
 @router.post("/responses", response_model=None)
@@ -222,10 +245,8 @@ def _response_id(call: Call) -> str:
 async def _ask(call: Call, response: str, body: AskCreate) -> AskEvents:
     """Read the messages before the last one, which asks; yield the events of its answer."""
     server, key = call.server, call.key
-    if body.model not in (None, server.model.name):
-        raise NotFoundError(
-            f"there is no model {body.model!r}. This server has {server.model.name!r}."
-        )
+    if body.model is not None:
+        _check_model(server, body.model)
     *new, last = body.messages
     question, conversation = "\n".join(last.parts), body.conversation
     if last.role != "user" or not question:
@@ -249,6 +270,11 @@ async def _ask(call: Call, response: str, body: AskCreate) -> AskEvents:
                 yield event
     finally:
         server.answering.discard(response)
+
+
+def _check_model(server: Conversations, name: str) -> None:
+    if name != server.model.name:
+        raise NotFoundError(f"there is no model {name!r}. This server has {server.model.name!r}.")
 
 
 def _new_messages(events: Sequence[Event], messages: list[Message]) -> list[Message]:

@@ -38,7 +38,7 @@ EpisodesHook = Callable[[int, Sequence[Episode]], None]
 """Called after each rollout with the update's number (from 0) and this rank's episodes."""
 
 COLUMNS = ("task", "source", "sample", "reward", "stop", "episode")
-"""Of the table of sample episodes in wandb."""
+"""Columns of the table of sample episodes in wandb."""
 _TIME = "time/"
 
 

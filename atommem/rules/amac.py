@@ -38,7 +38,7 @@ CUES = {
     "goal": "want to,hope to,aim to,goal,objective,target,aspire,strive",
     "temporary": "currently,right now,at the moment,today,this morning,this afternoon,temporarily",
 }
-"""Of A-MAC's code (arXiv 2603.04549, at 40407ae), counted as substrings: "this" has an "is"."""
+"""Words of A-MAC's code (arXiv 2603.04549, at 40407ae), as substrings: "this" has an "is"."""
 
 PRIORS = {
     "preference": 0.9,

@@ -178,7 +178,7 @@ def load_json(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """How to find and read one benchmark.
+    """A benchmark: how its files are found and read.
 
     Attributes:
         parse: Makes one of its questions of a row.

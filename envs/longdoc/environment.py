@@ -55,7 +55,7 @@ at any time, so its policy is trained on texts whose questions it does not see.
 
 @dataclass
 class LongDocConfig(QAConfig):
-    """How a document is cut, and how an episode is asked and scored."""
+    """Settings of cutting a document, and of asking and scoring its questions."""
 
     chunking: str = setting(
         "tokens", "tokens: cut the joined text; documents: one chunk a document."

@@ -38,7 +38,7 @@ MEMORY: dict[str, Any] = {
     "memory": "What you remember of the text:\n{entries}",
     "entry": "Memory {handle}: {text}",
 }
-"""How entries are shown; the pieces of a method say what is asked of them."""
+"""The piece that shows entries; the pieces of a method say what is asked of them."""
 ANSWERING = {
     "document": "The text:\n{document}",
     "questions": "Questions:\n{questions}",
@@ -47,7 +47,7 @@ ANSWERING = {
     "complete, in a box of its own: \\boxed{answer}",
 }
 _HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)
-"""How MemAgent's files, and our own joined text, begin a document."""
+"""The beginning of a document in MemAgent's files and in our own joined text."""
 
 
 def suitable(setup: Setup, method: str, needs: type[QAEnvironments] = LongDocEnvironments) -> Any:
@@ -129,7 +129,7 @@ class Baseline(ABC):
 
 
 Method = EpisodeRunner | Baseline
-"""What turns a task into an episode: one policy, one way to remember."""
+"""A method turns a task into an episode, with one policy and one way to remember."""
 
 
 class Reader(Baseline):

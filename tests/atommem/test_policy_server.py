@@ -56,11 +56,7 @@ async def test_server_policy_sends_all_values_and_returns_ids_and_logprobs() -> 
     ("change", "error", "message"),
     [
         (None, PolicyError, "no completion with token ids"),
-        (
-            {"logprobs": {"token_logprobs": [-1, -1, float("nan")]}},
-            PolicyError,
-            "2 finite log-prob",
-        ),
+        ({"logprobs": {"token_logprobs": [-1, float("nan")]}}, PolicyError, "1 finite log-prob"),
         ({"finish_reason": "abort"}, OutageError, "'abort'"),
         (refusal(400, "maximum context length is 4"), PromptTooLongError, "2 tokens with"),
         (refusal(404, "No such model."), UnknownModelError, r"'policy'.*404.*No such model"),
@@ -86,8 +82,6 @@ async def test_server_policy_finds_the_one_model_and_its_context() -> None:
     with pytest.raises(PromptTooLongError, match=r"57 tokens.*max_tokens=8.*context of 64"):
         await policy.complete([5] * 57, SAMPLING)
     assert len(server.bodies) == 1
-    with pytest.raises(PolicyError, match="temperature=-1"):
-        Sampling(temperature=-1)
 
 
 async def test_chat_policy_sends_messages_and_returns_counts() -> None:
@@ -146,15 +140,10 @@ async def test_open_policy_one_url_or_several(monkeypatch: pytest.MonkeyPatch) -
         config_of("folder", "http://a")
 
 
-def test_model_folder_refuses_paths_without_a_model(tmp_path: Path) -> None:
+def test_model_folder_without_a_model_names_those_in_it(tmp_path: Path) -> None:
     (tmp_path / "run" / "grpo").mkdir(parents=True)
     (tmp_path / "run" / "grpo" / "config.json").write_text("{}")
     grpo = str(tmp_path / "run" / "grpo")
     assert opening.model_folder("policy", grpo) == grpo
     with pytest.raises(PolicyError, match=f"Give one of the models in it: {grpo}"):
         opening.model_folder("policy", str(tmp_path / "run"))
-    with pytest.raises(PolicyError, match=r"there is no such folder \(did you mean .*/run/grpo\?"):
-        opening.model_folder("policy", str(tmp_path / "run" / "grop"))
-    (tmp_path / "run" / "grpo" / "model.safetensors").write_bytes(bytes(100))
-    with pytest.raises(PolicyError, match=r"model\.safetensors is cut off or damaged"):
-        opening.model_folder("policy", grpo)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atommem.errors import PolicyError, PromptTooLongError
-from atommem.policy.contract import Sampling
+from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server_pool import Adapter
 from atommem.policy.vllm_engine import VllmEnginePolicy
 from tests.fakes import WordTokenizer
@@ -75,12 +75,18 @@ def make() -> tuple[VllmEnginePolicy, FakeEngine]:
     return VllmEnginePolicy(engine, tokenizer), engine
 
 
-async def test_engine_requests_join_running_batch() -> None:
-    policy, engine = make()
+async def start(policy: VllmEnginePolicy, engine: FakeEngine) -> asyncio.Task[Completion]:
+    """Start a request, and wait for the first step with it."""
     engine.seconds = 0.02
     running = asyncio.create_task(policy.complete([5], SAMPLING))
     while not engine.batches:
         await asyncio.sleep(0)
+    return running
+
+
+async def test_engine_requests_join_running_batch() -> None:
+    policy, engine = make()
+    running = await start(policy, engine)
     second = await policy.complete([7, 8], SAMPLING)
     first = await running
     assert (first.token_ids, second.token_ids) == ([5] * 3, [7] * 3)
@@ -90,10 +96,7 @@ async def test_engine_requests_join_running_batch() -> None:
 
 async def test_engine_cancelled_request_is_aborted() -> None:
     policy, engine = make()
-    engine.seconds = 0.01
-    running = asyncio.create_task(policy.complete([5], SAMPLING))
-    while not engine.batches:
-        await asyncio.sleep(0)
+    running = await start(policy, engine)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

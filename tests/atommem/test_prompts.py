@@ -14,7 +14,7 @@ from atommem.dialects import Section, get_dialect, register_dialect
 from atommem.environment import find_environment
 from atommem.episode import Observation, Piece
 from atommem.errors import ConfigError, DialectError
-from atommem.memory.log import MemoryView, Retrieved
+from atommem.memory.log import MemoryView
 from atommem.prompts import PromptBuilder
 from atommem.text_safety import SegmentEncoder
 from atommem.tokens import ApproximateTokenizer, cut_to_tokens, token_offsets
@@ -22,7 +22,6 @@ from tests.fakes import WordTokenizer, longdoc, reading
 from tests.tokenizer_shapes import byte_level
 
 READING = reading("Who?", chunk="THE CHUNK", index=1, count=3)
-VIEW = MemoryView("SCRATCH", "QUERY", (Retrieved(1, 7, "ENTRY", 0.5),), size=2, capacity=5)
 
 
 def builder(**settings: object) -> PromptBuilder:
@@ -33,26 +32,7 @@ def builder(**settings: object) -> PromptBuilder:
     )
 
 
-def test_prompt_layout_orders_the_pieces() -> None:
-    for layout, parts in (
-        ("prefix", ("Who?", "THE CHUNK", "SCRATCH", "QUERY", "Memory 1: ENTRY")),
-        ("paper", ("Who?", "SCRATCH", "QUERY", "Memory 1: ENTRY", "THE CHUNK")),
-    ):
-        text = builder(layout=layout).text(READING, VIEW)
-        assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
-
-
-def test_prompt_capacity_notice_and_compact_wording() -> None:
-    assert "2 of at most 5" in builder(capacity=5).text(READING, VIEW)
-    assert "at most" not in builder().text(READING, MemoryView("SCRATCH", "QUERY"))
-    assert "at most" not in builder(capacity=5, capacity_notice=False).text(READING, VIEW)
-    # Compact templates have no chat markup and no instructions.
-    compact = "question Who? chunk THE CHUNK scratchpad SCRATCH query QUERY memory 1 : ENTRY"
-    text = builder(templates="compact").text(READING, VIEW)
-    assert text == f"{compact} capacity 2 of 5 act"
-
-
-def test_prompt_disabled_actions_are_not_mentioned() -> None:
+def test_prompt_disabled_parts_are_not_mentioned() -> None:
     prompts = builder(disabled_actions=["create", "read", "update", "delete"])
     text = prompts.text(READING, MemoryView("SCRATCH"))
     assert "SCRATCH" in text
@@ -62,6 +42,9 @@ def test_prompt_disabled_actions_are_not_mentioned() -> None:
     text = builder(disabled_actions=["scratchpad"]).text(READING, MemoryView("", "QUERY"))
     assert "scratchpad" not in text
     assert "the store: a list of entries" in text
+    view = MemoryView("", "QUERY", size=2, capacity=5)
+    assert "2 of at most 5" in builder(capacity=5).text(READING, view)
+    assert "at most" not in builder(capacity=5, capacity_notice=False).text(READING, view)
 
 
 # Tools ---
@@ -76,7 +59,7 @@ SEARCH = ActionSpec(
 )
 OBSERVATION = Observation("acting", (Piece("asked", {"text": "Who?"}),))
 NOTHING = MemoryView("", None)
-# As Qwen3's: tools stand in the system message, and calls are asked for as JSON in tags.
+# As Qwen3's: tools stand in the system message.
 WITH_TOOLS = (
     "{%- if tools %}{{- '<|im_start|>system\n' + messages[0].content + '\n<tools>' }}"
     "{%- for tool in tools %}{{- '\n' + tool | tojson }}{%- endfor %}"
@@ -101,13 +84,10 @@ def test_tools_chat_template_with_tools_words_them() -> None:
     prompts = with_tools(WITH_TOOLS)
     text = prompts.text(OBSERVATION, NOTHING)
     assert '<tools>\n{"type": "function", "function": {"name": "search"' in text
-    assert text.count("Finds pages.") == 1
     assert "calls the tool search" not in text
     # A server behind a chat endpoint gets our words.
     assert "calls the tool search: Finds pages." in prompts.system
     assert prompts.messages(OBSERVATION, NOTHING)[0]["content"] == prompts.system
-    other = ActionSpec("search", Body.ARGUMENTS, description="Finds more.", schema=SEARCH.schema)
-    assert with_tools(WITH_TOOLS).digest == prompts.digest != with_tools(WITH_TOOLS, other).digest
 
 
 @pytest.mark.parametrize("template", [None, OTHER_CALLS])
@@ -154,10 +134,6 @@ def test_register_dialect_conflicts_are_refused() -> None:
     assert get_dialect("test_third_party").tags["create"] == "x_create"
     with pytest.raises(DialectError, match="other tags"):
         register_dialect("test_third_party", {**tags, "create": "y"})
-    with pytest.raises(DialectError, match="no tag for delete"):
-        register_dialect(
-            "test_gap", {kind: kind for kind in (*MEMORY_KINDS, ANSWER, CALL) if kind != "delete"}
-        )
     with pytest.raises(DialectError, match=r"klingon.*paper"):
         get_dialect("klingon")
     with pytest.raises(DialectError, match="templates=full are for dialects with"):
@@ -166,10 +142,9 @@ def test_register_dialect_conflicts_are_refused() -> None:
 
 def test_load_section_broken_file_names_the_field(tmp_path: Path) -> None:
     path = tmp_path / "templates.yaml"
-    for name, message in (("query", r"query lacks \{text\}"), ("colour", "unknown field `colour`")):
-        path.write_text(yaml.safe_dump({**FULL, name: "no place for it"}))
-        with pytest.raises(DialectError, match=message):
-            find_environment("longdoc").section(str(path))
+    path.write_text(yaml.safe_dump({**FULL, "query": "no place for it"}))
+    with pytest.raises(DialectError, match=r"query lacks \{text\}"):
+        find_environment("longdoc").section(str(path))
 
 
 # Tokens ---
@@ -184,12 +159,9 @@ def test_cut_to_tokens_long_text_ends_with_marker_within_limit() -> None:
     assert cut_to_tokens(ApproximateTokenizer(), "one two three four", 3, "...") == "..."
 
 
-@pytest.mark.parametrize("text", ["", "  two\n\nlines ", "Ünïcödé 東京 \U0001f600\0 \ud800"])
-def test_token_offsets_cover_the_text(text: str) -> None:
+def test_token_offsets_cover_the_text() -> None:
     tokenizer = ApproximateTokenizer()
-    ids = tokenizer.encode(text)
-    spans = token_offsets(tokenizer, text)
-    assert len(spans) == len(ids)
-    assert "".join(text[start:end] for start, end in spans) == text
-    with pytest.raises(ConfigError, match="only counts"):
-        tokenizer.decode(ids)
+    for text in ("", "  two\n\nlines ", "Ünïcödé 東京 \U0001f600\0 \ud800"):
+        spans = token_offsets(tokenizer, text)
+        assert len(spans) == len(tokenizer.encode(text))
+        assert "".join(text[start:end] for start, end in spans) == text

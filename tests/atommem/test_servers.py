@@ -12,7 +12,7 @@ import pytest
 
 from atommem.errors import ConfigError, OutageError, PolicyError
 from atommem.servers.client import RefusedError, ServerClient
-from atommem.servers.vllm_process import VllmServer, folder_flags
+from atommem.servers.vllm_process import VllmServer, cpu_flags, folder_flags
 from tests.loopback import fake_vllm_python
 
 
@@ -37,11 +37,7 @@ class Server:
 
 @pytest.mark.parametrize(
     "trouble",
-    [
-        httpx.ReadTimeout("slow"),
-        httpx.Response(500, json={"error": {"message": "engine dead"}}),
-        httpx.Response(200, text="[" * 100_000),
-    ],
+    [httpx.ReadTimeout("slow"), httpx.Response(500), httpx.Response(200, text="[" * 100_000)],
 )
 async def test_client_transient_failure_is_retried_then_an_outage(trouble: Any) -> None:
     server = Server(trouble, trouble)
@@ -73,22 +69,6 @@ async def test_client_retries_wait_exponentially_or_as_retry_after_asks(
     busy = [httpx.Response(429, headers={"retry-after": seconds}) for seconds in ("7", "9999")]
     await Server(*[httpx.ConnectError("x")] * 3, *busy).client(retries=5, backoff=0.5).get("/v1/x")
     assert [call.args[0] for call in sleep.call_args_list] == [0.5, 1.0, 2.0, 7.0, 30.0]
-
-
-async def test_refusal_is_classified() -> None:
-    for error, kinds in (
-        ({"message": "prompt is too long: 9 tokens > 8 maximum"}, {"too_long", "of_input"}),
-        ({"message": "x", "code": "context_length_exceeded"}, {"too_long", "of_input"}),
-        ({"message": "It was filtered", "code": "content_filter"}, {"filtered", "of_input"}),
-        ({"message": "Your credit balance is too low"}, {"of_account"}),
-        ({"message": "bad words: credit, quota"}, {"of_input"}),
-    ):
-        server = Server(httpx.Response(400, json={"error": error}))
-        with pytest.raises(RefusedError) as refused:
-            await server.client().post("/v1/x", {})
-        names = ("too_long", "filtered", "of_account", "of_input")
-        assert {name for name in names if getattr(refused.value, name)} == kinds
-        assert len(server.requests) == 1, "it is not repeated"
 
 
 KEYS = {f"ATOMMEM_{name}_API_KEY": name[0].lower() for name in ("POLICY", "EMBEDDER", "JUDGE")}
@@ -141,52 +121,26 @@ async def test_client_request_body_and_url() -> None:
         server.client("localhost:8000")
 
 
-# vLLM's process ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "policy"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 256}))
-    return folder
+# vLLM's process ---
 
 
 @pytest.mark.slow
-def test_vllm_server_context_manager_starts_and_stops(model: Path, tmp_path: Path) -> None:
-    log = tmp_path / "logs" / "vllm.log"
-    with VllmServer(fake_vllm_python(tmp_path), model, log, "--seed", "1") as server:
-        assert server.healthy()
-    assert not server.healthy()
-    flags = json.loads(log.read_text().splitlines()[0])
-    assert flags[flags.index("--model") + 1] == str(model)
-    assert flags[flags.index("--max-model-len") + 1] == "256"
-    assert "--no-enable-chunked-prefill" in flags, "its CPU engine crashes"
-    assert flags[-2:] == ["--seed", "1"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("engine", "error", "message"),
-    [
+def test_vllm_server_failure_shows_its_cause(tmp_path: Path) -> None:
+    script = "print('no room on the device', flush=True); raise SystemExit(1)"
+    for engine, error, message in (
         ("vllm-cpu", PolicyError, r"(?s)vllm\.log.*no room on the device"),
         ("", ConfigError, "VLLM_PYTHON"),
-    ],
-)
-def test_vllm_server_failure_shows_its_cause(
-    model: Path, tmp_path: Path, engine: str, error: type[Exception], message: str
-) -> None:
-    script = "print('no room on the device', flush=True); raise SystemExit(1)"
-    python = fake_vllm_python(tmp_path, script, engine=engine)
-    with pytest.raises(error, match=message), VllmServer(python, model, tmp_path / "vllm.log"):
-        pass
+    ):
+        python = fake_vllm_python(tmp_path, script, engine=engine)
+        with pytest.raises(error, match=message), VllmServer(python, "m", tmp_path / "vllm.log"):
+            pass
 
 
 def test_vllm_server_interrupted_wait_kills_process(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = fake_vllm_python(tmp_path, "import time; time.sleep(600)")
-    server = VllmServer(python, model, tmp_path / "log")
+    server = VllmServer(python, "m", tmp_path / "log")
     started: list[Any] = []
 
     def interrupted() -> bool:
@@ -199,10 +153,13 @@ def test_vllm_server_interrupted_wait_kills_process(
     assert started[0].poll() is not None
 
 
-def test_folder_flags_adapter_is_served_on_base(tmp_path: Path) -> None:
+def test_vllm_flags_serve_an_adapter_on_its_base_and_fit_a_cpu(tmp_path: Path) -> None:
     adapter = {"base_model_name_or_path": "some/base", "r": 24}
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
-    model, flags = folder_flags(tmp_path, "mine")
-    assert model == "some/base"
     lora = ["--enable-lora", "--lora-modules", f"mine={tmp_path}", "--max-lora-rank", "32"]
-    assert flags == [*lora, "--served-model-name", "base"]
+    expected = [*lora, "--served-model-name", "base"]
+    assert folder_flags(tmp_path, "mine") == ("some/base", expected)
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 256}')
+    flags = cpu_flags((), tmp_path)
+    assert flags[flags.index("--max-model-len") + 1] == "256"
+    assert "--no-enable-chunked-prefill" in flags, "its CPU engine crashes"

@@ -6,12 +6,10 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from atommem.envs.task import Document
 from atommem.episode import Episode, StopReason
-from atommem.errors import ConfigError, TraceError
 from atommem.trace import read_trace, write_trace
 from atommem.trace_view import render_trace
 from tests.atommem.sessions import ANSWER, TASK, runner, saying
@@ -53,8 +51,6 @@ async def test_render_trace_shows_the_whole_episode(tmp_path: Path) -> None:
     assert text.count("y ") < 1000
     assert rendered(path, step=1).count("y") >= 3000
     assert "step 1, reading" not in rendered(path, step=2)
-    with pytest.raises(ConfigError, match="step=4: this trace has the steps 1 to 3"):
-        rendered(path, step=4)
 
 
 async def test_render_trace_of_cut_or_failed_episode(tmp_path: Path) -> None:
@@ -78,11 +74,3 @@ async def test_read_trace_returns_the_written_episode(tmp_path: Path) -> None:
         step.seconds = round(step.seconds, 4)
     written.seconds = round(written.seconds, 4)
     assert trace.episode == written
-
-
-def test_read_trace_invalid_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    for content in ("hello", '{"type": "episode", "format": 2}'):
-        path.write_text(content)
-        with pytest.raises(TraceError, match="or damaged"):
-            read_trace(path)

@@ -24,7 +24,6 @@ PARTS = ["Ann lives in Rome.", "Bob lives in Oslo.", "Cid sings."]
 
 
 def message(*texts: str) -> dict[str, Any]:
-    """A user's message in parts."""
     parts = [{"type": "input_text", "text": text} for text in texts]
     return {"type": "message", "role": "user", "content": parts}
 
@@ -111,11 +110,15 @@ def test_chat_reads_new_messages_once_and_streams(server: Running) -> None:
     listed: Any = server.client().conversations.items.list(conversation, order="asc").data
     expected = ["system: Be brief.", *(item["content"] for item in history[1:])]
     assert [item.content[0].text for item in listed] == [*expected, "Bob lives in Oslo."]
+    last = listed[-1]
+    items = server.client().conversations.items
+    assert items.retrieve(last.id, conversation_id=conversation) == last
 
 
 def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Client) -> None:
     client = server.client()
     assert [model.id for model in client.models.list()] == ["scripted"]
+    assert client.models.retrieve("scripted").id == "scripted"
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
         client.responses.create(model="gpt", input="Who?")
     image: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]

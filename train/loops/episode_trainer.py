@@ -1,4 +1,4 @@
-"""What both trainers of episodes share: an update and its log; the metrics of an evaluation."""
+"""Shared by both trainers of episodes: an update and its log; metrics of an evaluation."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where training samples its episodes from."""
+"""Sources of training episodes."""

@@ -1,4 +1,4 @@
-"""Where training samples episodes: the interface of a backend, and the local one."""
+"""Sources of training episodes: the interface of a backend, and the local one."""
 
 from __future__ import annotations
 
