@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+
+def real_data(*parts: str) -> Path:
+    """Return a file of the benchmark samples, or skip the test where they are missing."""
+    shared = Path(__file__).resolve().parents[3] / "shared" / "data"
+    folder = Path(os.environ.get("ATOMMEM_DATA") or shared)
+    if (folder / "hotpotqa").is_dir():
+        return folder.joinpath(*parts)
+    pytest.skip("needs the benchmark samples: set ATOMMEM_DATA, or put them in ../shared/data")
 
 
 def hotpot_row(number: int = 0, **changes: Any) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def test_key_is_named_in_settings_and_redacted_in_errors(
 
 def test_replay_starts_no_server(servers: Servers, tmp_path: Path) -> None:
     def observations(mode: str, address: str = ADDRESS) -> list[Observation]:
-        recording = {"recording": str(tmp_path / "c"), "recording_mode": mode}
+        recording: dict[str, Any] = {"recording": str(tmp_path / "c"), "recording_mode": mode}
         calls = [call("grep", pattern="x"), ANSWER]
         episode = play(calls, tools=["mcp"], mcp_servers=[address], **recording)
         return [step.observation for step in episode.steps]
