@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from atommem.train.errors import RolloutFailedError
 from atommem.train.rollout.server_backend import AdapterSync
 from atommem.train.rollout.weight_sync import AdapterPublisher
 from tests.fake_vllm import Cluster
-from tests.train.harness import GradientRecorder, make_config, make_trainer
+from tests.train.harness import make_config, make_trainer, whole
 from tests.train.shipped.cpu_ranks import launch_as_fsdp2
 from tests.train.test_async_trainer import make_trainer as make_async_trainer
 from tests.train.test_backends import LORA, make_server_trainer
@@ -30,24 +30,27 @@ from tests.train.toys import make_model, mixed_episode, random_episode
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 
 
-WRITERS: dict[str, Callable[[str, int], Episode]] = {
-    "mixed": mixed_episode,
-    "shared": lambda task_id, sample: random_episode(task_id, sample, float(sample % 2)),
-    # Only the first group differs, so that the second of two processes has almost nothing to do.
-    "one_sided": lambda task_id, sample: random_episode(
-        task_id, sample, float(sample == 0 or task_id != "t0")
-    ),
+def alternating_episode(task_id: str, sample: int) -> Episode:
+    return random_episode(task_id, sample, float(sample % 2))
+
+
+def one_sided_episode(task_id: str, sample: int) -> Episode:
+    """Only the first group differs: the second of two processes has almost nothing to do."""
+    return random_episode(task_id, sample, float(sample == 0 or task_id != "t0"))
+
+
+CASES: dict[str, Any] = {
+    "two updates on a rollout": (alternating_episode, "trajectory", 2),
+    "one-sided": (one_sided_episode, "token", 1),
 }
-CASES = ["mixed-trajectory", "one_sided-token", "shared-token"]
 
 
 def update(folder: Path, case: str) -> dict[str, Any]:
     """Twelve episodes in groups of four: with two processes, the second group straddles them.
 
-    What is kept is of the last update; of "shared" there are two on one rollout.
+    The result is that of the last update.
     """
-    kind, _, normalization = case.partition("-")
-    updates = 2 if kind == "shared" else 1
+    write, normalization, updates = CASES[case]
     config = make_config(
         folder,
         per_device_train_batch_size=12 // RANKS // updates,
@@ -56,7 +59,7 @@ def update(folder: Path, case: str) -> dict[str, Any]:
         normalization=normalization,
         micro_batch_tokens=40,
     )
-    trainer, recorder, runner = make_trainer(make_model(), config, WRITERS[kind])
+    trainer, recorder, runner = make_trainer(make_model(), config, write)
     trainer.train()
     logged = trainer.state.log_history[updates - 1]
     return {
@@ -108,21 +111,6 @@ KINDS = ["no", "lora_bf16"]
 """Updates under FSDP2: mixed precision or not, all weights or an adapter."""
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor that may be sharded. Collective."""
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
-
-
-class WholeGradients(GradientRecorder):
-    """Keeps whole gradients."""
-
-    def on_pre_optimizer_step(
-        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
-    ) -> None:
-        named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
-        self.gradients.append({name: whole(gradient) for name, gradient in named})
-
-
 def fsdp2_update(folder: Path, kind: str) -> dict[str, Any]:
     """Train on eight episodes in groups of four, in micro-batches of 20 tokens."""
     bf16 = "bf16" in kind
@@ -136,9 +124,7 @@ def fsdp2_update(folder: Path, kind: str) -> dict[str, Any]:
     )
     args.model_init_kwargs = {"dtype": "bfloat16" if bf16 else "float32"}
     model, peft_config = str(folder / "model"), adapter if "lora" in kind else None
-    trainer, _, _ = make_trainer(model, args, mixed_episode, peft_config=peft_config)
-    recorder = WholeGradients()
-    trainer.add_callback(recorder)
+    trainer, recorder, _ = make_trainer(model, args, mixed_episode, peft_config=peft_config)
     trainer.train()
     # The reference of an adapter is the model without it.
     named = trainer.accelerator.unwrap_model(trainer.ref_model or trainer.model).named_parameters()

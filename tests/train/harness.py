@@ -16,20 +16,20 @@ from transformers import PreTrainedTokenizerFast, TrainerCallback
 
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
 from atommem.embedding.embedder import HashingEmbedder
-from atommem.environment import environment_config
-from atommem.envs.task import Document, Question, Task, describe_task
+from atommem.environment import TaskDescription, environment_config
+from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
 from atommem.policy.contract import Sampling
 from atommem.run import RunConfig
 from atommem.train.checkpoints import GenerationSettings
 from atommem.train.console import GRPO_COLUMNS, use_console
-from atommem.train.episode_logs import EpisodeFiles
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.backends import LocalBackend, make_local_backend
 from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.train_config import TrainConfig
 from tests.fakes import word_level
-from tests.train.toys import ToyTask, WrittenRunner, make_model, make_tokenizer
+from tests.train.shipped.tiny import ELEMENTS
+from tests.train.toys import WrittenRunner, make_model, make_tokenizer
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,6 +61,11 @@ BARE: dict[str, Any] = {
 """Common settings of all loops."""
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor that may be sharded. Collective."""
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+
+
 class GradientRecorder(TrainerCallback):
     """Keeps gradients ({} if there are none) and parameters before each optimizer step."""
 
@@ -72,10 +77,8 @@ class GradientRecorder(TrainerCallback):
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
         named = [(name.removeprefix("module."), p) for name, p in model.named_parameters()]
-        self.gradients.append(
-            {name: p.grad.detach().clone() for name, p in named if p.grad is not None}
-        )
-        self.states.append({name: p.detach().clone() for name, p in named})
+        self.gradients.append({name: whole(p.grad) for name, p in named if p.grad is not None})
+        self.states.append({name: whole(p) for name, p in named})
 
 
 def at(event: str, update: int, action: Callable[[], None]) -> TrainerCallback:
@@ -118,7 +121,7 @@ def make_trainer(
     trainer = MemoryGRPOTrainer(
         model=model,
         args=config,
-        tasks=[ToyTask(f"t{index}") for index in range(tasks)],
+        tasks=[TaskDescription(f"t{index}") for index in range(tasks)],
         processing_class=make_tokenizer(),
         make_backend=lambda _: backend or LocalBackend(runner),  # type: ignore[arg-type]
         callbacks=[recorder],
@@ -212,26 +215,16 @@ SETTINGS = [
     ENVIRONMENT,
     GenerationSettings(4),
 ]
-ELEMENTS = [
-    "<final_answer>\\boxed{c0}</final_answer>",
-    "<final_answer>\\boxed{c1}</final_answer>",
-    "<create_memory>a fact</create_memory>",
-    "<read_memory>a fact</read_memory>",
-    "<update_scratchpad>c0</update_scratchpad>",
-    "<delete_memory>Memory 1</delete_memory>",
-    "<create_memory>",
-]
 
 
-def make_element_tokenizer() -> PreTrainedTokenizerFast:
+def make_action_tokenizer() -> PreTrainedTokenizerFast:
     """A token is a whole element, so that a random policy acts and answers."""
-    words = ["<unk>", *ELEMENTS, "c0", "c1", "city", "<eos>", "<pad>"]
-    return word_level(words, unk_token="<unk>", clean_up_tokenization_spaces=False)
+    return word_level(["<unk>", *ELEMENTS, "c0", "<eos>", "<pad>"], unk_token="<unk>")
 
 
 def save_model(folder: Path) -> Path:
     """Save a tiny model with tokenizer and memory settings in ``folder/model``."""
-    tokenizer, model = make_element_tokenizer(), folder / "model"
+    tokenizer, model = make_action_tokenizer(), folder / "model"
     make_model(vocabulary=len(tokenizer), spread=0.1).save_pretrained(model)
     tokenizer.save_pretrained(model)
     save_config(model, *SETTINGS)
@@ -258,25 +251,21 @@ def make_real_trainer(
     model: Any = None,
     tasks: Sequence[Task] | None = None,
     callbacks: Sequence[TrainerCallback] = (),
-    on_episodes: Any = None,
     held_out: Sequence[Task] = (),
     **settings: Any,
 ) -> tuple[MemoryGRPOTrainer, GradientRecorder]:
     """Make a trainer whose tiny model samples; `settings` are fields of its config."""
-    tokenizer, recorder = make_element_tokenizer(), GradientRecorder()
+    tokenizer, recorder = make_action_tokenizer(), GradientRecorder()
     config = make_config(
         folder, **{"max_completion_length": 4, "seed": 3, "max_grad_norm": 1.0, **settings}
     )
     tasks = make_tasks() if tasks is None else tasks
-    if config.save_traces:
-        on_episodes = EpisodeFiles(config, map(describe_task, tasks), MEMORY)
     trainer = MemoryGRPOTrainer(
         model=model if model is not None else make_model(vocabulary=len(tokenizer), spread=0.1),
         args=config,
         tasks=tasks,
         processing_class=tokenizer,
         make_backend=partial(make_local_backend, make_rollouts(config, tokenizer)),
-        on_episodes=on_episodes,
         callbacks=[recorder, *callbacks],
         held_out=held_out,
         settings=SETTINGS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -16,11 +16,9 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from atommem.episode import Episode, StopReason
 from atommem.errors import OutageError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server_pool import ServerPool
-from atommem.rollout import EpisodeRunner
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.console import ASYNC_COLUMNS, METRICS_FILE, read_metrics, use_console
 from atommem.train.errors import TrainingInterrupted
@@ -32,14 +30,14 @@ from tests.serve.servers import until
 from tests.train.harness import (
     BARE,
     at,
-    make_element_tokenizer,
+    make_action_tokenizer,
     make_real_trainer,
     make_rollouts,
     make_tasks,
     save_model,
     terminate,
 )
-from tests.train.toys import Closable, ToyTask, WrittenRunner, mixed_episode
+from tests.train.toys import Closable
 
 SHARED: dict[str, Any] = {
     "max_completion_length": 4,
@@ -49,18 +47,13 @@ SHARED: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def model_folder(tmp_path: Path) -> Path:
-    return save_model(tmp_path)
-
-
 def make_trainer(
     model: Path, out: Path, runner: Any = None, **given: Any
 ) -> AsyncMemoryGRPOTrainer:
     defaults = {"num_generations": 4, "token_budget": 64, "shuffle_dataset": False}
     arguments = {name: given.pop(name) for name in ("peft_config",) if name in given}
     args = AsyncTrainConfig(str(out), **{**BARE, **defaults, **SHARED, **given})
-    tokenizer = make_element_tokenizer()
+    tokenizer = make_action_tokenizer()
     make = runner or partial(make_runner, make_rollouts(args, tokenizer), str(model))
     trainer = AsyncMemoryGRPOTrainer(str(model), args, make_tasks(), tokenizer, make, **arguments)
     use_console(trainer, ASYNC_COLUMNS)
@@ -77,16 +70,15 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_async_without_staleness_equals_on_policy_training_and_resumes(
-    tmp_path: Path, model_folder: Path
-) -> None:
+def test_async_without_staleness_equals_on_policy_training_and_resumes(tmp_path: Path) -> None:
+    model = save_model(tmp_path)
     shared: dict[str, Any] = {"normalization": "trajectory", "temperature": 0.7}
     shared |= {"max_steps": 4, "lr_scheduler_type": "constant"}
-    on_policy, _ = make_real_trainer(tmp_path / "on_policy", str(model_folder), **SHARED | shared)
+    on_policy, _ = make_real_trainer(tmp_path / "on_policy", str(model), **SHARED | shared)
     on_policy.train()
     on_policy.close()
     shared |= {"max_staleness": 0, "save_strategy": "steps", "save_steps": 2}
-    trainer = make_trainer(model_folder, tmp_path / "async", **shared)
+    trainer = make_trainer(model, tmp_path / "async", **shared)
     trainer.train()
 
     expected, found = metrics(tmp_path / "on_policy"), metrics(tmp_path / "async")
@@ -98,17 +90,16 @@ def test_async_without_staleness_equals_on_policy_training_and_resumes(
         assert b["sample/staleness_max"] == 0
     assert_same_weights(trainer, on_policy, 1e-5)
 
-    resumed = make_trainer(model_folder, tmp_path / "resumed", **shared)
+    resumed = make_trainer(model, tmp_path / "resumed", **shared)
     resumed.train(resume_from_checkpoint=str(tmp_path / "async" / "checkpoint-2"))
     assert resumed.state.global_step == 4
     assert_same_weights(resumed, trainer, 1e-6)
 
 
 @pytest.mark.slow
-def test_async_stopped_while_it_waits_for_groups_saves_a_checkpoint(
-    tmp_path: Path, model_folder: Path
-) -> None:
-    trainer = make_trainer(model_folder, tmp_path, max_staleness=1, save_strategy="steps")
+def test_async_stopped_while_it_waits_for_groups_saves_a_checkpoint(tmp_path: Path) -> None:
+    model = save_model(tmp_path)
+    trainer = make_trainer(model, tmp_path, max_staleness=1, save_strategy="steps")
     trainer.add_callback(at("on_step_begin", 1, terminate))
     with pytest.raises(TrainingInterrupted, match=r"stopped before update 2.*--resume continues"):
         trainer.train()
@@ -116,17 +107,16 @@ def test_async_stopped_while_it_waits_for_groups_saves_a_checkpoint(
 
 
 @pytest.mark.slow
-def test_async_lora_requests_name_the_adapter_of_their_version(
-    tmp_path: Path, model_folder: Path
-) -> None:
+def test_async_lora_requests_name_the_adapter_of_their_version(tmp_path: Path) -> None:
+    model = save_model(tmp_path)
     cluster = Cluster("a", "b")
-    tokenizer = make_element_tokenizer()
+    tokenizer = make_action_tokenizer()
     pool = ServerPool(cluster.urls, tokenizer=tokenizer, transport=cluster.transport)
     args = AsyncTrainConfig(**BARE, **SHARED)
     runner = make_rollouts(args, tokenizer).runner(pool)
     lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     settings: dict[str, Any] = {"peft_config": lora, "use_vllm": True, "max_staleness": 0}
-    trainer = make_trainer(model_folder, tmp_path / "out", lambda _: runner, **settings)
+    trainer = make_trainer(model, tmp_path / "out", lambda _: runner, **settings)
     trainer.train()
     names = cluster["a"].loads
     assert cluster["b"].loads == names
@@ -138,45 +128,26 @@ def test_async_lora_requests_name_the_adapter_of_their_version(
 
 
 class FakePolicy(Closable):
-    """Answers with one token."""
+    """Answers with one token, or raises an error."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        if self.error:
+            raise self.error
         await asyncio.sleep(0)
-        return Completion([1], [-0.5], "w1", "stop")
-
-
-class FakeRunner(WrittenRunner):
-    """An `EpisodeRunner` of one step an episode.
-
-    Args:
-        outcome: Of task id and sample: the reward, or an exception. An `OutageError` makes a failed
-            episode, as in the real loop.
-    """
-
-    def __init__(self, outcome: Callable[[str, int], float | Exception]) -> None:
-        super().__init__(mixed_episode)
-        self.agent.policy = FakePolicy()
-        self.outcome = outcome
-
-    copy = EpisodeRunner.copy
-
-    async def run(self, task: ToyTask, sample: int = 0) -> Episode:
-        result = self.outcome(task.id, sample)
-        if isinstance(result, OutageError):
-            return Episode(task.id, sample, stop_reason=StopReason.FAILED, error=str(result))
-        if isinstance(result, Exception):
-            raise result
-        await self.agent.policy.complete([sample], self.agent.sampling)
-        return Episode(task.id, sample, reward=result, stop_reason=StopReason.ANSWERED)
+        return Completion([1], [-0.5], "c0", "stop")
 
 
 @contextmanager
-def running_worker(runner: FakeRunner, **settings: Any) -> Iterator[RolloutWorker]:
+def running_worker(policy: FakePolicy, **settings: Any) -> Iterator[RolloutWorker]:
     """Start a worker with weights of version 1: 3 groups of 2, one a version, no staleness."""
     defaults = {"group_size": 2, "groups_per_version": 1, "max_staleness": 0, "total": 3}
+    args = AsyncTrainConfig(**BARE, **SHARED)
     worker = RolloutWorker(
-        runner=runner,  # type: ignore[arg-type]
-        tasks=[ToyTask(f"t{index}") for index in range(8)],
+        runner=make_rollouts(args, make_action_tokenizer()).runner(policy),
+        tasks=make_tasks(8),
         order=TaskOrder(8, 1, shuffle=False, seed=0),
         **{**defaults, **settings},
     )
@@ -200,37 +171,25 @@ def test_worker_with_a_staleness_runs_ahead_by_it(
 ) -> None:
     """Two groups a version, nine in all."""
     settings = {"groups_per_version": 2, "max_staleness": staleness, "total": 9}
-    with running_worker(FakeRunner(lambda *run: 1.0), **settings, first=lambda: first) as worker:
+    with running_worker(FakePolicy(), **settings, first=lambda: first) as worker:
         for version, (start, end) in enumerate(pairwise((first, *ends)), start=1):
             found = groups(worker, end - start)
-            assert [group.index for group in found] == [*range(start, end)]
-            assert all(group.versions == ([version], [version]) for group in found)
+            assert sorted(group.index for group in found) == [*range(start, end)]
+            # Two documents and the question.
+            assert all(group.versions == 2 * ([version] * 3,) for group in found)
             with pytest.raises(queue.Empty):
                 worker.rollout_buffer.get(timeout=0.05)
             worker.update_model_version(version + 1)
 
 
-def test_worker_episode_with_its_own_outage_fails_without_a_score() -> None:
-    runner = FakeRunner(
-        lambda task, sample: OutageError("judge unreachable") if not sample else 1.0
-    )
-    with running_worker(runner) as worker:
-        (group,) = groups(worker, 1)
-    assert [episode.reward for episode in group.episodes] == [None, 1.0]
-    assert group.episodes[0].failed
-
-
 def test_take_without_completions_ends_the_run() -> None:
-    runner = FakeRunner(lambda *run: 1.0)
-    with running_worker(runner) as worker:
+    with running_worker(FakePolicy()) as worker:
         groups(worker, 1)
         with pytest.raises(OutageError, match=r"no completion for .* s .*heartbeat_stale_after_s"):
             worker.take([0], 0.05, lambda: False)
 
 
 def test_check_health_raises_the_error_of_the_thread() -> None:
-    with (
-        running_worker(FakeRunner(lambda *run: ZeroDivisionError("a bug"))) as worker,
-        pytest.raises(ZeroDivisionError, match="a bug"),
-    ):
+    policy = FakePolicy(ZeroDivisionError("a bug"))
+    with running_worker(policy) as worker, pytest.raises(ZeroDivisionError, match="a bug"):
         until(lambda: worker.check_health(60.0))

@@ -24,12 +24,7 @@ from atommem.errors import BudgetSpentError, ConfigError
 from atommem.train import checkpoints, stop_request
 from atommem.train.checkpoints import PARTIAL, last_checkpoint, list_checkpoints
 from atommem.train.console import METRICS_FILE, read_metrics
-from atommem.train.errors import (
-    CheckpointError,
-    DivergedError,
-    RolloutFailedError,
-    TrainingInterrupted,
-)
+from atommem.train.errors import CheckpointError, DivergedError, RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.stop_request import EXIT_INTERRUPTED, StopRequest
 from atommem.train.train_cli import main
@@ -38,13 +33,12 @@ from tests.train.harness import (
     ROOT,
     at,
     environment,
+    make_action_tokenizer,
     make_config,
-    make_element_tokenizer,
     make_real_trainer,
     make_tasks,
     make_trainer,
     save_model,
-    terminate,
 )
 from tests.train.toys import make_model, mixed_episode, random_episode
 
@@ -71,13 +65,6 @@ def write_partial(folder: Path, step: int) -> Path:
 def save_checkpoint(folder: Path, step: int) -> Path:
     partial = write_partial(folder, step)
     return checkpoints.publish_checkpoint(partial, folder, make_config(folder))
-
-
-def test_checkpoint_to_resume_without_one_is_none(tmp_path: Path) -> None:
-    for choice in (None, "false", "auto", "true"):
-        assert to_resume(choice, tmp_path) is None
-    with pytest.raises(ConfigError, match="no such folder"):
-        to_resume(str(tmp_path / "nowhere"), tmp_path)
 
 
 def test_checkpoint_to_resume_names_the_damage_and_a_complete_one(tmp_path: Path) -> None:
@@ -157,18 +144,6 @@ def fail(trainer: Any, owner: Any, name: str, update: int, error: Exception) -> 
     setattr(owner, name, failing)
 
 
-def interrupt_rollout(trainer: MemoryGRPOTrainer) -> None:
-    """Send SIGTERM in the middle of the third rollout."""
-    rollout = trainer.backend.rollout
-
-    def interrupted(_: Any) -> Any:
-        if trainer.state.global_step == 2:
-            trainer._loop.get_loop().call_later(0.01, terminate)
-        return rollout(trainer)
-
-    trainer.backend.rollout = interrupted  # type: ignore[method-assign]
-
-
 def spend_budget(trainer: MemoryGRPOTrainer) -> None:
     error = BudgetSpentError("call_budget is spent: 7 calls are recorded. Give more.")
     fail(trainer, trainer.backend, "rollout", 2, error)
@@ -189,7 +164,6 @@ def fill_disk(trainer: MemoryGRPOTrainer) -> None:
 
 
 ENDINGS: dict[str, tuple[Callable[[MemoryGRPOTrainer], None], type[Exception], str]] = {
-    "SIGTERM in a rollout": (interrupt_rollout, TrainingInterrupted, "stopped before update 3"),
     "spent budget": (spend_budget, RolloutFailedError, "update 3 cannot .* call_budget is spent"),
     "NaN": (diverge, DivergedError, "gradient norm of update 3 is nan"),
     "full disk": (fill_disk, CheckpointError, "of update 3 could not be written: No space left"),
@@ -213,7 +187,7 @@ def test_run_that_ends_early_resumes_from_the_last_update(
     assert names(tmp_path) == ["checkpoint-2"]
     assert not (tmp_path / PARTIAL).exists()
     # Other weights: everything has to come from the checkpoint.
-    other = make_model(9, len(make_element_tokenizer()), spread=0.1)
+    other = make_model(9, len(make_action_tokenizer()), spread=0.1)
     resumed, _ = make_real_trainer(tmp_path, other, **SETTINGS)
     resumed.train(resume_from_checkpoint=str(last_checkpoint(tmp_path)))
     resumed.close()

@@ -49,7 +49,8 @@ def test_two_ranks_equal_one_process(found: Found, case: str) -> None:
 def test_two_ranks_train_asynchronously_as_one(found: Found) -> None:
     """One rank samples for both."""
     alone, first, second = found("asynchronous")
-    torch.testing.assert_close(first["weights"], alone["weights"], atol=1e-5, rtol=0)
+    # Adam enlarges rounding errors of small gradients: a hundredth of a step is allowed.
+    torch.testing.assert_close(first["weights"], alone["weights"], atol=1e-4, rtol=0)
     torch.testing.assert_close(second["weights"], first["weights"], atol=0, rtol=0)
     assert any(entry["loss"] for entry in alone["updates"])
     for expected, entry in zip(alone["updates"], first["updates"], strict=True):

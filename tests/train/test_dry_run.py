@@ -13,7 +13,6 @@ from transformers import Qwen3Config
 from trl import ModelConfig
 
 from atommem.environment import TaskShape
-from atommem.errors import ConfigError
 from atommem.train.dry_run import costs
 from atommem.train.dry_run.costs import (
     Costs,
@@ -57,11 +56,6 @@ def test_dry_run_needs_no_weights_data_or_network(
     vllm = ["--use_vllm", "--vllm_gpu_memory_utilization", "0.3", "--vllm_mode", "colocate"]
     parts = dry(tmp_path, *MINIMUM, *vllm)["memory"]["parts"]
     assert parts["rollout"] == pytest.approx(24e9)
-
-
-def test_dry_run_of_an_unknown_model_names_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"not on this machine.* qwen3-8b"):
-        dry(tmp_path, *MINIMUM, "--model_name_or_path", "nobody/nothing")
 
 
 def test_measure_counts_parameters_of_models_and_adapters() -> None:

@@ -13,11 +13,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from trl.trainer.utils import RepeatSampler
 
+from atommem.environment import TaskDescription
 from atommem.episode import Episode, StopReason
 from atommem.errors import OutageError
 from atommem.eval.runner import evaluate
 from atommem.rollout import EpisodeRunner
-from atommem.trace import read_trace
 from atommem.train.checkpoints import list_checkpoints
 from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.errors import RolloutFailedError
@@ -35,7 +35,7 @@ from tests.train.harness import (
     make_trainer,
     reference_gradients,
 )
-from tests.train.toys import ToyTask, make_episode, make_model, mixed_episode, random_episode
+from tests.train.toys import make_episode, make_model, mixed_episode, random_episode
 
 TASKS = ["t0", "t1", "t2", "t3"]
 
@@ -87,6 +87,9 @@ def check(
     assert_equal_gradients(recorder.gradients[0], expected)
     logged = trainer.state.log_history[0]
     assert logged["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
+    rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    assert logged["reward"] == pytest.approx(sum(rewards) / len(rewards))
+    assert (logged["episodes"], logged["failed"]) == (16, 1)
     assert logged["sampling/sampling_logp_difference/mean"] == pytest.approx(apart, rel=1e-4)
     return trainer
 
@@ -109,15 +112,10 @@ def test_update_equals_the_reference_loop(tmp_path: Path, settings: dict[str, An
 @pytest.mark.slow
 def test_update_with_kl_to_the_model_without_adapter(tmp_path: Path) -> None:
     targets = ["q_proj", "v_proj"]
-    lora = LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM", lora_dropout=0.0)
-    adapted = get_peft_model(make_model(), lora)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if "lora_" in name:
-                # A larger KL would have float32 rounding errors above the tolerance.
-                parameter.normal_(std=0.1)
-    trainer = check(tmp_path, adapted=adapted, beta=0.3)
+    # A larger alpha would have float32 rounding errors above the tolerance.
+    lora = LoraConfig(task_type="CAUSAL_LM", r=2, lora_alpha=1, target_modules=targets)
+    lora.init_lora_weights = False
+    trainer = check(tmp_path, adapted=get_peft_model(make_model(), lora), beta=0.3)
     assert trainer.state.log_history[0]["kl"] > 0.05
 
 
@@ -161,20 +159,6 @@ def test_update_without_variance_changes_nothing(tmp_path: Path) -> None:
     before = make_model().state_dict()
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
     assert trainer.state.log_history[0]["loss"] == 0.0
-
-
-@pytest.mark.slow
-def test_updates_have_their_own_tasks_and_seeds(tmp_path: Path) -> None:
-    config = make_config(tmp_path, max_steps=3, per_device_train_batch_size=16)
-    trainer, _, runner = make_trainer(make_model(), config, mixed_episode, tasks=8)
-    trainer.train()
-    assert len(set(runner.seeds) - {None}) == 3
-    # Four tasks an update; the third begins the second epoch.
-    assert [job[0] for job in runner.jobs[::4]] == [*TASKS, "t4", "t5", "t6", "t7", *TASKS]
-    logged = trainer.state.log_history[0]
-    rewards = [e.reward for e in episodes_of(mixed_episode, TASKS, 4) if e.reward is not None]
-    assert logged["reward"] == pytest.approx(sum(rewards) / len(rewards))
-    assert (logged["episodes"], logged["failed"]) == (16, 1)
 
 
 def writer(model: Any, offset: float = 0.0) -> Any:
@@ -229,14 +213,11 @@ def test_old_logprobs_of_another_engine_are_recomputed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_training_logprobs_equal_sampled_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_logprobs_equal_sampled_ones(tmp_path: Path) -> None:
     trainer, _ = make_real_trainer(
         tmp_path,
         max_steps=2,
         learning_rate=1e-3,
-        save_traces=True,
         temperature=0.7,
         per_device_train_batch_size=24,
         num_generations=12,
@@ -244,17 +225,11 @@ def test_training_logprobs_equal_sampled_ones(
     trainer.train()
     trainer.close()
     logged = read_metrics(tmp_path / METRICS_FILE)
-    updates = [entry for entry in logged if "loss" in entry]
-    assert [entry["step"] for entry in updates] == [1, 2]
-    for entry in updates:
+    for entry in logged[:2]:
         assert entry["sampling/sampling_logp_difference/mean"] < 1e-5
         assert 0 < entry["reward"] < 1
         assert entry["actions/create"] > 0
         assert entry["malformed"] > 0
-    assert "{" not in capsys.readouterr().out  # the table replaces Hugging Face's dictionaries
-    traces = sorted((tmp_path / "traces" / "step-1").iterdir())
-    assert len(traces) == 24
-    assert read_trace(traces[0]).complete
 
 
 class TimedRunner(EpisodeRunner):
@@ -273,7 +248,7 @@ class TimedRunner(EpisodeRunner):
 
 async def test_run_groups_replaces_while_others_run() -> None:
     runner = TimedRunner()
-    tasks = [ToyTask(f"t{index}") for index in range(6)]
+    tasks = [TaskDescription(f"t{index}") for index in range(6)]
     slow = RolloutGroup([tasks[0], tasks[5]], range(2))
     replaced = RolloutGroup(tasks[1:5], range(2))
     work = asyncio.create_task(run_groups(runner, [slow, replaced]))

@@ -10,15 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 from trl.experimental.async_grpo.packing import TreeRow
 
 from atommem.train.objective.rows import Row
 from atommem.train.packing.micro_batch import pack_rows, shared_prefixes
-from atommem.train.packing.planning import balance, cut, cut_padded, lexicographic
+from atommem.train.packing.planning import balance, cut, lexicographic
 from atommem.train.packing.tree_attention import (
     Tree,
-    flex_mask,
     flex_tree_attention,
     kernel_arguments,
     tree_attention,
@@ -26,11 +25,11 @@ from atommem.train.packing.tree_attention import (
 from tests.train.toys import make_row
 
 
-def random_rows(seed: int, count: int) -> list[Row]:
-    """Rows over three tokens, so that they share prefixes of all lengths."""
+def sorted_rows(seed: int, count: int) -> list[Row]:
+    """Rows over two tokens: they share prefixes of all lengths, and some are equal."""
     rng = random.Random(seed)
-    ids = [[rng.choices(range(3), k=rng.randint(1, 4)) for _ in range(2)] for _ in range(count)]
-    return [make_row(*both) for both in ids]
+    ids = [[rng.choices(range(2), k=rng.randint(1, 6)) for _ in range(2)] for _ in range(count)]
+    return lexicographic([make_row(*both) for both in ids])
 
 
 @given(st.lists(st.lists(st.floats(0.1, 50), max_size=12), min_size=1, max_size=6))
@@ -46,30 +45,16 @@ def test_balance_never_raises_the_largest_load(costs: list[list[float]]) -> None
 @settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 9), st.integers(3, 40))
 def test_cut_of_sorted_rows_keeps_the_budget(seed: int, count: int, budget: int) -> None:
-    rows = lexicographic(random_rows(seed, count))
+    rows = sorted_rows(seed, count)
     counts = cut([len(row) for row in rows], shared_prefixes(rows), 0.1, budget)
     assert sum(counts) == count
     for end, size in zip(itertools.accumulate(counts), counts, strict=True):
         assert size == 1 or pack_rows(rows[end - size : end]).computed <= budget
 
 
-@given(st.lists(st.integers(2, 60), max_size=50), st.integers(1, 400))
-def test_cut_padded_keeps_the_budget(lengths: list[int], budget: int) -> None:
-    lengths = sorted(lengths, reverse=True)
-    counts = cut_padded(lengths, budget)
-    ends = list(itertools.accumulate(counts, initial=0))
-    assert ends[-1] == len(lengths)
-    for start, count in zip(ends, counts, strict=False):
-        assert count == 1 or count * lengths[start] <= budget
-
-
 @given(st.integers(0, 10_000), st.integers(1, 14))
 def test_pack_rows_has_the_layout_of_trl(seed: int, count: int) -> None:
-    """Over two tokens, so that prefixes of all lengths are shared, and some rows are equal."""
-    rng = random.Random(seed)
-    lengths = [(rng.randint(1, 6), rng.randint(1, 5)) for _ in range(count)]
-    rows = lexicographic([make_row(*(rng.choices(range(2), k=k) for k in n)) for n in lengths])
-    theirs = TreeRow()
+    rows, theirs = sorted_rows(seed, count), TreeRow()
     for row in rows:
         mask = np.arange(len(row)) >= len(row.prompt_ids)
         sample = {"input_ids": row.ids, "completion_mask": mask, "old_log_probs": mask * 0.0}
@@ -119,32 +104,12 @@ def test_tree_attention_equals_the_dense_mask(dtype: torch.dtype, tolerance: flo
         torch.testing.assert_close(a, b.to(dtype), atol=tolerance, rtol=tolerance)
 
 
-def random_tree(seed: int, rows: int, longest: int) -> Tree:
-    rng = random.Random(seed)
-    prompts = [rng.choices([0, 1], (9, 1), k=rng.randint(1, longest)) for _ in range(rows)]
-    return pack_rows(lexicographic([make_row(prompt, [2]) for prompt in prompts])).tree
-
-
-@pytest.mark.parametrize("seed", [0, 3])
-def test_flex_mask_equals_the_dense_mask(seed: int) -> None:
-    tree = random_tree(seed, 1 + 4 * seed, 600)
-    visible = dense(tree)
-    expected = create_block_mask(
-        lambda b, h, q, k: visible[q, k], None, None, tree.length, tree.length, device="cpu"
-    )
-    mask = flex_mask(tree, torch.device("cpu"))
-    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
-        assert torch.equal(getattr(mask, name), getattr(expected, name)), name
-        indices = name.replace("num_blocks", "indices")
-        assert torch.equal(getattr(mask, indices), getattr(expected, indices)), indices
-    everywhere = torch.arange(tree.length)
-    assert torch.equal(mask.mask_mod(0, 0, everywhere[:, None], everywhere), visible)
-
-
 @pytest.mark.slow
 def test_flex_tree_attention_equals_tree_attention() -> None:
-    """Without gradients, which `flex_attention` lacks on CPU."""
-    tree = random_tree(0, 6, 200)
+    """Without gradients, which `flex_attention` lacks on CPU. Blocks of 128 are seen in part."""
+    rng = random.Random(3)
+    prompts = [rng.choices([0, 1], (9, 1), k=rng.randint(1, 600)) for _ in range(13)]
+    tree = pack_rows(lexicographic([make_row(prompt, [2]) for prompt in prompts])).tree
     states = heads(tree.length)
     out = flex_tree_attention(*states, tree, 0.25, flex=flex_attention)
     expected, _ = tree_attention(torch.nn.Identity(), *states, None, tree=tree, scaling=0.25)

@@ -87,11 +87,6 @@ def test_trace_demonstrations_of_unusable_traces_are_refused(tmp_path: Path) -> 
 ROWS = [([1, 2, 3], [7, 8, EOS]), ([4, 5], [9, EOS]), ([6, 1, 2, 3, 4], [7, EOS])] * 8
 
 
-def make_config(folder: Path, **settings: Any) -> ColdStartConfig:
-    defaults = {"max_steps": 30, "logging_steps": 1}
-    return ColdStartConfig(str(folder), **{**BARE, **defaults, **settings})
-
-
 @pytest.mark.slow
 def test_cold_start_loss_is_on_completions_and_falls(tmp_path: Path) -> None:
     model = make_model()
@@ -99,7 +94,8 @@ def test_cold_start_loss_is_on_completions_and_falls(tmp_path: Path) -> None:
         logps = torch.cat(
             [completion_logps(model, prompt, completion, 1.0) for prompt, completion in ROWS]
         )
-    config = make_config(tmp_path, per_device_train_batch_size=24)
+    settings = {**BARE, "max_steps": 30, "logging_steps": 1, "per_device_train_batch_size": 24}
+    config = ColdStartConfig(str(tmp_path), **settings)
     trainer = ColdStartTrainer(model, config, sft_dataset(ROWS), make_tokenizer())
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

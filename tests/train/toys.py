@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +12,6 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from atommem.config import MemoryConfig
-from atommem.environment import QuestionDescription, TaskDescription
 from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.memory.log import MemoryView
 from atommem.policy.contract import Sampling
@@ -59,31 +56,11 @@ def make_model(
     return Qwen3ForCausalLM(config)
 
 
-@dataclass(frozen=True)
-class ToyTask:
-    """Nothing but an id."""
-
-    id: str
-
-
 class Closable:
     """Stands where a policy or an embedder would."""
 
     async def close(self) -> None:
         return None
-
-
-class ToyEnvironments:
-    """Describes a toy task."""
-
-    @staticmethod
-    def describe(task: Any) -> TaskDescription:
-        questions = (QuestionDescription(q.text, q.answers) for q in getattr(task, "questions", ()))
-        return TaskDescription(task.id, getattr(task, "source", ""), tuple(questions))
-
-    @staticmethod
-    def diagnose(task: Any, episode: Episode) -> tuple[()]:
-        return ()
 
 
 class WrittenRunner:
@@ -101,7 +78,7 @@ class WrittenRunner:
             embedder=Closable(),
             sampling=Sampling(temperature=1.0),
             activity=ActivityClock(),
-            factory=ToyEnvironments,
+            factory=SimpleNamespace(describe=lambda task: task, diagnose=lambda task, episode: ()),
             memory=MemoryConfig(),
         )
         self.jobs: list[tuple[str, int]] = []
@@ -148,8 +125,7 @@ def make_episode(
     task_id: str, sample: int, reward: float | None, lengths: Sequence[tuple[int, int]]
 ) -> Episode:
     """Make an episode of random tokens; `lengths` are (prompt, completion) of each step."""
-    digest = hashlib.blake2b(f"{task_id}/{sample}".encode(), digest_size=4).digest()
-    rng = random.Random(int.from_bytes(digest, "big"))
+    rng = random.Random(f"tokens/{task_id}/{sample}")
     return Episode(
         task_id=task_id,
         sample=sample,

@@ -159,23 +159,14 @@ def install(on_cpu: bool = False) -> None:
 
     # TRL would import more of it.
     import_utils.is_vllm_available = lambda **_: False
-    for name, contents in {
-        "vllm": {
-            "EngineArgs": fields,
-            "SamplingParams": fields,
-            "LLM": None,
-            "RequestOutput": None,
-        },
-        "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: on_cpu)},
-        "vllm.utils": {},
-        "vllm.utils.network_utils": {"get_open_port": lambda: 29555},
-        "vllm.v1": {},
-        "vllm.v1.engine": {},
-        "vllm.v1.engine.llm_engine": {"LLMEngine": LLMEngine},
-        "vllm.lora": {},
-        "vllm.lora.request": {"LoRARequest": fields},
-    }.items():
-        module = ModuleType(name)
-        module.__spec__ = ModuleSpec(name, None)
-        vars(module).update(contents)
+    module: Any = ModuleType("vllm")
+    module.__spec__ = ModuleSpec("vllm", None)
+    module.EngineArgs = module.SamplingParams = module.LoRARequest = fields
+    module.LLM = module.RequestOutput = None
+    module.LLMEngine = LLMEngine
+    module.current_platform = SimpleNamespace(is_cpu=lambda: on_cpu)
+    module.get_open_port = lambda: 29555
+    parts = ["platforms", "utils", "utils.network_utils", "lora", "lora.request"]
+    parts += ["v1", "v1.engine", "v1.engine.llm_engine"]
+    for name in ["vllm", *(f"vllm.{part}" for part in parts)]:
         sys.modules[name] = module
