@@ -14,7 +14,6 @@ from atommem.arguments import load_yaml
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, load_templates
 from atommem.eval.eval_cli import main as evaluate
-from atommem.eval.eval_config import parse_arguments
 from atommem.prompts import PromptBuilder
 from atommem.train.dry_run.shapes import read_launch
 from atommem.train.settings import parse
@@ -24,7 +23,7 @@ from tests.fakes import WordTokenizer, longdoc
 CONFIGS = Path(__file__).parents[1] / "configs"
 TRAIN = sorted((CONFIGS / "train").glob("*.yaml"))
 EVAL = [CONFIGS / "eval" / name for name in ("paper.yaml", "smollm2.yaml")]
-PUBLISHED = CONFIGS / "eval" / "paper_tables.yaml"  # tests/eval/test_published.py
+PUBLISHED = CONFIGS / "eval" / "paper_tables.yaml"  # tests/eval/test_suite.py
 SUITES = [path for path in (CONFIGS / "eval").glob("*.yaml") if path not in (*EVAL, PUBLISHED)]
 TEMPLATES = sorted((CONFIGS / "templates").glob("*.yaml"))
 HOTPOTQA = str(CONFIGS / "train" / "qwen3_8b_hotpotqa.yaml")
@@ -74,23 +73,11 @@ def test_dry_run_of_recipe_passes(
 
 
 @pytest.mark.parametrize("path", TRAIN, ids=stem)
-def test_recipe_parses_and_leaves_room_for_thoughts(path: Path) -> None:
-    found = parse(stage_of(path), ["--config", str(path), "--use_cpu"])
-    memory = found.run.memory
-    assert found.args.data
-    dialect = get_dialect(memory.dialect, memory.templates)
-    assert dialect.grammar(phases=("reading", "answering"))
+def test_recipe_leaves_room_for_thoughts(path: Path) -> None:
     settings = load_yaml(path, "train")
     if "Qwen3" in settings["model_name_or_path"]:
         quiet = settings.get("chat_template_kwargs") == {"enable_thinking": False}
         assert quiet or settings["max_completion_length"] >= 4096
-
-
-@pytest.mark.parametrize("path", EVAL, ids=stem)
-def test_evaluation_config_parses(path: Path) -> None:
-    flags = ["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"]
-    memory = parse_arguments(flags).run.memory
-    assert get_dialect(memory.dialect, memory.templates).grammar()
 
 
 def settings_of(*flags: str) -> dict[str, Any]:
@@ -105,9 +92,7 @@ def test_recipe_of_the_paper_has_the_published_settings() -> None:
     published = {"learning_rate": 1e-6, "epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.001}
     published |= {"num_generations": 16, "per_device_train_batch_size": 32, "temperature": 1.0}
     published |= {"chunk_tokens": 4000, "retrieve_k": 6}
-    # Qwen3 thinks by default: its thoughts have to fit.
-    published |= {"chat_template_kwargs": None, "max_completion_length": 4096}
-    published |= {"scratchpad_tokens": 2048}
+    published |= {"max_completion_length": 4096, "scratchpad_tokens": 2048}
     assert {name: full[name] for name in published} == published
 
 
@@ -115,9 +100,7 @@ def test_recipe_of_the_paper_has_the_published_settings() -> None:
 @pytest.mark.parametrize(
     ("flags", "varied"),
     [
-        ("--data data/2wiki_train.parquet", {"data"}),
         ("--capacity 20", {"capacity"}),
-        ("--disabled_actions delete", {"disabled_actions"}),
         (
             "--disabled_actions create read update delete --embedder random",
             {"disabled_actions", "embedder"},

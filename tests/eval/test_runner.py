@@ -11,10 +11,9 @@ import pytest
 
 from atommem.config import MemoryConfig
 from atommem.envs.scoring.statistics import wilson_interval
-from atommem.envs.task import Task
 from atommem.errors import ConfigError, DataError, PolicyError
 from atommem.eval.output import OutputFolder, file_stem
-from atommem.eval.runner import evaluate, tasks_digest
+from atommem.eval.runner import evaluate
 from tests.eval.toys import evaluated, make_runner, make_task
 
 TASKS = [make_task("a"), make_task("b", right=False), make_task("c"), make_task("d", questions=3)]
@@ -102,20 +101,9 @@ async def test_output_folder_refuses_foreign_and_busy_folders(tmp_path: Path) ->
         OutputFolder(new, {"a": 1})
 
 
-async def test_evaluate_refuses_equal_ids() -> None:
-    with pytest.raises(DataError, match="two tasks have the id 'a'"):
-        await evaluated([TASKS[0], TASKS[0]])
-
-
 def test_file_stem_is_safe_and_distinct() -> None:
     assert file_stem("hotpot-5a7.x_1") == "hotpot-5a7.x_1"
     names = ("a/b", "a_b", "a:b", "../../etc", "x" * 300, "x" * 301, "é")
     stems = [file_stem(name) for name in names]
     assert len(set(stems)) == len(stems)
     assert all("/" not in stem and len(stem) < 120 for stem in stems)
-
-
-def test_tasks_digest_depends_on_everything_read_or_scored() -> None:
-    base = make_task("a")
-    variants = [make_task("a", right=False), Task("a", base.questions, base.documents[:1])]
-    assert len({tasks_digest([task]) for task in [base, make_task("a"), *variants]}) == 3
