@@ -21,7 +21,7 @@ from atommem.embedding.embedder import (
     Vectors,
 )
 from atommem.embedding.models import HttpEmbedder, SentenceTransformerEmbedder
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, OutageError
 from tests.atommem.sessions import Embeds
 from tests.fake_chat import refusal
 from tests.loopback import make_checkpoint
