@@ -50,6 +50,7 @@ def prompt_of(server: FakeChat, index: int = 0) -> str:
         ("<think>It is CORRECT</think>\nINCORRECT", 0.0),
         ("<think>I would say\nCORRECT", None),
         ("CORRECT or INCORRECT", None),
+        ("A", None),
         ("**correct:** no\nconfidence: 100%", 0.0),
     ],
 )
@@ -60,7 +61,6 @@ def test_read_verdict_takes_one_unambiguous_grade(reply: str, score: float | Non
 
 def test_read_verdict_knows_letters_and_separate_reasoning() -> None:
     assert read_verdict(ChatReply("A"), letters=True) == Verdict(1.0, "A")
-    assert read_verdict(ChatReply("A")) is None
     assert read_verdict(ChatReply("INCORRECT", "it is\nCORRECT")) == Verdict(0.0, "INCORRECT")
     assert read_verdict(ChatReply("", "CORRECT", "length")) is None
 

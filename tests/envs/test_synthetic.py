@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
+from atommem.environment import EnvironmentFactory
 from atommem.envs.longdoc.environment import MODES
 from atommem.envs.synthetic.expert import Expert, ExpertPolicy, Faults
 from atommem.envs.synthetic.prose import PROSES, RELATIONS, Statement, get_prose
@@ -89,20 +91,26 @@ def test_needed_facts_never_exceed_the_capacity(per_document: int) -> None:
         assert max(sizes) == 4
 
 
-def play(
-    config: WorldConfig, faults: Faults | None = None, questions_shown: str = "reading"
+def run_expert(
+    expert: Any, factory: EnvironmentFactory, tasks: Iterable[Task], **memory: Any
 ) -> list[Episode]:
     tokenizer = WordTokenizer()
-    expert = Expert(get_prose(config.prose), get_dialect("paper"), faults)
     runner = make_episode_runner(
         policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
         tokenizer=tokenizer,
         embedder=HashingEmbedder(2048),
-        factory=longdoc(tokenizer, max_reads=4, questions_shown=questions_shown),
-        memory=MemoryConfig(capacity=config.capacity),
-        sampling=Sampling(seed=0),
+        factory=factory,
+        memory=MemoryConfig(**memory),
+        sampling=Sampling(seed=0, max_tokens=400),
     )
-    return asyncio.run(runner.run_all([(task, 0) for task in generate(config, 6, seed=11)]))
+    return asyncio.run(runner.run_all([(task, 0) for task in tasks]))
+
+
+def play(config: WorldConfig, faults: Faults | None = None, mode: str = "reading") -> list[Episode]:
+    expert = Expert(get_prose(config.prose), get_dialect("paper"), faults)
+    factory = longdoc(WordTokenizer(), max_reads=4, questions_shown=mode)
+    tasks = generate(config, 6, seed=11)
+    return run_expert(expert, factory, tasks, capacity=config.capacity)
 
 
 def em(episodes: list[Episode]) -> float:
@@ -125,7 +133,7 @@ SEVERAL = {"hops": (1, 4), "questions": (2, 4), "corrections": 0.6}
 def test_expert_without_faults_answers_every_question(
     knobs: dict[str, Any], prose: str, mode: str
 ) -> None:
-    episodes = play(WorldConfig(**knobs, prose=prose), questions_shown=mode)
+    episodes = play(WorldConfig(**knobs, prose=prose), mode=mode)
     assert em(episodes) == 1.0
     steps = [step for episode in episodes for step in episode.steps]
     assert not any(step.problems for step in steps)

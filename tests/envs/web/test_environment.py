@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from typing import Any
 
 import pytest
 
-from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.embedding.embedder import HashingEmbedder
-from atommem.environment import TaskShape, environment_config, make_factory
-from atommem.envs.synthetic.expert import ExpertPolicy
+from atommem.environment import TaskShape
 from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.web.environment import injection_followed
 from atommem.envs.web.site import BrowsingExpert, BrowsingFaults, SiteConfig, generate_sites
@@ -21,9 +17,8 @@ from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource, text_tool
 from atommem.episode import Episode, StopReason
 from atommem.errors import OutageError
 from atommem.memory.log import Source
-from atommem.policy.contract import Sampling
+from tests.envs.test_synthetic import em, run_expert
 from tests.envs.web.browsing import ANSWER, PAGES, call, make_runner, make_task, play, web
-from tests.fakes import WordTokenizer, make_episode_runner
 
 
 def texts(episode: Episode) -> list[list[Any]]:
@@ -168,23 +163,11 @@ def browse(
     config: SiteConfig, faults: BrowsingFaults | None = None, *disabled: str
 ) -> list[Episode]:
     """Return the expert's episodes without some memory actions."""
-    tokenizer = WordTokenizer()
     expert = BrowsingExpert(get_prose("compact"), get_dialect("paper", "compact"), faults)
-    calls = config.catalogues + 3
-    web = environment_config("web", calls="compact", max_calls=calls, chunk_tokens=400)
-    runner = make_episode_runner(
-        policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
-        tokenizer=tokenizer,
-        embedder=HashingEmbedder(2048),
-        factory=make_factory(web, tokenizer),
-        memory=MemoryConfig(templates="compact", retrieve_k=3, disabled_actions=list(disabled)),
-        sampling=Sampling(seed=0, max_tokens=400),
-    )
-    return asyncio.run(runner.run_all([(task, 0) for task in generate_sites(config, 16, seed=5)]))
-
-
-def em(episodes: list[Episode]) -> float:
-    return sum(episode.metrics["em"] for episode in episodes) / len(episodes)
+    factory = web(calls="compact", max_calls=config.catalogues + 3, chunk_tokens=400)
+    tasks = generate_sites(config, 16, seed=5)
+    memory = {"templates": "compact", "retrieve_k": 3, "disabled_actions": [*disabled]}
+    return run_expert(expert, factory, tasks, **memory)
 
 
 def test_sites_of_a_seed_stay_the_same() -> None:

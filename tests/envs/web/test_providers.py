@@ -89,7 +89,6 @@ LEAK = {"url": DENIED, "contents": "secret", "content": "secret"}
 FAULTS: list[tuple[str, int, Any, str, int]] = [
     ("serper", 400, {"message": "Not enough credits", "statusCode": 400}, "", 1),
     ("access", 503, "broken", "", 2),
-    ("access", 200, {"page": "of another protocol"}, "", 1),
     ("searxng", 200, {"results": [], "unresponsive_engines": [["google", "CAPTCHA"]]}, "", 1),
     ("serper", 422, {"message": "cannot do this"}, "cannot do this", 1),
     ("jina", 200, {"data": LEAK}, "may not be visited", 1),
