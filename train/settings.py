@@ -9,8 +9,8 @@ from typing import Any
 
 from trl import ModelConfig
 
-from atommem.arguments import Parser, field_names, make, split_config
-from atommem.config import EmbedderConfig, MemoryConfig, check_least
+from atommem.arguments import Parser, make, split_config
+from atommem.config import EmbedderConfig, MemoryConfig, check_least, field_names
 from atommem.environment import find_environment
 from atommem.errors import ConfigError, check_writable, format_error
 from atommem.policy.contract import Sampling
