@@ -43,14 +43,11 @@ async def endless(self: Any, step: Step) -> StepResult:
     return StepResult(self.observe([]))
 
 
-GONE = AsyncMock(side_effect=OutageError("words are gone"))
-
-
 @pytest.mark.parametrize(
     ("members", "fault"),
     [
         ({"step": endless}, "episodes: a goes on after"),
-        ({"step": GONE}, "episodes: an outage: words are gone"),
+        ({"step": AsyncMock(side_effect=OutageError("gone"))}, "episodes: an outage: gone"),
         ({"step": AsyncMock(side_effect=KeyError("x"))}, "episodes: KeyError at "),
         ({"score": AsyncMock(return_value=Score(1.5))}, "episodes: reward=1.5. Return a reward"),
         ({"step": shuffle}, "repeatable: a went another way"),

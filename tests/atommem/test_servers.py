@@ -110,13 +110,11 @@ async def test_client_redirect_is_refused_and_sends_no_key(monkeypatch: pytest.M
     assert [request.url.host for request in server.requests] == ["far"]
 
 
-async def test_client_request_body_and_url() -> None:
+async def test_client_url_gets_one_version_and_needs_a_scheme() -> None:
     server = Server()
     for url in ("http://server", "http://server/v1/"):
-        await server.client(url).post("/v1/x", {"half a pair": ["\ud83d", "\U0001f600"], "é": "ж"})
+        await server.client(url).post("/v1/x", {})
     assert {str(request.url) for request in server.requests} == {"http://server/v1/x"}
-    sent = json.loads(server.requests[0].content.decode())
-    assert sent == {"half a pair": ["\ufffd", "\U0001f600"], "é": "ж"}
     with pytest.raises(ConfigError, match=r"'localhost:8000'.*http://"):
         server.client("localhost:8000")
 

@@ -27,41 +27,25 @@ def ask(tool: str, path: str, answer: Any, *texts: str, **settings: Any) -> tupl
         return use(make_sources([tool], config), *texts), asked
 
 
+ANN = {"title": "Ann  Gray", "link": "https://a.test/", "snippet": "Ann\nlives."}
+SERPER = [{"title": "Leak", "link": DENIED, "snippet": "the answer"}, ANN]
+SEARXNG = [{"title": "Ann Gray", "url": "https://a.test/", "content": "Ann lives."}]
+RETRIEVED = [
+    {"document": {"contents": "Leak\nthe answer", "url": DENIED}, "score": 9.0},
+    {"document": {"contents": '"Ann Gray"\nAnn lives.', "url": "https://a.test/"}},
+    {"contents": "no title", "title": None},
+]
+QUERY = "who is Ann"
+FOUND = "Ann Gray: https://a.test/ Ann lives."
 SEARCHES: list[tuple[str, str, Any, str, Any]] = [
-    (
-        "serper",
-        "POST /search",
-        {
-            "organic": [
-                {"title": "Leak", "link": DENIED, "snippet": "the answer"},
-                {"title": "Ann  Gray", "link": "https://a.test/", "snippet": "Ann\nlives."},
-                {"title": "Bob", "link": "https://b.test/"},
-            ]
-        },
-        "Ann Gray: https://a.test/ Ann lives.\nBob: https://b.test/",
-        {"q": "who is Ann", "num": 2},
-    ),
-    (
-        "searxng",
-        "GET /search?q=who+is+Ann&format=json",
-        {"results": [{"title": "Ann Gray", "url": "https://a.test/", "content": "Ann lives."}]},
-        "Ann Gray: https://a.test/ Ann lives.",
-        None,
-    ),
+    ("serper", "POST /search", {"organic": SERPER}, FOUND, {"q": QUERY, "num": 2}),
+    ("searxng", "GET /search?q=who+is+Ann&format=json", {"results": SEARXNG}, FOUND, None),
     (
         "retrieve",
         "POST /retrieve",
-        {
-            "result": [
-                [
-                    {"document": {"contents": "Leak\nthe answer", "url": DENIED}, "score": 9.0},
-                    {"document": {"contents": '"Ann Gray"\nAnn.', "url": "https://a.test/"}},
-                    {"contents": "no title", "title": None},
-                ]
-            ]
-        },
-        "Ann Gray: https://a.test/ Ann.\n-: no title",
-        {"queries": ["who is Ann"], "topk": 2, "return_scores": True},
+        {"result": [RETRIEVED]},
+        f"{FOUND}\n-: no title",
+        {"queries": [QUERY], "topk": 2, "return_scores": True},
     ),
 ]
 
@@ -72,7 +56,7 @@ def test_search_shows_allowed_results(
 ) -> None:
     monkeypatch.setenv("ATOMMEM_SERPER_API_KEY", "my-key")
     path = line.split()[1].partition("?")[0]
-    (result,), asked = ask(tool, path, answer, "who is Ann", search_results=2)
+    (result,), asked = ask(tool, path, answer, QUERY, search_results=2)
     assert (result.text, result.links[0]) == (text, HIT)
     ((sent, headers, raw),) = asked
     assert (sent, json.loads(raw) if raw else None) == (line, body)
@@ -132,10 +116,8 @@ def test_unusual_answer_is_read(tool: str, answer: Any, text: str, is_error: boo
 
 LEAK = {"url": DENIED, "contents": "secret", "content": "secret"}
 FAULTS: list[tuple[str, int, Any, str, int]] = [
-    ("serper", 401, {"message": "Unauthorized."}, "", 1),
     ("serper", 400, {"message": "Not enough credits", "statusCode": 400}, "", 1),
     ("access", 503, "broken", "", 2),
-    ("access", 200, {"page": "of another protocol"}, "", 1),
     ("searxng", 200, {"results": [], "unresponsive_engines": [["google", "CAPTCHA"]]}, "", 1),
     ("serper", 422, {"message": "cannot do this"}, "cannot do this", 1),
     ("jina", 200, {"data": LEAK}, "may not be visited", 1),
