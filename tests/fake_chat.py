@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,19 +26,13 @@ def choice(content: Any, finish_reason: str = "stop", **more: Any) -> dict[str, 
 
 
 class FakeChat:
-    """Sends the scripted replies and repeats the last, or calls a function of a request's body.
-
-    Attributes:
-        bodies: Of all requests, in order.
-        most_running: Most requests at the same time.
-    """
+    """Sends the scripted replies and repeats the last, or calls a function of a request's body."""
 
     def __init__(
         self, *replies: Reply, answer: Callable[[dict[str, Any]], Reply] | None = None
     ) -> None:
         self.replies = list(replies)
         self.bodies: list[dict[str, Any]] = []
-        self.most_running = self._running = 0
         self._answer = answer
         self.transport = httpx.MockTransport(self._handle)
 
@@ -49,10 +42,6 @@ class FakeChat:
         assert request.url.path == "/v1/chat/completions"
         body = json.loads(request.content)
         self.bodies.append(body)
-        self._running += 1
-        self.most_running = max(self.most_running, self._running)
-        await asyncio.sleep(0.001)
-        self._running -= 1
         if self._answer is not None:
             reply = self._answer(body)
         else:

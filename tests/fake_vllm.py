@@ -14,11 +14,9 @@ class FakeServer:
 
     Attributes:
         up: Whether connections to it succeed.
-        models: The base model, and adapters by name with their folders.
         asked, bodies: Model name and body of every completion, in order.
         loads: The adapters that were loaded, in order.
         seconds: How long a completion takes.
-        logprobs_mode: As vLLM's; with ``processed_logprobs`` the temperature scales them.
         choice: Replaces parts of a completion's choice; None sends no choice.
         refusal: Replaces every completion.
     """
@@ -26,7 +24,7 @@ class FakeServer:
     def __init__(self, lora: bool = True) -> None:
         self.up = True
         self.lora = lora
-        self.models: dict[str, str] = {"policy": ""}
+        self.models: dict[str, str] = {"policy": ""}  # adapters with their folders
         self.asked: list[str] = []
         self.bodies: list[dict[str, Any]] = []
         self.loads: list[str] = []
@@ -37,12 +35,10 @@ class FakeServer:
         self.refusal: httpx.Response | None = None
 
     def restart(self) -> None:
-        """Down, and up again with nothing but the base model."""
         self.models = {"policy": ""}
         self.up = True
 
     async def answer(self, request: httpx.Request) -> httpx.Response:
-        """What vLLM 0.31 answers."""
         if not self.up:
             raise httpx.ConnectError("connection refused", request=request)
         path = request.url.path

@@ -33,22 +33,18 @@ class WordTokenizer:
     def __call__(
         self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool
     ) -> dict[str, Any]:
-        """Ids and spans."""
         spans = [match.span() for match in re.finditer(r"\s*\S+|\s+$", text)]
         return {"input_ids": [self._id(text[a:b]) for a, b in spans], "offset_mapping": spans}
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The ids of a text."""
         return [self._id(word) for word in re.findall(r"\s*\S+|\s+$", text)]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids."""
         return "".join(
             self._words[token_id] for token_id in token_ids if token_id or not skip_special_tokens
         )
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> str:
-        """The messages under their roles."""
         turns = "".join(f"[{message['role']}] {message['content']}\n" for message in conversation)
         return turns + "[assistant]" * bool(kwargs.get("add_generation_prompt"))
 
@@ -60,12 +56,10 @@ class WordTokenizer:
 
 
 def command(name: str) -> Callable[[Sequence[str]], int]:
-    """``atommem NAME``, as a user calls it: its arguments to its exit status."""
     return lambda arguments: atommem([name, *arguments])
 
 
 def load_script(name: str) -> ModuleType:
-    """A new module object of a file in ``scripts/``."""
     path = Path(__file__).parents[1] / "scripts" / f"{name}.py"
     if str(path.parent) not in sys.path:  # it may import what lies beside it
         sys.path.append(str(path.parent))
@@ -152,11 +146,9 @@ def make_episode_runner(**settings: Any) -> EpisodeRunner:
 
 
 def reading(*questions: str, chunk: str = "", index: int = 0, count: int = 1) -> Observation:
-    """An observation of the long-document environment while it is read."""
     task = Task("t", tuple(Question(text, ()) for text in questions))
     return chunk_observation(task, [*[""] * index, chunk, *[""] * (count - index - 1)], index)
 
 
 def answering(question: str, reads_left: int = 0) -> Observation:
-    """An observation of it while a question is asked."""
     return question_observation(Task("t", (Question(question, ()),)), range(1), reads_left)

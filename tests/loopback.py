@@ -68,8 +68,6 @@ def answering(
 
 
 class Quiet(BaseHTTPRequestHandler):
-    """A handler without a request log."""
-
     def log_message(self, format: str, *arguments: object) -> None:
         return None
 
@@ -84,7 +82,6 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def listening(handler: type[BaseHTTPRequestHandler], address: str = "127.0.0.1") -> Iterator[str]:
-    """Yield the host and port of a server in a thread."""
     server = _Server((address, 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()

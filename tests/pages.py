@@ -30,7 +30,6 @@ SHORTER = {
     r"--num_generations \d+": "--num_generations 4",
     r"--per_device_train_batch_size \d+": "--per_device_train_batch_size 8",
     r"--max_completion_length 256": "--max_completion_length 16",
-    r"checkpoint-\d+": "checkpoint-2",
     # No hub and no GPU: a model of a few thousand weights is trained and sampled here.
     r"Qwen/Qwen3-0\.6B": "model",
     r"accelerate launch --config_file \$\([a-z_ ]*\) -m atommem.cli (train grpo .*)": (
@@ -95,7 +94,6 @@ class Reader:
         return names
 
     def do(self, kind: str, block: str, names: dict[str, Any], page: str) -> None:
-        """Run one block."""
         title = re.match(r"# (\S+\.\w+)\n", block)
         if title is not None and (ROOT / title[1]).is_file():
             text = (ROOT / title[1]).read_text(encoding="utf-8")
@@ -111,7 +109,6 @@ class Reader:
             exec(compile(block.replace(ADDRESS, self.address), page, "exec"), names)
 
     def run(self, line: str) -> None:
-        """Run a command line and check its exit status."""
         for pattern, shorter in SHORTER.items():
             line = re.sub(pattern, shorter, line)
         match shlex.split(line, comments=True):

@@ -8,7 +8,6 @@ import errno
 import io
 import json
 import os
-import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,50 +20,38 @@ from atommem import cli
 from tests.envs.benchmark_rows import hotpot_row, write_json, write_lines
 
 FILES = {
-    "empty": b"",
     "binary": bytes(range(256)) * 8,
     "latin1": "Müller sagt: naïve".encode("latin-1"),
     "cut.jsonl": b'{"id": "1", "questions": [{"text": "Who',
     "deep.json": b"[" * 100_000,
-    "broken.yaml": b"a: [1, 2\nb: }",
     "unknown.yaml": b"lerning_rate: 1\n",
     "types.yaml": b"retrieve_k: many\n",
     "broken.parquet": b"PAR1 and no more",
     "plain.txt": b"Ann lives in Lima.\n",
 }
-MODEL = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 8,
-    "vocab_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-}
-ASK = "ask plain.txt Who?"
-TRAIN = "train --data plain.txt --use_cpu --model_name_or_path"
+SIZES = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads")
+MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **dict.fromkeys(SIZES, 1)}
 LIGHT = [
     ("tarin", "did you mean train?"),
-    ("data biuld", "did you mean build?"),
     ("trace x --setp 1", "did you mean step?"),
-    ("trace missing.jsonl", "missing.jsonl"),
     ("trace deep.json", "nested too deeply"),
     ("env check longdok", "did you mean longdoc?"),
-    ("configs qwen3_8b_hotpota", "did you mean"),
-    ("data synthetic --n 1 --out empty/x.jsonl", "give another path"),
+    ("data synthetic --n 1 --out latin1/x.jsonl", "give another path"),
     ("data synthetic --n abc --out x.jsonl", "n=abc: expected int"),
     ("data synthetic --out x.jsonl", "required: n"),
     ("audit plain.txt --out folder", "folder: not a file"),
-    (f"{ASK} --policy ./modle", "did you mean model?"),
-    (f"{ASK} --policy model --temperature warm", "temperature=warm: expected float"),
+    ("ask plain.txt Who? --policy ./modle", "did you mean model?"),
     ("ask latin1 Who? --policy model", "not utf-8 text"),
     ("serve --policy nowhere/at/all --port 8799", "no such folder"),
 ]
 SLOW = [
-    *((f"data show {name}", name) for name in ("empty", "binary", "cut.jsonl", "broken.parquet")),
+    *((f"data show {name}", name) for name in ("binary", "cut.jsonl", "broken.parquet")),
     ("eval --policy x --data d --out o --config unknown.yaml", "lerning_rate: unknown setting"),
     ("eval --policy x --data d --out o --config types.yaml", "retrieve_k=many: expected int"),
-    ("eval --policy x --data d --out o --config broken.yaml", "not a readable YAML file"),
-    (f"{TRAIN} model", "model.safetensors is cut off or damaged"),
+    (
+        "train --data plain.txt --use_cpu --model_name_or_path model",
+        "model.safetensors is cut off or damaged",
+    ),
     ("report missing --out out", "missing"),
 ]
 
@@ -105,18 +92,6 @@ def test_command_with_broken_input_reports_one_line(
     assert len(lines) == 1
     assert len(lines[0]) < 1000
     assert contents(box) == before
-
-
-def test_exit_statuses_are_documented() -> None:
-    root = Path(__file__).parents[1]
-    commands = (root / "docs" / "commands.md").read_text()
-    listed = set(re.findall(r"^\| (\d+) \|", commands, re.MULTILINE))
-    rooms = ("atommem", "envs", "train", "eval", "serve", "demo")
-    modules = [path for room in rooms for path in (root / room).rglob("*.py")]
-    code = "".join(path.read_text(encoding="utf-8") for path in modules)
-    named = set(re.findall(r"^EXIT_\w+ = (\d+)$", code, re.MULTILINE))
-    assert {"3", "4", "75", "130"} <= named
-    assert listed >= named | {"0", "2"}
 
 
 COMMANDS = [
@@ -177,9 +152,8 @@ def test_command_interrupted_at_its_first_write_leaves_no_partial_file(
     assert capfd.readouterr().err.strip().splitlines()[-1] == expected
     left = contents(folder).keys() - before.keys()
     assert not [name for name in left if ".tmp" in name or Path(name).name.startswith(".")]
-    for name in left:
-        if name.endswith(".jsonl"):
-            assert [json.loads(row) for row in (folder / name).read_text().splitlines()]
+    for name in (name for name in left if name.endswith(".jsonl")):
+        assert [json.loads(row) for row in (folder / name).read_text().splitlines()]
     assert cli.main(command.split()) == 0
     assert contents(folder).keys() > before.keys()
 

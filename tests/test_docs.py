@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-import yaml
 
 from atommem import cli, dialects
-from atommem.actions import MEMORY_ACTIONS
 from atommem.config import MemoryConfig
 from atommem.environment import environment_config
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
-from atommem.grammar import Grammar
-from atommem.memory.log import Outcome
-from atommem.memory.memory import WorkingMemory
-from tests.fakes import WordEmbedder, WordTokenizer, load_script
+from tests.fakes import load_script
 from tests.pages import ROOT, Reader, blocks
 
 FOLDER = "docs/tutorials"
-NAV = yaml.safe_load((ROOT / "mkdocs.yml").read_text().split("\nnav:")[1])
-ORDER = ["own_documents.md", "own_environment.md", "own_rule.md"]
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +96,6 @@ def test_examples_run(
 
 @pytest.fixture(scope="module")
 def atlas(reader: Reader) -> Path:
-    """The runs of the page on an environment of one's own."""
     names = reader.follow(f"{FOLDER}/own_environment.md")
     # Two updates teach it little: sometimes it uses up its turns and gives no answer.
     assert names["answer"].status in ("completed", "incomplete")
@@ -132,10 +123,9 @@ def test_own_environment_is_trained_evaluated_traced_and_reported(
     printed = capsys.readouterr().out
     for text in ("step 2, acting", "call: lookup", "'overlap': ", "overlap on the 6 tasks"):
         assert text in printed
-    out = atlas / "report"
-    assert cli.main(["report", *folders, "--out", str(out)]) == 0
-    for file in ("tables.md", "report.html"):
-        assert all(word in (out / file).read_text() for word in ("overlap", "lookup"))
+    assert cli.main(["report", *folders, "--out", str(atlas / "report")]) == 0
+    tables = (atlas / "report" / "tables.md").read_text()
+    assert all(word in tables for word in ("overlap", "lookup"))
 
 
 @pytest.mark.slow
@@ -149,23 +139,6 @@ def test_own_environment_without_documents_or_shape_is_refused_by_name(
     plan = f"train grpo --model_name_or_path {atlas}/sft --data train.atlas --dry_run"
     assert cli.main(plan.split()) == 2
     assert "Atlas has no `shape`" in capsys.readouterr().err
-
-
-def test_atlas_has_120_lines_and_imports_only_the_core() -> None:
-    folder = ROOT / "examples" / "atlas"
-    environment = folder / "atommem_atlas" / "__init__.py"
-    assert len(environment.read_text().splitlines()) <= 120
-    files = [path.read_text() for path in folder.rglob("*.py") if path.stem != "start"]
-    imported = re.findall(r"^from atommem\.(\w+)", "\n".join(files), re.MULTILINE)
-    assert {*imported} == {"actions", "environment", "episode", "errors"}
-
-
-def test_tutorials_are_in_the_navigation_and_followed() -> None:
-    (listed,) = [item["Tutorials"] for item in NAV if "Tutorials" in item]
-    assert listed == [f"tutorials/{page}" for page in ORDER]
-    assert set(ORDER) == {path.name for path in (ROOT / FOLDER).iterdir()}
-    for page in ORDER:
-        assert f'{page}")' in Path(__file__).read_text(), f"{page} is followed by no test"
 
 
 TASK: dict[str, Any] = {
@@ -187,15 +160,11 @@ def test_task_schema_accepts_what_the_reader_accepts(tmp_path: Path) -> None:
     question, document = TASK["questions"][0], TASK["documents"][0]
     for changes, valid in (
         ({}, True),
-        ({"metadata": {"a": 1}}, True),
         ({"id": 7}, False),
         ({"questions": []}, False),
-        ({"questions": [{**question, "answers": "Ida"}]}, False),
         ({"questions": [{**question, "answers": ["Ida", ""]}]}, False),
         ({"questions": [{**question, "text": None}]}, False),
         ({"documents": [{**document, "gold": "yes"}]}, False),
-        ({"documents": [{"title": "June"}]}, False),
-        ({"metadata": ["x"]}, False),
     ):
         task = {**TASK, **changes}
         file.write_text(json.dumps(task) + "\n")
@@ -207,27 +176,6 @@ def test_task_schema_accepts_what_the_reader_accepts(tmp_path: Path) -> None:
     save_tasks(generate(WorldConfig(), 3, 0), file)
     for line in file.read_text().splitlines():
         validator.validate(json.loads(line))
-
-
-async def test_rules_of_the_tutorial_reject_and_evict(tmp_path: Path) -> None:
-    settings = MemoryConfig(
-        capacity=2, retention="my_rules:LeastShown", admission="my_rules:NoDuplicates"
-    )
-    grammar = Grammar({spec.name: spec for spec in MEMORY_ACTIONS})
-    with Reader(tmp_path) as reader:
-        ((kind, block),) = blocks(f"{FOLDER}/own_rule.md", "python")
-        reader.do(kind, block, {}, "own_rule.md")
-        memory = WorkingMemory(WordEmbedder(), WordTokenizer(), settings)
-        await memory.apply(grammar.parse("<create>red</create><create>blue</create>").actions, 0)
-        operations = await memory.apply(
-            grammar.parse("<create>red</create><create>green</create>").actions, 1
-        )
-    found = [(operation.kind, operation.outcome, operation.reason) for operation in operations]
-    assert found == [
-        ("create", Outcome.REJECTED, "admission:my_rules:NoDuplicates: repeats entry 1"),
-        ("delete", Outcome.APPLIED, "shown 0 times"),
-        ("create", Outcome.APPLIED, ""),
-    ]
 
 
 def test_dialect_of_the_extending_page_registers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,6 @@ def environment(folder: Path, *what: str | Path) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with the wheel and another package called `envs`."""
     return environment(tmp_path_factory.mktemp("environment"), wheel)
 
 
@@ -148,7 +147,6 @@ def test_installed_recipes_launchers_and_suites_are_found_by_name(
 
 @pytest.fixture(scope="module")
 def demo(python: Path, folder: Path) -> Path:
-    """The folder of a quick demo."""
     run([python.with_name("atommem"), "demo", "--quick"], folder, timeout=300)
     return folder / "runs" / "demo"
 
@@ -201,10 +199,3 @@ def test_core_without_the_extras_works_and_names_what_is_missing(
         message = rf"needs the package {package}: pip install 'atommem\[train\]'"
         with pytest.raises(AssertionError, match=message):
             run([*atommem, *command.split()], folder)
-
-
-def test_editable_install_follows_the_links(checkout: Path, folder: Path, tmp_path: Path) -> None:
-    python = environment(tmp_path, "--editable", checkout)
-    run([python.with_name("atommem"), "train", "--help"], folder)
-    (checkout / "train" / "added_later.py").write_text("print('seen')\n")
-    assert run([python, "-c", "import atommem.train.added_later"], folder) == "seen\n"

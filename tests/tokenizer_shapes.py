@@ -1,8 +1,4 @@
-"""Small tokenizers of the shapes that decide what text can become.
-
-Each has the parts of a real one that decide what text can become: normaliser, pre-tokenizer, model,
-and how its special and added tokens are marked. The vocabularies are tiny.
-"""
+"""Tiny tokenizers with those parts of real ones that decide what text can become."""
 
 from __future__ import annotations
 
@@ -60,24 +56,12 @@ def _byte_level_bpe(normalizer: Any, vocab_size: int) -> Tokenizer:
 def byte_level() -> Any:
     """Byte-level BPE with NFC and added tokens that are not special: Qwen3's shape."""
     tokenizer = _byte_level_bpe(normalizers.NFC(), 400)
-    special = [
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|object_ref_start|>",
-        "<|vision_pad|>",
-    ]
-    added = [
-        "<tool_call>",
-        "</tool_call>",
-        "<tool_response>",
-        "</tool_response>",
-        "<think>",
-        "</think>",
-    ]
-    added.append("<|repo_name|>")
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in special])
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
+    special = "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|vision_pad|>"
+    added = "<tool_call> </tool_call> <tool_response> </tool_response> <think> </think> "
+    added += "<|repo_name|>"
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in special.split()])
+    plain = [AddedToken(text, special=False, normalized=False) for text in added.split()]
+    tokenizer.add_tokens(plain)
     return _fast(tokenizer, CHATML, eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
@@ -160,10 +144,8 @@ def byte_fallback() -> Any:
     return _fast(tokenizer, INST, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
-SHAPES = {
-    item.__name__: item
-    for item in (byte_level, unigram, byte_fallback, words, awkward, without_a_byte)
-}
+MAKERS = (byte_level, unigram, byte_fallback, words, awkward, without_a_byte)
+SHAPES = {make.__name__: make for make in MAKERS}
 
 
 def _fast(tokenizer: Tokenizer, chat_template: str | None, **special: str) -> Any:

@@ -86,6 +86,8 @@ class WebConfig(QAConfig):
             raise ConfigError("tools is empty. Name at least one source (task).")
         if self.recording is None and (self.call_budget or self.recording_mode != "record"):
             raise ConfigError("recording_mode and call_budget need recording=FILE.")
+        if not (self.user_agent.isascii() and self.user_agent.isprintable()):
+            raise ConfigError(f"user_agent={self.user_agent!r}: use printable ASCII.")
         for name in ("tool_seconds", "page_megabytes", "page_seconds", "parse_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be above 0.")

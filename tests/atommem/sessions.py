@@ -51,22 +51,18 @@ def memory(embedder: Any = None, **settings: Any) -> WorkingMemory:
 
 
 def texts(m: WorkingMemory) -> dict[int, str]:
-    """Return the entries' texts by id."""
     return {entry.id: entry.text for entry in m.entries()}
 
 
 def shown(m: WorkingMemory) -> list[tuple[int, str]]:
-    """Return handles and texts of the view."""
     return [(item.handle, item.text) for item in m.view().retrieved]
 
 
 def by_policy(operations: Iterable[Operation]) -> list[Operation]:
-    """Return the operations of the policy."""
     return [operation for operation in operations if operation.actor == POLICY]
 
 
 def state(m: WorkingMemory) -> Any:
-    """Return everything that a memory holds, for comparison."""
     return m.contents.copy(), m.view(), m.log, m.vectors().rows.tolist()
 
 

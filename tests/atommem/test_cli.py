@@ -56,15 +56,6 @@ def test_cli_plugin_cannot_replace_builtin_command(
     assert "/nowhere/at/all.jsonl" in captured.err  # an error of ours is a message, not a traceback
 
 
-def test_cli_missing_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "rich.console", None)  # as if it were not installed
-    monkeypatch.delitem(sys.modules, "atommem.trace_view", raising=False)
-    assert cli.main(["trace", "x"]) == 2
-    assert "atommem trace: needs the package rich: pip install" in capsys.readouterr().err
-
-
 # Shipped files ---
 
 

@@ -24,7 +24,7 @@ from atommem.embedding.models import HttpEmbedder, SentenceTransformerEmbedder
 from atommem.errors import ConfigError, OutageError
 from tests.atommem.sessions import Embeds
 from tests.fake_chat import refusal
-from tests.fakes import word_level
+from tests.loopback import make_checkpoint
 
 TEXTS = ["The red fox", "a blue whale", "", "?!", "日本 東京", "ẞ and \ud800"]
 
@@ -59,24 +59,15 @@ def test_sentence_transformer_uses_query_prompt(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    from transformers import BertConfig, BertModel
 
-    words = ["<unk>", "<pad>", "<eos>", "find", ":", "red", "fox", "blue", "whale"]
-    word_level(words, unk_token="<unk>").save_pretrained(tmp_path / "bert")
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    BertModel(BertConfig(vocab_size=9, intermediate_size=16, **sizes)).save_pretrained(
-        tmp_path / "bert"
-    )
-    modules = [Transformer(str(tmp_path / "bert")), Pooling(16)]
-    prompts = {"query": "find : ", "document": ""}
+    modules = [Transformer(str(make_checkpoint(tmp_path / "llm"))), Pooling(16)]
+    prompts = {"query": "find: ", "document": ""}
     SentenceTransformer(modules=modules, prompts=prompts, device="cpu").save(str(tmp_path / "m"))
     embedder = SentenceTransformerEmbedder(tmp_path / "m")
-    query, prompted = embed(embedder, ["red fox"], "query"), embed(embedder, ["find : red fox"])
+    query, prompted = embed(embedder, ["red fox"], "query"), embed(embedder, ["find: red fox"])
     assert (query.shape, query.dtype, embedder.dim) == ((1, 16), np.float32, 16)
     np.testing.assert_allclose(query, prompted, atol=1e-5)
     assert np.abs(query - embed(embedder, ["red fox"])).max() > 1e-2
-    with pytest.warns(UserWarning, match="a text beyond 512 tokens was cut"):
-        embed(embedder, ["red fox " * 1000, "red fox"])
 
 
 class EmbeddingServer:
@@ -93,6 +84,8 @@ class EmbeddingServer:
             return self.answers.pop(0)
         if max(map(len, body["input"])) > 100:
             return refusal(400, "This model's maximum context length is 8.")
+        if "\u200b" in "".join(body["input"]):
+            return refusal(400, "input cannot be an empty string")
         if "x" in "".join(body["input"]):
             return refusal(400, "Your credit balance is too low")
         return data([[len(text), 1, 0] for text in body["input"]])
@@ -102,17 +95,13 @@ class EmbeddingServer:
         return HttpEmbedder("http://s/v1", "m", retries=2, backoff=0.001, transport=transport)
 
 
-@pytest.fixture
-def server() -> EmbeddingServer:
-    return EmbeddingServer()
-
-
 def data(vectors: list[Any]) -> httpx.Response:
     rows = [{"index": index, "embedding": vector} for index, vector in enumerate(vectors)]
     return httpx.Response(200, content=json.dumps({"data": rows[::-1]}))
 
 
-async def test_http_embedder_normalises_and_keeps_order(server: EmbeddingServer) -> None:
+async def test_http_embedder_normalises_and_keeps_order() -> None:
+    server = EmbeddingServer()
     embedder = server.embedder()  # inside an event loop, too
     assert embedder.dim == 3
     vectors = await embedder.embed(["a", "bbb"], "query")
@@ -120,27 +109,28 @@ async def test_http_embedder_normalises_and_keeps_order(server: EmbeddingServer)
     np.testing.assert_allclose(vectors, expected, rtol=1e-6)
     assert vectors.dtype == np.float32
     assert server.bodies[-1] == {"model": "m", "input": ["a", "bbb"], "encoding_format": "float"}
-    server.answers = [data([[0, 0, 0], [3, 4, 0]])]
-    with pytest.warns(UserWarning, match="zero or not finite"):
-        vectors = await embedder.embed(["a", "b"], "entry")
-    np.testing.assert_allclose(vectors, [[1, 0, 0], [0.6, 0.8, 0]], rtol=1e-6)
 
 
-def test_http_embedder_long_text_is_halved(server: EmbeddingServer) -> None:
-    embedder = server.embedder()
+def test_http_embedder_long_text_is_halved() -> None:
+    embedder = EmbeddingServer().embedder()
     with pytest.warns(UserWarning, match="a refused text was cut .*maximum context"):
         vectors = embed(embedder, ["aa", "a" * 1000, "a" * 101])
     np.testing.assert_allclose(vectors[:, 0] / vectors[:, 1], [2, 62, 50], 1e-5)
 
 
-def test_http_embedder_invalid_answer_or_outage_is_an_error(server: EmbeddingServer) -> None:
+def test_http_embedder_text_refused_at_every_length_has_the_first_unit_vector() -> None:
+    embedder = EmbeddingServer().embedder()
+    with pytest.warns(UserWarning, match="a refused text has no vector"):
+        vectors = embed(embedder, ["\u200b\u200b", "a"])
+    np.testing.assert_allclose(vectors, [[1, 0, 0], [2**-0.5, 2**-0.5, 0]], rtol=1e-6)
+
+
+def test_http_embedder_invalid_answer_is_an_error() -> None:
+    server = EmbeddingServer()
     embedder = server.embedder()
     server.answers = [data([[1, 2], [1, 2]])]
     with pytest.raises(ConfigError, match="2 numbers a text after 3"):
         embed(embedder, ["a", "b"])
-    server.answers = [httpx.Response(500)] * 3
-    with pytest.raises(OutageError, match="/v1/embeddings failed 3 times"):
-        embed(embedder, ["a"])
     with pytest.raises(ConfigError, match=r"refused to embed.*credit balance"):
         embed(embedder, ["x", "a"])
 
@@ -158,13 +148,27 @@ async def test_micro_batcher_embeds_equal_texts_once() -> None:
     assert recorder.calls == [("entry", "same", "x0", "x1")]
     np.testing.assert_array_equal(vectors[3], await expected("same", "same", "x1"))
     vectors[3][:] = 7  # a result that is changed does not change the cache
-    again = await batcher.embed(["x1", "new", "same"], "entry")
-    np.testing.assert_array_equal(again, await expected("x1", "new", "same"))
-    await batcher.embed(["same"], "query")  # which is another vector
-    assert recorder.calls[1:] == [("entry", "new"), ("query", "same")]
-    many = [str(i) for i in range(10)]
+    many = ["x1", "same", *map(str, range(10))]
     np.testing.assert_array_equal(await batcher.embed(many, "entry"), await expected(*many))
-    assert [len(texts) for _, *texts in recorder.calls[3:]] == [4, 4, 2]
+    await batcher.embed(["same"], "query")  # which is another vector
+    assert [len(texts) for _, *texts in recorder.calls[1:]] == [4, 4, 2, 1]
+
+
+@pytest.mark.parametrize("error", [OutageError("gone"), asyncio.CancelledError()])
+async def test_micro_batcher_failed_call_fails_its_requests_and_no_other(
+    error: BaseException,
+) -> None:
+    class Half(Embeds):
+        async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
+            if kind == "query":
+                raise error
+            return await super().embed(texts, kind)
+
+    batcher = MicroBatcher(Half())
+    work = (batcher.embed(["a"], "query"), batcher.embed(["a"], "entry"))
+    failed, vectors = await asyncio.gather(*work, return_exceptions=True)
+    assert type(failed) is type(error)
+    np.testing.assert_array_equal(vectors, await expected("a"))
 
 
 async def test_micro_batcher_cancelled_waiter_does_not_affect_others() -> None:

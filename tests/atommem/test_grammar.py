@@ -93,7 +93,6 @@ def test_parse_text_returns_actions_and_problems(text: str, expected: list[str])
 
 def test_parse_prompt_opened_thinking_begins_inside() -> None:
     assert outline("<c>no</c><s>no</think><c>yes</c>", thinking=True) == ["create yes"]
-    assert outline("<c>no</c>", thinking=True) == ["!unclosed_thinking think"]
 
 
 def test_parse_handle_forms_are_read() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import resource
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from atommem.config import PolicyConfig, is_server
+from atommem.config import PolicyConfig
 from atommem.errors import (
     ConfigError,
     OutageError,
@@ -21,7 +20,7 @@ from atommem.policy import opening
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ChatPolicy, ServerPolicy
 from atommem.policy.server_pool import ServerPool
-from tests.fake_chat import FakeChat, Reply, choice, refusal
+from tests.fake_chat import FakeChat, choice, refusal
 from tests.fake_vllm import FakeServer
 from tests.fakes import WordTokenizer
 
@@ -108,37 +107,30 @@ async def test_chat_policy_cut_or_filtered_reply_has_its_finish_reason() -> None
 
 async def test_chat_policy_unsupported_parameters_are_dropped_with_a_warning() -> None:
     """OpenAI's reasoning models: another name for max_tokens, no temperature."""
-
-    def answer(body: dict[str, Any]) -> Reply:
-        if "max_tokens" in body:
-            return refusal(400, code="unsupported_parameter", param="max_tokens")
-        if "temperature" in body:
-            return refusal(400, code="unsupported_value", param="temperature")
-        return "x"
-
-    server = FakeChat(answer=answer)
+    refusals = [
+        refusal(400, code="unsupported_parameter", param="max_tokens"),
+        refusal(400, code="unsupported_value", param="temperature"),
+    ]
+    server = FakeChat(*refusals, "x", "x")
     policy, sampling = chat_policy(server), Sampling(temperature=0.7, max_tokens=8)
     with pytest.warns(UserWarning, match="does not support temperature"):
         assert (await policy.complete_chat(MESSAGES, sampling)).text == "x"
-    assert server.bodies[-1].keys() == {"model", "messages", "max_completion_tokens"}
     await policy.complete_chat(MESSAGES, sampling)
     assert len(server.bodies) == 4, "it remembers"
-
-
-def config_of(*policy: str, model: str | None = None) -> PolicyConfig:
-    return PolicyConfig(list(policy), model=model, tokenizer="t" if is_server(policy) else None)
+    for body in server.bodies[2:]:
+        assert body.keys() == {"model", "messages", "max_completion_tokens"}
 
 
 async def test_open_policy_one_url_or_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "load_tokenizer", lambda name: WordTokenizer())
-    assert isinstance(opening.open_policy(config_of("http://a")), ServerPolicy)
-    several = config_of("http://a", "http://b/v1", model="m")
+    assert isinstance(opening.open_policy(PolicyConfig(["http://a"], tokenizer="t")), ServerPolicy)
+    several = PolicyConfig(["http://a", "http://b/v1"], model="m", tokenizer="t")
     pool = opening.open_policy(several)
     assert isinstance(pool, ServerPool)
     assert [server.url for server in pool.servers] == ["http://a", "http://b"]
     assert await opening.policy_identity(several, pool) == {"model": "m", "tokenizer": "t"}
     with pytest.raises(ConfigError, match="one model folder, or URLs"):
-        config_of("folder", "http://a")
+        PolicyConfig(["folder", "http://a"])
 
 
 def test_open_policy_allows_as_many_open_files_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,16 +138,7 @@ def test_open_policy_allows_as_many_open_files_as_it_may(monkeypatch: pytest.Mon
     before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
     try:
-        opening.open_policy(config_of("http://a"))
+        opening.open_policy(PolicyConfig(["http://a"], tokenizer="t"))
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_model_folder_without_a_model_names_those_in_it(tmp_path: Path) -> None:
-    (tmp_path / "run" / "grpo").mkdir(parents=True)
-    (tmp_path / "run" / "grpo" / "config.json").write_text("{}")
-    grpo = str(tmp_path / "run" / "grpo")
-    assert opening.model_folder("policy", grpo) == grpo
-    with pytest.raises(PolicyError, match=f"Give one of the models in it: {grpo}"):
-        opening.model_folder("policy", str(tmp_path / "run"))

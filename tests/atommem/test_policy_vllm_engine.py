@@ -27,12 +27,10 @@ class FakeEngine:
         self.adapters: list[Any] = []
         self.error: Exception | None = None
         self.logprob = -0.5
-        self.seconds = 0.0
 
     def add_request(self, name: str, prompt: Any, params: Any, lora_request: Any = None) -> None:
-        self.requests[name] = SimpleNamespace(
-            ids=prompt["prompt_token_ids"], params=params, sampled=[]
-        )
+        ids = prompt["prompt_token_ids"]
+        self.requests[name] = SimpleNamespace(ids=ids, params=params, sampled=[])
         self.adapters.append(lora_request)
 
     def abort_request(self, names: list[str]) -> None:
@@ -43,17 +41,16 @@ class FakeEngine:
         if self.error:
             raise self.error
         self.batches.append(len(self.requests))
-        time.sleep(self.seconds)
+        time.sleep(0.02)
         outputs = []
         for name, request in list(self.requests.items()):
             request.sampled.append(request.ids[0])
             finished = len(request.sampled) == request.params.max_tokens
             logprobs = [{token: SimpleNamespace(logprob=self.logprob)} for token in request.sampled]
-            sampled = SimpleNamespace(
-                token_ids=request.sampled, logprobs=logprobs, finish_reason="length"
-            )
-            more = {"prompt_token_ids": request.ids, "outputs": [sampled]}
-            outputs.append(SimpleNamespace(request_id=name, finished=finished, **more))
+            sampled = {"token_ids": request.sampled, "finish_reason": "length"}
+            output = SimpleNamespace(logprobs=logprobs, **sampled)
+            ended = {"request_id": name, "finished": finished}
+            outputs.append(SimpleNamespace(outputs=[output], **ended))
             if finished:
                 del self.requests[name]
         return outputs
@@ -77,7 +74,6 @@ def make() -> tuple[VllmEnginePolicy, FakeEngine]:
 
 async def start(policy: VllmEnginePolicy, engine: FakeEngine) -> asyncio.Task[Completion]:
     """Start a request, and wait for the first step with it."""
-    engine.seconds = 0.02
     running = asyncio.create_task(policy.complete([5], SAMPLING))
     while not engine.batches:
         await asyncio.sleep(0)

@@ -17,7 +17,7 @@ from atommem.errors import ConfigError, DialectError
 from atommem.memory.log import MemoryView
 from atommem.prompts import PromptBuilder
 from atommem.text_safety import SegmentEncoder
-from atommem.tokens import ApproximateTokenizer, cut_to_tokens, token_offsets
+from atommem.tokens import ApproximateTokenizer, token_offsets
 from tests.fakes import WordTokenizer, longdoc, reading
 from tests.tokenizer_shapes import byte_level
 
@@ -136,8 +136,6 @@ def test_register_dialect_conflicts_are_refused() -> None:
         register_dialect("test_third_party", {**tags, "create": "y"})
     with pytest.raises(DialectError, match=r"klingon.*paper"):
         get_dialect("klingon")
-    with pytest.raises(DialectError, match="templates=full are for dialects with"):
-        get_dialect("memagent", "full")
 
 
 def test_load_section_broken_file_names_the_field(tmp_path: Path) -> None:
@@ -148,15 +146,6 @@ def test_load_section_broken_file_names_the_field(tmp_path: Path) -> None:
 
 
 # Tokens ---
-
-
-def test_cut_to_tokens_long_text_ends_with_marker_within_limit() -> None:
-    tokenizer = WordTokenizer()
-    text = " ".join(f"w{i}" for i in range(100))
-    cut = cut_to_tokens(tokenizer, text, 10, " [cut]")
-    assert cut == "w0 w1 w2 w3 w4 w5 w6 w7 w8 [cut]"
-    assert len(tokenizer.encode(cut)) == 10
-    assert cut_to_tokens(ApproximateTokenizer(), "one two three four", 3, "...") == "..."
 
 
 def test_token_offsets_cover_the_text() -> None:

@@ -198,16 +198,6 @@ async def test_shipped_rules_repeat_their_log_also_after_a_restore(kind: str) ->
         assert await random_log(config, restored_at=20) == log, name
 
 
-async def test_amac_refuses_low_types_and_keeps_higher_scores() -> None:
-    for admission, written, expected in (
-        ("amac", ["I love tea", "I love tea", "right now"], [0]),
-        ("amac(conflict=.4, threshold=.3)", ["tomorrow ann sings songs", "ann sings love"], [1]),
-    ):
-        m = memory(admission=admission)
-        await m.apply([Action(CREATE, text) for text in written], 0)
-        assert list(texts(m).values()) == [written[i] for i in expected]
-
-
 async def test_amac_after_outage_requests_utility_again(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = AMac(url="http://127.0.0.1:9", model="m")
     replies = [OutageError("gone"), SimpleNamespace(text="0.9")]

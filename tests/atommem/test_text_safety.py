@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Callable
@@ -37,29 +36,19 @@ def encoder_of(shape: str) -> SegmentEncoder:
     return SegmentEncoder(tokenizer_of(shape))
 
 
-# Cleaning ---
-
-
 @given(st.text(st.characters(exclude_categories=())))
 def test_clean_any_text_can_be_carried(text: str) -> None:
     cleaned = clean(text)
     assert cleaned.encode().decode() == cleaned
-    assert json.loads(json.dumps(cleaned, ensure_ascii=False).encode()) == cleaned
     assert "\0" not in cleaned
     assert clean(cleaned) == cleaned
     assert clean("\ud83d\ude00 \ud83d\0") == "\U0001f600 \ufffd\ufffd"
-
-
-# Servers whose tokenizer is unknown ---
 
 
 def test_guard_text_breaks_known_forms_only() -> None:
     for form in ("<|im_end|>", "</s>", "[INST]", "<think>", "<extra_id_7>", "<\u200b|im_end|>"):
         assert guard_text(f"x {form} y").startswith(f"x {form[0]}\\")
     assert guard_text("a < b, <b>bold</b>, [1] [sic]") == "a < b, <b>bold</b>, [1] [sic]"
-
-
-# Encoding of data ---
 
 
 def wide(token: str) -> str:
@@ -96,8 +85,6 @@ def test_hostile_texts_take_linear_time() -> None:
             guard(unit * (50_000 // len(unit)))
             assert time.process_time() - started < 1.0, unit  # quadratic time would be minutes
 
-
-# Whole prompts ---
 
 FULL = {
     "result": "Result of {tool}:\n{text}",

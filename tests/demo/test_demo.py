@@ -11,31 +11,24 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from atommem import cli
-from atommem.demo.copying import pretrain_copying
-from atommem.demo.recipe import FULL, INJECTED, WEB, CopyingConfig, Recipe, Sequences
-from atommem.demo.results import summarize
+from atommem.demo.recipe import FULL, INJECTED, WEB, Recipe
 from atommem.demo.run import load_settings
 from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
 from atommem.demo.worlds import make_expert, make_tasks, world_words
 from atommem.dialects import get_dialect
-from atommem.envs.scoring.records import EvalResult
 from atommem.envs.synthetic.expert import ExpertPolicy
-from atommem.episode import episode_sums
 from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import EpisodeRunner
 from atommem.run import build_agent
 from atommem.trace import read_trace
-from tests.eval.toys import made, ones
 from tests.serve.servers import until
-from tests.train.toys import make_model as make_toy_model
 
 
 def test_demo_in_a_folder_of_other_files_is_refused(
@@ -113,27 +106,6 @@ def test_demo_with_a_killed_process_ends_the_other(tmp_path: Path) -> None:
     assert "Traceback" not in log.read_text()
 
 
-def results(**right: int) -> dict[str, EvalResult]:
-    """Make evaluations by name, each with so many of 200 tasks correct."""
-    sums = {**episode_sums([]), "episodes": 1.0, "steps": 5.0}
-    return {
-        name: EvalResult(
-            tuple(replace(record, sums=sums) for record in made("toy", ones(count, 200)).records)
-        )
-        for name, count in right.items()
-    }
-
-
-def test_summarize_evaluations_has_the_promised_fields() -> None:
-    seconds = {"pretrain": 30.0, "sft": 60.5, "grpo": 150.0, "eval_before": 3.0}
-    found = results(before=60, after=190, store_off=4, scratchpad_off=20, update_off=90)
-    summary = summarize(found, seconds, 270.04, seed=3)
-    promised = {"em_before": 0.3, "em_after": 0.95, "n": 200, "seed": 3, "better": 130, "worse": 0}
-    promised |= {"p_value": pytest.approx(0.5**130), "em_store_off": 0.02, "em_update_off": 0.45}
-    promised |= {"seconds_total": 270.0, "seconds_sft": 90.5, "seconds_grpo": 150.0}
-    assert {name: summary.get(name) for name in promised} == promised
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [FULL, WEB, INJECTED], ids=["full", "web", "injected"])
 def test_tokenizer_of_a_recipe_knows_every_word(recipe: Recipe, tmp_path: Path) -> None:
@@ -154,14 +126,3 @@ def test_tokenizer_of_a_recipe_knows_every_word(recipe: Recipe, tmp_path: Path) 
         assert len(step.prompt_ids) + 48 <= recipe.size.max_positions
     assert sum(episode.metrics["em"] for episode in episodes) / 40 >= 0.95
     assert 100_000 < make_model(recipe.size, tokenizer).num_parameters() < 1_000_000
-
-
-@pytest.mark.slow
-def test_pretrain_copying_lowers_the_loss() -> None:
-    model = make_toy_model(vocabulary=60, spread=0.02)
-    lengths = (Sequences(length=32, batch_size=8),)
-    losses = [
-        pretrain_copying(model, CopyingConfig(steps, lengths, 0, warmup=1), seed)
-        for seed, steps in enumerate((1, 50, 1))
-    ]
-    assert losses[2] < losses[0]

@@ -1,4 +1,4 @@
-"""Small invented rows in the benchmarks' layouts, and the location of the real samples."""
+"""Small invented rows in the benchmarks' layouts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-_ROOT = Path(__file__).resolve().parents[2]
-
 
 def real_data(*parts: str) -> Path:
     """Return a file of the benchmark samples, or skip the test where they are missing."""
-    folder = Path(os.environ.get("ATOMMEM_DATA") or _ROOT.parent / "shared" / "data")
+    shared = Path(__file__).resolve().parents[3] / "shared" / "data"
+    folder = Path(os.environ.get("ATOMMEM_DATA") or shared)
     if (folder / "hotpotqa").is_dir():
         return folder.joinpath(*parts)
     pytest.skip("needs the benchmark samples: set ATOMMEM_DATA, or put them in ../shared/data")
@@ -50,33 +49,30 @@ def columns(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def twowiki_row(number: int = 0, **changes: Any) -> dict[str, Any]:
+def twowiki_row(number: int = 0) -> dict[str, Any]:
     """A row of 2WikiMultihopQA's layout: sentences without spaces between them, and ids."""
-    row = hotpot_row(number)
+    row = hotpot_row(number, answer_id=f"Q{number}", evidences=[], entity_ids="")
     del row["level"]
     row["context"] = [
         [title, [sentence.strip() for sentence in sentences]] for title, sentences in row["context"]
     ]
-    row |= {"type": "compositional", "evidences": [], "evidences_id": [], "entity_ids": ""}
-    return {**row, "answer_id": f"Q{number}", **changes}
+    return row
 
 
 def musique_row(number: int = 0, **changes: Any) -> dict[str, Any]:
     """A row of MuSiQue's layout; two paragraphs share a title."""
-    texts = ["Orla is a potter.", "Moss grows.", "Her brother is Bran.", "Port."]
+    titles = ("Orla", "Moss", "Orla", "Bran")
     paragraphs = [
-        {"idx": i, "title": title, "paragraph_text": f"{text} {number}", "is_supporting": i >= 2}
-        for i, (title, text) in enumerate(zip(("Orla", "Moss", "Orla", "Bran"), texts, strict=True))
+        {"idx": i, "title": title, "paragraph_text": f"Text {i}.", "is_supporting": i >= 2}
+        for i, title in enumerate(titles)
     ]
-    hops = [("Orla >> brother", "Bran", 2), ("Where does #1 live?", f"Port {number}", 3)]
-    names = ("question", "answer", "paragraph_support_idx")
     row = {
         "id": f"2hop__{number}_{number + 1}",
         "question": f"Where does the brother of Orla {number} live?",
         "answer": f"Port {number}",
         "answer_aliases": [f"Harbour {number}", f"Port {number}", " "],
         "answerable": True,
-        "question_decomposition": [dict(zip(names, hop, strict=True)) for hop in hops],
+        "question_decomposition": [{"question": "Orla >> brother"}, {"question": "Where?"}],
         "paragraphs": paragraphs,
     }
     return {**row, **changes}

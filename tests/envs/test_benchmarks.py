@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +32,15 @@ from tests.envs.benchmark_rows import (
     write_parquet,
 )
 
-HOTPOT = QARow(
-    id="id0",
-    question="Where does the brother of Orla 0 live?",
-    answers=("Port 0",),
-    paragraphs=(
-        Document("Moss 0", "Moss grows. It is green."),
-        Document("Orla 0", "Orla is a potter. Her brother is Bran 0.", gold=True),
-        Document("Bran 0", "Bran lives in Port 0.", gold=True),
-        Document("Kiln 0", "A kiln is hot."),
-    ),
-    source="hotpotqa",
-    metadata={"type": "bridge", "level": "hard", "hops": 2},
+PARAGRAPHS = (
+    Document("Moss 0", "Moss grows. It is green."),
+    Document("Orla 0", "Orla is a potter. Her brother is Bran 0.", gold=True),
+    Document("Bran 0", "Bran lives in Port 0.", gold=True),
+    Document("Kiln 0", "A kiln is hot."),
 )
+WHERE = "Where does the brother of Orla 0 live?"
+KINDS = {"type": "bridge", "level": "hard", "hops": 2}
+HOTPOT = QARow("id0", WHERE, ("Port 0",), PARAGRAPHS, "hotpotqa", metadata=KINDS)
 
 
 def objects(row: dict[str, Any]) -> dict[str, Any]:
@@ -56,12 +51,9 @@ def objects(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("layout", "write"),
-    [(dict, write_json), (columns, write_parquet), (objects, write_lines)],
+    ("layout", "write"), [(dict, write_json), (columns, write_parquet), (objects, write_lines)]
 )
-def test_hotpotqa_reads_every_layout(
-    tmp_path: Path, layout: Callable[[dict[str, Any]], dict[str, Any]], write: Callable[..., Path]
-) -> None:
+def test_hotpotqa_reads_every_layout(tmp_path: Path, layout: Any, write: Any) -> None:
     path = write(tmp_path / "x", [layout(hotpot_row())])
     assert list(BENCHMARKS["hotpotqa"].read(path)) == [HOTPOT]
 
@@ -70,7 +62,7 @@ def test_2wiki_adds_aliases_and_demonyms(tmp_path: Path) -> None:
     twowiki = BENCHMARKS["2wikimultihopqa"]
     path = write_json(tmp_path / "x.json", [twowiki_row(), twowiki_row(2)])
     first = next(iter(twowiki.read(path)))
-    assert first.paragraphs == HOTPOT.paragraphs, "the space between sentences is restored"
+    assert first.paragraphs == PARAGRAPHS, "the space between sentences is restored"
     names = {"Q_id": "Q0", "aliases": ["Harbour", "Port 0"], "demonyms": ["Porter", ""]}
     named = with_aliases(twowiki, write_lines(tmp_path / "id_aliases.json", [names]))
     answers = [row.answers for row in named.read(path)]
@@ -90,11 +82,18 @@ def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
     assert [paragraph.gold for paragraph in rows[2].paragraphs] == [True, False, True, True]
 
 
-def test_truncated_file_raises_with_its_row(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "x", [musique_row(), musique_row(1)])
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(DataError, match="x: row 2 is damaged"):
-        list(read_rows(path))
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": 1}\n\n{"a": ', "x: row 3 is damaged"),
+        (b'{"a": 1}\n' * 50 + b'{"a": "\xff"}\n', "x: row 51 is damaged or not in UTF-8"),
+        (b'[{"a": 1}, {"a": 1}', "x: is not JSON in UTF-8 .*truncated, download"),
+    ],
+)
+def test_damaged_file_raises_with_its_row(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(read_rows(tmp_path / "x"))
 
 
 def test_read_rows_replaces_lone_surrogates_and_ignores_a_byte_order_mark(tmp_path: Path) -> None:
@@ -108,71 +107,46 @@ def test_find_prefers_the_official_file_and_needs_all_shards(tmp_path: Path) -> 
     hotpotqa = get_benchmark("hotpotqa")
     with pytest.raises(DataError, match=r"looked for hotpot_train_v1\.1\.json, .*Give the file"):
         hotpotqa.find("train", tmp_path)
-    folder = tmp_path / "hotpotqa" / "distractor"
-    folder.mkdir(parents=True)
-    first = write_json(folder / "train-00000-of-00002.parquet", [])
+    folder = tmp_path / "hotpotqa"
+    (folder / "distractor").mkdir(parents=True)
+    shards = [folder / "distractor" / f"train-0000{i}-of-00002.parquet" for i in range(2)]
+    shards[0].touch()
     with pytest.raises(DataError, match=r"has 1 shards such as train-00000.*expected 2"):
         hotpotqa.find("train", tmp_path)
-    second = write_json(folder / "train-00001-of-00002.parquet", [])
-    assert hotpotqa.find("train", tmp_path) == [first, second]
-    official = write_json(tmp_path / "hotpotqa" / "hotpot_train_v1.1.json", [])
+    shards[1].touch()
+    assert hotpotqa.find("train", tmp_path) == shards
+    (official := folder / "hotpot_train_v1.1.json").touch()
     assert hotpotqa.find("train", tmp_path) == [official]
+    with pytest.raises(DataError, match="is the train file by its name"):
+        hotpotqa.find("dev", official)
 
 
-WEB_ROWS = [
-    (
-        "gaia",
-        {"task_id": "g1", "Question": "How many?", "Level": "2", "Final answer": 17},
-        ("17",),
-        {"level": 2, "file_name": "", "category": "level 2"},
-    ),
-    (
-        "webwalkerqa",
-        {
-            "question": "Q?",
-            "answer": "A",
-            "root_url": "u",
-            "info": {"Type": "one", "Language": "zh"},
-        },
-        ("A",),
-        {"lang": "zh", "category": "zh one", "root_url": "u"},
-    ),
+GAIA = {"task_id": "g1", "Question": "How many?", "Level": "2", "Final answer": 17}
+KIND = {"Type": "one", "Language": "zh"}
+WALKER = {"question": "Q?", "answer": "A", "root_url": "u", "info": KIND}
+BROWSE = {"query_id": "769", "query": "Who?", "answer": "A", "evidence_docs": [{"docid": "5"}]}
+WEB_ROWS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
+    ("gaia", GAIA, ("17",), {"level": 2, "file_name": "", "category": "level 2"}),
+    ("webwalkerqa", WALKER, ("A",), {"lang": "zh", "category": "zh one", "root_url": "u"}),
     ("asearcher", {"question": "Who?", "answer": ["A"], "aug_answer": ["B"]}, ("A", "B"), {}),
     ("webdancer", {"question": "Who?", "answer": "A", "tag": "t"}, ("A",), {"category": "t"}),
-    (
-        "browsecomp_plus",
-        {"query_id": "769", "query": "Who?", "answer": "A", "evidence_docs": [{"docid": "5"}]},
-        ("A",),
-        {"evidence": [["5"]]},
-    ),
+    ("browsecomp_plus", BROWSE, ("A",), {"evidence": [["5"]]}),
 ]
 
 
 @pytest.mark.parametrize(("benchmark", "row", "answers", "metadata"), WEB_ROWS)
 def test_web_question_has_answers_and_attributes(
-    tmp_path: Path,
-    benchmark: str,
-    row: dict[str, Any],
-    answers: tuple[str, ...],
-    metadata: dict[str, Any],
+    tmp_path: Path, benchmark: str, row: Any, answers: tuple[str, ...], metadata: dict[str, Any]
 ) -> None:
     (found,) = WEB_BENCHMARKS[benchmark].read(write_lines(tmp_path / "x", [row]))
     assert (found.source, found.answers) == (benchmark, answers)
     assert found.metadata.items() >= metadata.items()
 
 
-@pytest.mark.parametrize(
-    ("benchmark", "row", "message"),
-    [
-        ("gaia", {"task_id": "g", "Question": "?", "Level": "4"}, "row 1: .* `Level`"),
-        ("browsecomp_plus", {"query_id": "7", "query": "x" * 50}, "'query' is encrypted"),
-    ],
-)
-def test_web_row_with_a_wrong_field_raises(
-    tmp_path: Path, benchmark: str, row: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        list(WEB_BENCHMARKS[benchmark].read(write_lines(tmp_path / "x", [row])))
+def test_encrypted_web_questions_raise(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "x", [{"query_id": "7", "query": "x" * 50}])
+    with pytest.raises(DataError, match=r"row 1: .*'query' is encrypted"):
+        list(WEB_BENCHMARKS["browsecomp_plus"].read(path))
 
 
 def load(tmp_path: Path, *rows: dict[str, Any]) -> list[Task]:
@@ -284,10 +258,8 @@ ALIASES = ("Port", "Harbour")
     [
         (memagent_row("Bran?", ["Port"]), "hotpotqa", [("Port",)]),
         (memagent_row(PAIR, [[*ALIASES], ["Orla"]]), "hotpotqa", [ALIASES, ("Orla",)]),
-        (memagent_row(PAIR, ["Port", "Orla"]), "hotpotqa", [("Port",), ("Orla",)]),
         (memagent_row(PAIR[:1], [*ALIASES]), "hotpotqa", [ALIASES]),
         (EVALUATION, "memagent", [("Port",)]),
-        (EVALUATION | {"answers": "Port"}, "memagent", [("Port",)]),
     ],
 )
 def test_memagent_rows_are_read_in_all_forms(
@@ -302,7 +274,6 @@ def test_memagent_rows_are_read_in_all_forms(
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (memagent_row("Bran?", []), "'reward_model' is empty"),
         (locomo_row(conversation={"session_1": []}), "conversation.session_1_date_time"),
         (longmemeval_row(haystack_dates=["2023"]), "'haystack_dates'"),
         (beam_row(probing_questions="__import__('os')"), "neither JSON nor Python's"),

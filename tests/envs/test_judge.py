@@ -50,8 +50,8 @@ def prompt_of(server: FakeChat, index: int = 0) -> str:
         ("<think>It is CORRECT</think>\nINCORRECT", 0.0),
         ("<think>I would say\nCORRECT", None),
         ("CORRECT or INCORRECT", None),
+        ("A", None),
         ("**correct:** no\nconfidence: 100%", 0.0),
-        ("correct: yes\ncorrect: no", None),
     ],
 )
 def test_read_verdict_takes_one_unambiguous_grade(reply: str, score: float | None) -> None:
@@ -61,7 +61,6 @@ def test_read_verdict_takes_one_unambiguous_grade(reply: str, score: float | Non
 
 def test_read_verdict_knows_letters_and_separate_reasoning() -> None:
     assert read_verdict(ChatReply("A"), letters=True) == Verdict(1.0, "A")
-    assert read_verdict(ChatReply("A")) is None
     assert read_verdict(ChatReply("INCORRECT", "it is\nCORRECT")) == Verdict(0.0, "INCORRECT")
     assert read_verdict(ChatReply("", "CORRECT", "length")) is None
 
@@ -92,52 +91,47 @@ async def test_unreadable_verdict_is_retried_and_then_wrong() -> None:
     assert "no verdict in 3 attempts; the last: stop: maybe" in verdict.text
 
 
-@pytest.mark.parametrize(
-    "reply", [refusal(400, "flagged", code="content_filter"), choice(None, refusal="I cannot")]
-)
-async def test_refused_answer_is_wrong(reply: Reply) -> None:
-    verdict = await make(FakeChat(reply))(QUESTION, "x")
+CREDIT = refusal(400, "Your credit balance is too low")
+FILTERED = refusal(400, "flagged", code="content_filter")
+
+
+@pytest.mark.parametrize("reply", [FILTERED, choice(None, refusal="I cannot"), CREDIT])
+async def test_refused_answer_is_wrong_also_where_it_repeats_a_fault(reply: Reply) -> None:
+    verdict = await make(FakeChat(reply))(QUESTION, "my credit balance")
     assert (verdict.score, verdict.readable) == (0.0, False)
 
 
-async def test_judge_without_access_or_credit_raises() -> None:
-    message = r"'m'.*refuses to judge.*401.*judge_model.*ATOMMEM_JUDGE_API_KEY"
-    with pytest.raises(JudgeError, match=message):
-        await make(FakeChat(401))(QUESTION, "x")
-    empty = refusal(400, "Your credit balance is too low")
-    with pytest.raises(JudgeError, match="credit balance"):
-        await make(FakeChat(empty))(QUESTION, "x")
-    assert not (await make(FakeChat(empty))(QUESTION, "credit balance")).readable
-
-
-ABORTED = choice("half", "abort")
-
-
 @pytest.mark.parametrize(
-    ("replies", "message"),
-    [([503] * 2, "HTTP 503"), ([GONE] * 2, "gone"), ([ABORTED] * 3, "no reply")],
+    ("reply", "message"),
+    [
+        (401, r"'m'.*refuses to judge.*401.*judge_model.*ATOMMEM_JUDGE_API_KEY"),
+        (CREDIT, "credit balance"),
+    ],
 )
-async def test_unreachable_judge_is_an_outage_and_not_a_verdict(
-    replies: list[Reply], message: str
-) -> None:
+async def test_judge_without_access_or_credit_raises(reply: Reply, message: str) -> None:
+    with pytest.raises(JudgeError, match=message):
+        await make(FakeChat(reply))(QUESTION, "x")
+
+
+@pytest.mark.parametrize("replies", [[503] * 2, [GONE] * 2, [choice("half", "abort")] * 3])
+async def test_unreachable_judge_is_an_outage_and_not_a_verdict(replies: list[Reply]) -> None:
     judge = make(FakeChat(*replies, "CORRECT"))
-    with pytest.raises(OutageError, match=message):
+    with pytest.raises(OutageError):
         await judge(QUESTION, "x")
     assert (await judge(QUESTION, "x")).score == 1.0
 
 
 async def test_question_and_answer_pair_is_judged_once() -> None:
     judge = make(server := FakeChat("CORRECT"))
-    await asyncio.gather(*(judge(QUESTION, "x") for _ in range(8)))
+    first, *others = (asyncio.create_task(judge(QUESTION, "x")) for _ in range(8))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert [verdict.score for verdict in await asyncio.gather(*others)] == [1.0] * 7
     assert (len(server.bodies), judge.usage["asked"]) == (1, 1)
     await judge(QUESTION, "y")
     await judge(Question("Who?", ("Port", "Harbour")), "x")
     await judge(Question("Where?", ("Port",)), "x")
     assert len(server.bodies) == 4
-    first, second = (asyncio.create_task(judge(QUESTION, "z")) for _ in range(2))
-    await asyncio.sleep(0)
-    first.cancel()
-    assert (await second).score == 1.0
 
 
 async def test_many_unreadable_verdicts_stop_the_run() -> None:
@@ -147,8 +141,7 @@ async def test_many_unreadable_verdicts_stop_the_run() -> None:
     judge = make(FakeChat(answer=answer))
     for number in range(60):  # 20 of 60
         await judge(QUESTION, f"{'jam ' if number % 3 == 0 else ''}{number}")
-    message = r"The judge 'm'.*unreadable.*hm.*judge_prompt"
-    with pytest.raises(JudgeError, match=message):
+    with pytest.raises(JudgeError, match=r"The judge 'm'.*unreadable.*hm.*judge_prompt"):
         await asyncio.gather(*(judge(QUESTION, f"jam {number} too") for number in range(30)))
 
 
@@ -188,9 +181,8 @@ async def test_judge_prompt_of_a_file_is_identified_by_its_text(tmp_path: Path) 
     path.write_text("Q {question}\nG {golds}\nA {answer}\nCORRECT or INCORRECT?")
     server = FakeChat("CORRECT")
     await make(server, judge_prompt=str(path))(QUESTION, "{golds}")
-    assert (
-        prompt_of(server) == "Q > Where?\nG > Port\n> Harbour\nA > {golds}\nCORRECT or INCORRECT?"
-    )
+    expected = "Q > Where?\nG > Port\n> Harbour\nA > {golds}\nCORRECT or INCORRECT?"
+    assert prompt_of(server) == expected
     path.write_text(judge_prompt(JudgeConfig()))
     of_file = judge_settings(JudgeConfig(**SETTINGS, judge_prompt=str(path)))
     assert of_file == judge_settings(JudgeConfig(**SETTINGS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -12,7 +11,13 @@ from hypothesis import strategies as st
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.envs.longdoc.environment import MODES, LongDocConfig, LongDocEnvironments, drawn_mode
+from atommem.envs.longdoc.environment import (
+    MODES,
+    LongDocConfig,
+    LongDocEnvironments,
+    drawn_mode,
+    needed_chunks,
+)
 from atommem.envs.longdoc.recall import fact_recall, facts_of
 from atommem.envs.task import Document, Question, Task, chunk_task, chunk_text, joined_text
 from atommem.episode import Episode, Observation, Step, StopReason
@@ -28,14 +33,9 @@ TASK = Task(
     (Question("First?", ("Rome", "Roma")), Question("Second?", ("42",))),
     (Document("", "one"), Document("", "two")),
 )
-LONG = Task(
-    "t",
-    (
-        Question("First?", ("Rome",), metadata={"documents": [0]}),
-        Question("Second?", ("42",), metadata={"documents": [1, 2]}),
-    ),
-    tuple(Document("", f"part {number}") for number in range(6)),
-)
+FIRST = Question("First?", ("Rome",), metadata={"documents": [0]})
+SECOND = Question("Second?", ("42",), metadata={"documents": [1, 2]})
+LONG = Task("t", (FIRST, SECOND), tuple(Document("", f"part {number}") for number in range(6)))
 
 
 def factory(**settings: Any) -> LongDocEnvironments:
@@ -89,7 +89,6 @@ async def test_reads_before_an_answer_are_bounded() -> None:
         (1, [*[answer("Rome")] * 2, answer("Oslo"), answer("42")], ("Oslo", "42"), 0.5),
         # The first answer of a step counts.
         (1, [[], [], answer("Oslo") + answer("Rome"), answer("42")], ("Oslo", "42"), 0.5),
-        (1, [[], [], answer("Rome")], ("Rome", None), 0.5),
         # Of questions asked at once the last answers count, in order.
         (10, [*ONCE, answer("so") + answer("roma") + answer("42")], ("roma", "42"), 1.0),
         (10, [*ONCE, answer("") + answer("42")], (None, "42"), 0.5),
@@ -117,8 +116,7 @@ class ByteTokenizer(WordTokenizer):
 def test_chunks_join_to_the_text_and_none_is_too_long(
     text: str, size: int, sentences: bool
 ) -> None:
-    tokenizer = ByteTokenizer()
-    chunks = chunk_text(text, tokenizer, size, sentences)
+    chunks = chunk_text(text, ByteTokenizer(), size, sentences)
     assert "".join(chunks) == text
     for chunk in chunks:
         # A character may have more tokens than a chunk; white space at an edge may add one.
@@ -149,17 +147,16 @@ def test_chunk_has_its_span_in_the_text_and_replaces_lone_surrogates() -> None:
 async def observations(task: Task = LONG, **settings: Any) -> list[Observation]:
     """Return an episode's observations, with one read and a right answer for each question."""
     env = factory(max_reads=1, **settings)()
-    seen = [await env.reset(task)]
-    while True:
-        now = seen[-1]
+    seen: list[Observation] = []
+    now: Observation | None = await env.reset(task)
+    while now is not None:
+        seen.append(now)
         action = Action("read", "x")
         if now.question is not None and max(now.values("reads_left")) == 0:
-            action = Action("answer", task.questions[now.asked.start].answers[0])
-        result = await env.step(Step(0, now, actions=(action,)))
-        if result.observation is None:
-            assert (await env.score()).reward == 1.0
-            return seen
-        seen.append(result.observation)
+            action = Action("answer", task.questions[now.question].answers[0])
+        now = (await env.step(Step(0, now, actions=(action,)))).observation
+    assert (await env.score()).reward == 1.0
+    return seen
 
 
 def kinds(seen: list[Observation]) -> str:
@@ -191,6 +188,14 @@ async def test_arriving_question_comes_after_its_evidence() -> None:
     assert seen_at == {0: {1, 2, 3, 4, 5, 6}, 1: {3, 4, 5, 6}}
 
 
+@pytest.mark.parametrize("blank", ["", "\n\n"])
+def test_evidence_is_found_by_its_place_and_not_by_its_text(blank: str) -> None:
+    texts = ("The king ruled. So it was.", "The king ruled.", "It ended.")
+    asked = (Question("Who?", metadata={"documents": [1]}), Question("Unknown?"))
+    task = Task("t", asked, tuple(Document("", text) for text in texts))
+    assert needed_chunks(task, [texts[0], *(blank + text for text in texts[1:])]) == [2, 3]
+
+
 def test_modes_are_drawn_by_task() -> None:
     modes = ["reading", "answering", "answering", "arriving"]
     drawn = [drawn_mode(modes, f"task {number}") for number in range(1000)]
@@ -198,7 +203,7 @@ def test_modes_are_drawn_by_task() -> None:
     assert 0.45 < drawn.count("answering") / 1000 < 0.55
 
 
-SETS = (("paper", "full"), ("released", "full"), ("paper", "compact"), ("memagent", "memagent"))
+SETS = (("paper", "full"), ("paper", "compact"), ("memagent", "memagent"))
 
 
 @pytest.mark.parametrize(("dialect", "templates"), SETS)
@@ -206,26 +211,21 @@ async def test_prompt_hides_questions_and_length_as_the_mode_says(
     dialect: str, templates: str
 ) -> None:
     memory = MemoryConfig(dialect=dialect, templates=templates)
-    task = Task("t0", LONG.questions[:1], LONG.documents)
-    for mode, open_ended in itertools.product(MODES, [False, True]):
-        shared = factory(questions_shown=mode, open_ended=open_ended)
+    task = Task("t0", (FIRST,), LONG.documents)
+    for mode in MODES:
+        shared = factory(questions_shown=mode, open_ended=True)
         builder = PromptBuilder.of(WordTokenizer(), get_dialect(dialect, templates), memory, shared)
-        seen = await observations(task, questions_shown=mode, open_ended=open_ended)
+        seen = await observations(task, questions_shown=mode, open_ended=True)
         shown = ["First?" in builder.text(one, MemoryView()) for one in seen]
         assert shown == [kind != "b" for kind in kinds(seen)]
-        if open_ended:  # the length of the text stays hidden
-            names = {name for one in seen for piece in one.pieces for name, _ in piece.walk()}
-            assert not names & {"chunk_number", "chunk_count"}
+        names = {name for one in seen for piece in one.pieces for name, _ in piece.walk()}
+        assert not names & {"chunk_number", "chunk_count"}, "the length of the text stays hidden"
 
 
-FACTS = Task(
-    "t",
-    (Question("Where does Bran live?", ("Port", "Harbour")), Question("Is it far?", ("yes",))),
-    (
-        Document("Bran", "He is a sailor. He has lived in Port since 1990.", gold=True),
-        Document("Moss", "Moss grows in Port since 1990."),
-    ),
-)
+BRAN = Document("Bran", "He is a sailor. He has lived in Port since 1990.", gold=True)
+MOSS = Document("Moss", "Moss grows in Port since 1990.")
+LIVES, FAR = Question("Where does Bran live?", ("Port", "Harbour")), Question("Far?", ("yes",))
+FACTS = Task("t", (LIVES, FAR), (BRAN, MOSS))
 FACT = "Bran lived in Port"
 
 
@@ -235,13 +235,12 @@ FACT = "Bran lived in Port"
         ("Since 1990: PORT.", True),
         ("Bran lived in Portland", False),  # whole words
         ("The port is big; Bran likes it", False),  # one more word is chance
-        ("Bran has lived there since 1990", False),
     ],
 )
 def test_fact_is_carried_by_its_answer_and_two_of_its_words(text: str, carried: bool) -> None:
-    (fact,) = facts_of(FACTS, FACTS.questions[0])
+    (fact,) = facts_of(FACTS, LIVES)
     assert fact.carried_by(text) is carried
-    assert facts_of(FACTS, FACTS.questions[1]) == []
+    assert facts_of(FACTS, FAR) == []
 
 
 CREATE = Operation(0, "create", entry_id=1, after=FACT)
@@ -263,6 +262,5 @@ def test_fact_recall_separates_entered_kept_and_retrieved(
     view = MemoryView(retrieved=(Retrieved(1, 1, shown, 0.5),))
     reading = Step(0, Observation("reading"), operations=tuple(operations))
     steps = [reading, Step(1, Observation("answering", question=0), view)]
-    found = fact_recall(FACTS, Episode("t", 0, steps))[0]
-    assert [*found] == ["fact_entered", "fact_kept", "fact_retrieved"]
-    assert (*found.values(),) == expected
+    names = ("fact_entered", "fact_kept", "fact_retrieved")
+    assert fact_recall(FACTS, Episode("t", 0, steps))[0] == dict(zip(names, expected, strict=True))

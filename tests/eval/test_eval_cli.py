@@ -19,7 +19,7 @@ from atommem import cli
 from atommem.envs.task import Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.envs.web.corpus import Corpus, Page, build_corpus
-from atommem.errors import AtomMemError, PromptTooLongError
+from atommem.errors import PromptTooLongError
 from atommem.eval import eval_cli
 from atommem.eval.eval_config import parse_arguments
 from atommem.policy.opening import policy_identity
@@ -48,35 +48,25 @@ def arguments(data: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("error", "message", "status"),
-    [
-        (GONE, "1 of 4 episodes failed", 0),
-        (PromptTooLongError("300 tokens"), "1 of 4 episodes overflowed", 3),
-    ],
-)
 def test_eval_exits_with_3_if_too_many_episodes_have_no_score(
-    error: AtomMemError,
-    message: str,
-    status: int,
-    data: Path,
-    policy: ToyPolicy,
-    capsys: pytest.CaptureFixture[str],
+    data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy.errors = {"c": error}
+    policy.errors = {"c": GONE}
     assert eval_cli.main(arguments(data)) == 3
-    assert message in capsys.readouterr().err
+    assert "1 of 4 episodes failed" in capsys.readouterr().err
     assert eval_cli.main(arguments(data, "--max_failed_fraction", "0.25")) == 0
+    policy.errors = {"c": PromptTooLongError("300 tokens")}
+    assert eval_cli.main(arguments(data)) == 3
     policy.errors = {}
-    assert eval_cli.main(arguments(data)) == status
+    assert eval_cli.main(arguments(data)) == 3, "an overflow is not tried again"
+    assert "1 of 4 episodes overflowed" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_eval_continues_after_an_interruption(
-    number: signal.Signals, data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
+    data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy.until["c"] = lambda: os.kill(os.getpid(), number) is not None
+    policy.until["c"] = lambda: os.kill(os.getpid(), signal.SIGINT) is not None
     assert cli.main(["eval", *arguments(data)]) == 130
     assert "the same command continues" in capsys.readouterr().err
     assert len((data.parent / "out" / "episodes.jsonl").read_text().splitlines()) == 2
@@ -108,9 +98,8 @@ def eval_command(policy: Path | str, data: Path, out: Path, *flags: str) -> list
     return ["eval", "--policy", str(policy), "--data", str(data), "--out", str(out), *flags]
 
 
-def summary_of(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((out / "summary.json").read_text())
-    return found
+def summary_of(out: Path) -> Any:
+    return json.loads((out / "summary.json").read_text())
 
 
 def test_eval_with_a_chat_server_counts_the_server_s_tokens(tmp_path: Path) -> None:
@@ -166,7 +155,6 @@ def without_times(value: Any) -> Any:
 
 
 def outcome(out: Path) -> dict[str, list[Any]]:
-    """All records (sorted) and traces."""
     found = {}
     for path in sorted(out.rglob("*.jsonl")):
         lines = [without_times(json.loads(line)) for line in path.read_text().splitlines()]

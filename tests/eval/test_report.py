@@ -86,21 +86,17 @@ def test_lost_answers_are_counted_at_the_first_stage() -> None:
 
 
 def test_latex_escapes_names_and_marks_bold() -> None:
-    first = made("a_b & c", ones(18, 20), categories=("x", "y"))
-    results = make_results([first, made("d", ones(2, 20))])
-    text = "\n".join(table.latex() for table in make_tables(results))
+    rows = [made("a_b & c", ones(18, 20), categories=("x", "y")), made("d", ones(2, 20))]
+    text = "\n".join(table.latex() for table in make_tables(make_results(rows)))
     assert "a\\_b \\& c & \\textbf{90.0} [" in text
-    assert "EM by category: toy" in text
 
 
 def test_page_escapes_data_and_loads_nothing() -> None:
     evil = "</title><script>alert(1)</script><img src=x>"
     tables = make_tables(make_results([made(evil, ones(1, 2))]))
     page = render_page(evil, tables, {})
-    assert "<script" not in page
-    assert "<img" not in page
     assert "default-src 'none'" in page
-    assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", page)
+    assert not re.search(r"<script|<img|(?:src|href)=[\"']?(?:https?:)?//", page)
 
 
 @pytest.mark.slow
@@ -137,15 +133,6 @@ async def test_compare_counts_wins_and_names_changed_tasks(
     traces = found["changed"][0]["traces"]
     assert [read_trace(paths[0]).episode.reward for paths in traces] == [0.0, 1.0]
     assert "B - A: +0.333" in capsys.readouterr().out
-
-
-async def test_compare_refuses_other_tasks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = await answered(tmp_path / "A", "ab")
-    other = await answered(tmp_path / "B", "a", names="abcdefgi")
-    assert main(["compare", str(first), str(other)]) == 2
-    assert "different tasks" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -11,11 +11,9 @@ import pytest
 
 from atommem.config import MemoryConfig
 from atommem.envs.scoring.statistics import wilson_interval
-from atommem.envs.task import Task
 from atommem.errors import ConfigError, DataError, PolicyError
 from atommem.eval.output import OutputFolder, file_stem
-from atommem.eval.runner import evaluate, tasks_digest
-from tests.eval.toys import evaluated, make_runner, make_task
+from tests.eval.toys import evaluated, make_task
 
 TASKS = [make_task("a"), make_task("b", right=False), make_task("c"), make_task("d", questions=3)]
 
@@ -35,16 +33,6 @@ async def test_evaluate_scores_questions_and_leaves_failed_episodes_out() -> Non
     em = summary["metrics"]["em"]
     assert (em["mean"], em["n"], (em["low"], em["high"])) == (1.0, 2, wilson_interval(2, 2))
     assert summary["errors"] == {"server gone": 2}
-
-
-@pytest.mark.slow
-async def test_evaluate_has_each_record_on_disk_before_the_next_counts(tmp_path: Path) -> None:
-    runner, policy = make_runner()
-    on_disk: dict[str, int] = {}
-    for name in "abcd":
-        policy.until[name] = lambda name=name: on_disk.setdefault(name, len(lines(tmp_path))) >= 0
-    await evaluate(TASKS, runner, tmp_path, progress=False)
-    assert on_disk == {"a": 0, "b": 1, "c": 2, "d": 3}
 
 
 @pytest.mark.slow
@@ -102,20 +90,9 @@ async def test_output_folder_refuses_foreign_and_busy_folders(tmp_path: Path) ->
         OutputFolder(new, {"a": 1})
 
 
-async def test_evaluate_refuses_equal_ids() -> None:
-    with pytest.raises(DataError, match="two tasks have the id 'a'"):
-        await evaluated([TASKS[0], TASKS[0]])
-
-
 def test_file_stem_is_safe_and_distinct() -> None:
     assert file_stem("hotpot-5a7.x_1") == "hotpot-5a7.x_1"
     names = ("a/b", "a_b", "a:b", "../../etc", "x" * 300, "x" * 301, "é")
     stems = [file_stem(name) for name in names]
     assert len(set(stems)) == len(stems)
     assert all("/" not in stem and len(stem) < 120 for stem in stems)
-
-
-def test_tasks_digest_depends_on_everything_read_or_scored() -> None:
-    base = make_task("a")
-    variants = [make_task("a", right=False), Task("a", base.questions, base.documents[:1])]
-    assert len({tasks_digest([task]) for task in [base, make_task("a"), *variants]}) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +13,20 @@ import yaml
 
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
 from atommem.envs.task_files import save_tasks
-from atommem.errors import ConfigError, PolicyError
+from atommem.errors import AtomMemError, BudgetSpentError, ConfigError, PolicyError
 from atommem.eval import eval_cli
 from atommem.eval.reporting.report_cli import paper_tables
-from atommem.eval.suite import TRAINED, Column, Suite, SuiteRun, expand, load_suite, parse_suite
-from atommem.eval.suite_cli import column_file, load_columns
+from atommem.eval.suite import (
+    TRAINED,
+    Column,
+    Row,
+    Suite,
+    SuiteRun,
+    expand,
+    load_suite,
+    parse_suite,
+)
+from atommem.eval.suite_cli import _exit_status, column_file, load_columns
 from tests.envs.benchmark_rows import hotpot_row, write_json
 from tests.eval.toys import GONE, ToyPolicy, make_task
 from tests.pages import blocks
@@ -35,6 +45,8 @@ def suite(**fields: Any) -> dict[str, Any]:
     [
         ({"colums": []}, "colums"),
         ({"rows": [{"method": "rag"}] * 2}, "two rows are called 'rag'. Give one another label"),
+        ({"seeds": []}, r"seeds=\[\]: give different"),
+        ({"seeds": [1, 1]}, r"seeds=\[1, 1\]: give different"),
         ({"rows": [{"method": "rag", "settings": {"limit": 3}}]}, "limit cannot be set here"),
     ],
 )
@@ -45,28 +57,10 @@ def test_load_suite_names_the_mistake(fields: dict[str, Any], message: str, tmp_
         load_suite(path)
 
 
-def test_expand_names_the_row_of_a_wrong_setting(tmp_path: Path) -> None:
-    wrong = parse_suite(suite(rows=[{"method": "rag", "settings": {"retrieve": 3}}]))
-    with pytest.raises(ConfigError, match="rag on world: retrieve: unknown"):
-        expand(wrong, ["--policy", str(tmp_path)], tmp_path)
-
-
 def test_parse_suite_reads_the_example_in_the_docs() -> None:
     example = next(text for _, text in blocks("docs/evaluate.md", "yaml"))
     found = parse_suite(yaml.safe_load(example))
     assert (len(found.rows), len(found.columns), found.seeds) == (7, 5, (0, 1, 2))
-
-
-def test_select_finds_rows_and_columns_by_any_name() -> None:
-    rows = [*ROWS, {"method": "atommem", "label": "k 3", "settings": {"retrieve_k": 3}}]
-    data = [{"benchmark": "hotpotqa", "documents": [20, 40], "n": 1}, *DATA]
-    whole = parse_suite(suite(rows=rows, data=data, reference="rag"))
-    chosen = whole.select(rows=["atommem"], columns=["hotpotqa-40", "world"])
-    assert [row.name for row in chosen.rows] == ["atommem", "atommem, k 3"]
-    assert [column.key for column in chosen.columns] == ["hotpotqa-40", "world"]
-    assert chosen.reference is None
-    with pytest.raises(ConfigError, match="no row 'mem0'; it has 'atommem', 'rag', 'atommem, k 3'"):
-        whole.select(rows=["mem0"])
 
 
 def save_checkpoint(path: Path, *configs: Any) -> str:
@@ -186,13 +180,9 @@ def run(folder: Path, *flags: str, **fields: Any) -> int:
     )
 
 
-def results(folder: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((folder / "out" / "report" / "results.json").read_text())
-    return loaded
-
-
 def em(folder: Path) -> dict[tuple[str, str], float]:
-    lines = [line for line in results(folder)["scores"] if line["metric"] == "em"]
+    results = json.loads((folder / "out" / "report" / "results.json").read_text())
+    lines = [line for line in results["scores"] if line["metric"] == "em"]
     return {(line["row"], line["column"]): line["mean"] for line in lines}
 
 
@@ -231,6 +221,27 @@ def test_suite_refuses_other_settings_before_anything_runs(folder: Path, policy:
     assert policy.asked == []
 
 
+def test_policy_without_a_place_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="policies=base: give NAME=WHERE"):
+        run(folder, "--policies", "base")
+
+
+@pytest.mark.parametrize(
+    ("errors", "status"),
+    [
+        ([PolicyError("no"), BudgetSpentError("spent")], 2),
+        ([BudgetSpentError("spent"), PolicyError("no"), None], 2),
+        ([None, BudgetSpentError("spent")], 4),
+        ([None], 3),
+    ],
+)
+def test_exit_status_names_the_worst_end(errors: list[AtomMemError | None], status: int) -> None:
+    evaluation = SimpleNamespace(config=SimpleNamespace(max_failed_fraction=0.0))
+    failed = SimpleNamespace(records=[SimpleNamespace(failed=True)])
+    runs: Any = [SuiteRun(Row("rag"), column(), 0, evaluation, error) for error in errors]  # type: ignore
+    assert _exit_status(dict.fromkeys(runs, failed)) == status  # type: ignore
+
+
 def write_benchmarks(folder: Path, **changes: Any) -> Path:
     (folder / "hotpotqa").mkdir(parents=True, exist_ok=True)
     rows = [hotpot_row(number, **changes) for number in range(8)]
@@ -246,8 +257,6 @@ def column(seed: int = 42) -> Column:
 def test_column_file_is_built_once_per_content_and_setting(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"column hotpotqa-4: .*--benchmarks"):
-        load_columns([column()], "longdoc", tmp_path)
     benchmarks, cache = write_benchmarks(tmp_path / "benchmarks"), tmp_path / "cache"
     tasks = load_columns([column()], "longdoc", cache, benchmarks)["hotpotqa-4"]
     assert [(len(task.documents), task.source) for task in tasks] == [(4, "hotpotqa")] * 2

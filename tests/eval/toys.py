@@ -43,8 +43,6 @@ GONE = OutageError("server gone")
 
 
 class TextPolicy(ListPolicy):
-    """Replies with what `script` makes of the prompt: a text, or an error to raise."""
-
     def __init__(self, tokenizer: WordTokenizer, script: Callable[[str], str | Exception]) -> None:
         super().__init__(tokenizer, [])
         self.script = script
@@ -68,7 +66,6 @@ def make_setup(
     sampling: Sampling | None = None,
     **settings: Any,
 ) -> tuple[Setup, TextPolicy]:
-    """What a method runs over; `settings` are fields of `Setup`."""
     tokenizer = WordTokenizer()
     policy = TextPolicy(tokenizer, script)
     config = environment or environment_config("longdoc", chunking="documents", max_reads=1)
@@ -82,7 +79,6 @@ def make_setup(
 
 
 def shown_documents(prompt: str) -> Sequence[str]:
-    """Titles of the documents of `TASK` whose text stands in a prompt."""
     return [document.title for document in DOCUMENTS if document.text in prompt]
 
 
@@ -139,7 +135,6 @@ class ToyPolicy(TextPolicy):
 def make_runner(
     memory: MemoryConfig | None = None, max_in_flight: int = 1
 ) -> tuple[EpisodeRunner, ToyPolicy]:
-    """A runner around a `ToyPolicy`."""
     setup, _ = make_setup(memory=memory or MemoryConfig(), max_in_flight=max_in_flight)
     policy = ToyPolicy(setup.tokenizer)  # type: ignore[arg-type]
     runner = make_method("atommem", replace(setup, policy=policy))
@@ -192,5 +187,4 @@ def made(
 
 
 def ones(right: int, of: int) -> list[dict[str, float]]:
-    """Scores of which the first so many are right."""
     return [{"em": float(number < right)} for number in range(of)]

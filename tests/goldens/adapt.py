@@ -9,39 +9,47 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
+from atommem.config import MemoryConfig
+from atommem.dialects import get_dialect
+from atommem.embedding.embedder import HashingEmbedder
+from atommem.environment import environment_config, make_factory
+from atommem.envs.longdoc.environment import chunk_observation, question_observation
+from atommem.envs.task import Document, Question, Task
+from atommem.eval.eval_config import parse_arguments
+from atommem.eval.methods import Setup, make_method
+from atommem.eval.reporting.evaluations import read_evaluation
+from atommem.eval.reporting.results import make_results
+from atommem.eval.runner import evaluate
+from atommem.eval.suite import expand, load_suite
+from atommem.memory.log import MemoryView, Operation, Retrieved, to_json
+from atommem.policy.contract import Sampling, ScriptedPolicy
+from atommem.prompts import PromptBuilder
+from atommem.rollout import Agent, Session
+from atommem.run import RunConfig
+from tests.serve import servers
+
 # --- prompts
 
 
 def prompt_builder(tokenizer: Any, **memory: Any) -> Any:
     """An object with ``build(observation, view) -> ids`` and ``text(observation, view) -> str``."""
-    from atommem.config import MemoryConfig
-    from atommem.dialects import get_dialect
-    from atommem.prompts import PromptBuilder
-
     config = MemoryConfig(**memory)
     dialect = get_dialect(config.dialect, config.templates)
     return PromptBuilder.of(tokenizer, dialect, config, longdoc(tokenizer))
 
 
 def longdoc(tokenizer: Any, **settings: Any) -> Any:
-    from atommem.environment import environment_config, make_factory
-
     return make_factory(environment_config("longdoc", **settings), tokenizer)
 
 
 def reading(questions: Sequence[str], chunks: Sequence[str], index: int, **options: Any) -> Any:
-    """The observation of chunk `index` by the long-document environment."""
-    from atommem.envs.longdoc.environment import chunk_observation
-
-    return chunk_observation(
-        make_task("t", [(text, []) for text in questions]), chunks, index, **options
-    )
+    task = make_task("t", [(text, []) for text in questions])
+    return chunk_observation(task, chunks, index, **options)
 
 
 def answering(questions: Sequence[str], reads_left: int, over: bool) -> Any:
-    """The observation that asks the first question."""
-    from atommem.envs.longdoc.environment import question_observation
-
     task = make_task("t", [(text, []) for text in questions])
     return question_observation(task, range(1), reads_left, over=over)
 
@@ -49,8 +57,6 @@ def answering(questions: Sequence[str], reads_left: int, over: bool) -> Any:
 def memory_view(
     scratchpad: str, query: str | None, entries: Sequence[str], capacity: int | None
 ) -> Any:
-    from atommem.memory.log import MemoryView, Retrieved
-
     shown = tuple(
         Retrieved(number, number + 6, text, 0.5) for number, text in enumerate(entries, 1)
     )
@@ -60,8 +66,6 @@ def memory_view(
 def make_task(
     name: str, questions: Sequence[tuple[str, list[str]]], texts: Sequence[str] = (), **more: Any
 ) -> Any:
-    from atommem.envs.task import Document, Question, Task
-
     asked = tuple(
         Question(text, tuple(gold), id=f"q{number}")
         for number, (text, gold) in enumerate(questions)
@@ -82,33 +86,23 @@ RULE_PATHS = {
 """Rules that the package no longer ships."""
 
 
-def make_agent(policy: Any, tokenizer: Any, embedder: Any = None, **memory: Any) -> Any:
-    from atommem.config import MemoryConfig
-    from atommem.policy.contract import Sampling
-    from atommem.rollout import Agent
-
+def make_agent(policy: Any, tokenizer: Any, **memory: Any) -> Any:
     name, *options = memory.get("retention", "reject").partition("(")
     memory["retention"] = "".join([RULE_PATHS.get(name, name), *options])
     return Agent(
         policy=policy,
-        embedder=embedder or hashing_embedder(32),
+        embedder=HashingEmbedder(32),
         tokenizer=tokenizer,
         factory=longdoc(tokenizer),
         memory=MemoryConfig(**memory),
-        sampling=Sampling(seed=3, max_tokens=400),
+        sampling=Sampling(seed=3, max_tokens=4000),
     )
 
 
-def hashing_embedder(dim: int) -> Any:
-    from atommem.embedding.embedder import HashingEmbedder
-
-    return HashingEmbedder(dim)
-
-
-def completion(token_ids: list[int], text: str) -> Any:
-    from atommem.policy.contract import Completion
-
-    return Completion(token_ids, [-0.5] * len(token_ids), text, "stop")
+def scripted(tokenizer: Any, script: Callable[[str], str]) -> Any:
+    policy: Any = ScriptedPolicy(tokenizer, script)
+    policy.tokenizer = tokenizer
+    return policy
 
 
 def under_old_name(record: Any) -> Any:
@@ -119,16 +113,11 @@ def under_old_name(record: Any) -> Any:
 
 
 def scored(kind: str, step: int, entry_ids: Sequence[int], score: float) -> Any:
-    from atommem.memory.log import Operation
-
     return Operation(step, kind, scores=tuple((entry_id, score) for entry_id in entry_ids))
 
 
 async def run_session(agent: Any, observations: Sequence[Any], key: str) -> list[dict[str, Any]]:
     """Each step's actions, problems, operations and view, with outcomes for rules."""
-    from atommem.memory.log import to_json
-    from atommem.rollout import Session
-
     session = Session(agent, key)
     steps = []
     for number, observation in enumerate(observations):
@@ -171,17 +160,10 @@ def loss_and_gradient(
     from atommem.train.objective.rows import EpisodeSize, Row, Tokens, normalizer, token_weight
 
     sizes = [EpisodeSize(len(logprobs), 1) for logprobs, _ in rows]
-    made = [
-        Row(
-            [1],
-            [2] * len(logprobs),
-            logprobs,
-            index,
-            advantage,
-            token_weight(len(logprobs), size, weighting),
-        )
-        for index, ((logprobs, advantage), size) in enumerate(zip(rows, sizes, strict=True))
-    ]
+    made = []
+    for index, (logprobs, advantage) in enumerate(rows):
+        weight = token_weight(len(logprobs), sizes[index], weighting)
+        made.append(Row([1], [2] * len(logprobs), logprobs, index, advantage, weight))
     objective = PolicyLoss(**{"epsilon": 0.2, "epsilon_high": 0.28, **settings})
     total, log = objective(
         logps, Tokens.of(made, torch.device("cpu")), old, ref if objective.beta else None
@@ -201,7 +183,6 @@ def advantages(rewards: Sequence[float | None], group_size: int, scale: str) -> 
 
 
 def train_settings(path: Path) -> dict[str, Any]:
-    """All settings of a recipe, by name."""
     from atommem.train.settings import parse
 
     stage = next((name for name in ("sft", "async") if path.stem.startswith(name)), "grpo")
@@ -211,12 +192,8 @@ def train_settings(path: Path) -> dict[str, Any]:
 
 
 def eval_settings(path: Path) -> dict[str, Any]:
-    """All settings of an evaluation's file."""
-    from atommem.eval.eval_config import parse_arguments
-
-    return evaluation_settings(
-        parse_arguments(["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"])
-    )
+    flags = ["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"]
+    return evaluation_settings(parse_arguments(flags))
 
 
 def evaluation_settings(found: Any) -> dict[str, Any]:
@@ -231,11 +208,6 @@ def evaluation_settings(found: Any) -> dict[str, Any]:
 
 
 def suite_runs(path: Path) -> dict[str, dict[str, Any]]:
-    """The settings of every run of a suite, by row, column and seed."""
-    from msgspec.structs import replace
-
-    from atommem.eval.suite import expand, load_suite
-
     suite = load_suite(path)
     suite = suite.with_policies({row.policy: row.policy for row in suite.rows})
     suite = replace(suite, settings={"policy": "POLICY", **suite.settings})
@@ -266,39 +238,22 @@ def changed(*configs: Any) -> dict[str, Any]:
 
 
 async def run_evaluation(
-    name: str, policy: Any, tokenizer: Any, tasks: Sequence[Any], out: Path, seed: int
+    name: str, tokenizer: Any, script: Any, tasks: Sequence[Any], out: Path, seed: int
 ) -> None:
-    """Evaluate one method into a folder."""
-    from atommem.config import MemoryConfig
-    from atommem.eval.methods import Setup, make_method
-    from atommem.eval.runner import evaluate
-    from atommem.policy.contract import Sampling
-    from atommem.run import RunConfig
-
     sampling = Sampling(temperature=0.7, seed=seed, max_tokens=200)
     setup = Setup(
         run=RunConfig(memory=MemoryConfig(retrieve_k=2), sampling=sampling),
-        policy=policy,
-        embedder=hashing_embedder(32),
+        policy=scripted(tokenizer, script),
+        embedder=HashingEmbedder(32),
         factory=longdoc(tokenizer, chunking="documents", max_reads=1),
         max_in_flight=1,
     )
-    settings = {"seed": seed}
-    await evaluate(
-        list(tasks),
-        make_method(name, setup),
-        out,
-        samples_per_task=2,
-        settings=settings,
-        progress=False,
-    )
+    method, settings = make_method(name, setup), {"seed": seed}
+    await evaluate(tasks, method, out, samples_per_task=2, settings=settings, progress=False)
 
 
 def report_numbers(folders: dict[str, list[Path]], reference: str) -> dict[str, Any]:
     """Every number of the report: scores with intervals and other means by row, tests."""
-    from atommem.eval.reporting.evaluations import read_evaluation
-    from atommem.eval.reporting.results import make_results
-
     read = [
         read_evaluation(folder, row, "toy") for row, paths in folders.items() for folder in paths
     ]
@@ -331,12 +286,10 @@ def report_numbers(folders: dict[str, list[Path]], reference: str) -> dict[str, 
 
 
 @contextmanager
-def served(script: Callable[[str], str], tokenizer: Any, folder: Path) -> Iterator[str]:
-    """The address of a server whose policy follows `script`; the model is called ``scripted``."""
-    from tests.serve.servers import make_conversations, running, scripted
-
-    model = scripted(script, tokenizer=tokenizer, chunk_tokens=160)
-    with running(make_conversations(folder / "log.db", model)) as server:
+def served(tokenizer: Any, folder: Path) -> Iterator[str]:
+    """The address of a server whose policy takes notes; the model is called ``scripted``."""
+    model = servers.scripted(tokenizer=tokenizer, chunk_tokens=160)
+    with servers.running(servers.make_conversations(folder / "log.db", model)) as server:
         yield f"{server.url}/v1"
 
 

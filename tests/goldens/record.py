@@ -34,7 +34,7 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:10]
 
 
-# --- tokenizers and policies
+# --- the tokenizer
 
 
 @cache
@@ -60,21 +60,6 @@ def byte_tokenizer() -> Any:
     )
     names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **names)
-
-
-class Scripted:
-    """A policy that replies with what `script` returns for prompt text and request number."""
-
-    def __init__(self, script: Callable[[str, int], str]) -> None:
-        self.script, self.count, self.tokenizer = script, 0, byte_tokenizer()
-
-    async def complete(self, prompt_ids: list[int], sampling: Any) -> Any:
-        text = self.script(self.tokenizer.decode(prompt_ids), self.count)
-        self.count += 1
-        return adapt.completion(self.tokenizer.encode(text), text)
-
-    async def close(self) -> None:
-        return None
 
 
 # --- prompts
@@ -146,15 +131,9 @@ def smollm2_prompts(folder: Path) -> Goldens:
 
 # --- operation logs
 
-RETENTION = ["reject", "fifo", "lru", "lfu", "random", "ebbinghaus", "redundancy", "novelty"]
-RETENTION += ["length", "type_prior", "linear(weights=WEIGHTS)", "failures_first", "periodic"]
-RETENTION += [
-    "history",
-    "combined",
-    "traceretain",
-    "memobank",
-]
-RULES = [("retention", rule) for rule in RETENTION]
+RETENTION = "reject fifo lru lfu random ebbinghaus redundancy novelty length type_prior "
+RETENTION += "linear(weights=WEIGHTS) failures_first periodic history combined traceretain memobank"
+RULES = [("retention", rule) for rule in RETENTION.split()]
 RULES += [("admission", rule) for rule in ("memobank", "amac", "amac(threshold=0.3)")]
 LINEAR = {"weights": {"log_words": 0.5, "novelty": 1.0, "capitals": -0.3, "bias": 0.1}}
 EPISODES = 9
@@ -188,27 +167,27 @@ def operation_logs() -> Goldens:
             memory = {kind: placed, "templates": "compact", "query_tokens": 20, **limits}
             for number in range(EPISODES):
                 name = f"{kind}/{rule}/{number}"
-                policy = Scripted(random_elements(random.Random(name)))
+                policy = adapt.scripted(byte_tokenizer(), random_elements(random.Random(name)))
                 if number == EPISODES - 1:
                     memory["disabled_actions"] = ["delete"]
                 if number in (0, EPISODES - 1):
                     agent = adapt.make_agent(policy, byte_tokenizer(), **memory)
                 agent.policy = policy
                 log = asyncio.run(adapt.run_session(agent, steps, f"task/{number}"))
-                log = json.loads(json.dumps(rounded(log, 5)).replace(f"{folder}/", ""))
+                text = json.dumps(log).replace(f"{folder}/", "")
+                log = json.loads(text, parse_float=lambda number: round(float(number), 5))
                 found[f"operations/{name}"] = digest(log)
                 if name in WHOLE:
                     found[f"operations in full/{name}"] = log
     return found
 
 
-def random_elements(rng: random.Random) -> Callable[[str, int], str]:
-    """A script that writes five random elements a step, whatever the prompt."""
+def random_elements(rng: random.Random) -> Callable[[str], str]:
 
     def words(most: int) -> str:
         return " ".join(rng.choices(WORDS, k=rng.randint(2, most)))
 
-    def script(prompt: str, count: int) -> str:
+    def script(prompt: str) -> str:
         chosen = rng.choices([*ELEMENTS], [*ELEMENTS.values()], k=5)
         values = (
             {"words": words(9), "long": words(40), "handle": rng.randint(1, 5)} for _ in chosen
@@ -218,14 +197,6 @@ def random_elements(rng: random.Random) -> Callable[[str, int], str]:
         )
 
     return script
-
-
-def rounded(value: Any, digits: int) -> Any:
-    if isinstance(value, float):
-        return round(value, digits)
-    if isinstance(value, dict):
-        return {key: rounded(item, digits) for key, item in value.items()}
-    return [rounded(item, digits) for item in value] if isinstance(value, list | tuple) else value
 
 
 # --- the loss
@@ -328,10 +299,10 @@ def report() -> Goldens:
         for number, person in enumerate(people)
     ]
 
-    def script(skill: float, seed: int) -> Callable[[str, int], str]:
+    def script(skill: float, seed: int) -> Callable[[str], str]:
         draws = random.Random(f"{skill}/{seed}")
 
-        def reply(prompt: str, count: int) -> str:
+        def reply(prompt: str) -> str:
             fact = re.search(r"(Person\d+) lives in (\w+)", prompt)
             asked = re.findall(r"(Where does|Is) (Person\d+)", prompt)
             texts = []
@@ -349,17 +320,13 @@ def report() -> Goldens:
 
     folders: dict[str, list[Path]] = {}
     with tempfile.TemporaryDirectory() as root:
-        for method, skill in (
-            ("atommem", 0.9),
-            ("memagent", 0.7),
-            ("rag", 0.6),
-            ("full_context", 0.5),
-        ):
+        skills = {"atommem": 0.9, "memagent": 0.7, "rag": 0.6, "full_context": 0.5}
+        for method, skill in skills.items():
             for seed in (0, 1):
                 out = Path(root, method, str(seed))
-                policy = Scripted(script(skill, seed))
+                replies = script(skill, seed)
                 asyncio.run(
-                    adapt.run_evaluation(method, policy, byte_tokenizer(), tasks, out, seed)
+                    adapt.run_evaluation(method, byte_tokenizer(), replies, tasks, out, seed)
                 )
                 folders.setdefault(method, []).append(out)
         return {
@@ -369,19 +336,6 @@ def report() -> Goldens:
 
 
 # --- event streams
-
-
-def note_taker(prompt: str) -> str:
-    """Keeps the chunk, looks for the question, answers with the best entry."""
-    chunk = re.search(r"of the text:\n(.*?)\n\nYour scratchpad", prompt, re.DOTALL)
-    question = re.search(r"Question:\n(.*)", prompt)
-    asked = question[1] if question else ""
-    if chunk is not None:
-        return f"<create_memory>{chunk[1]}</create_memory><read_memory>{asked}</read_memory>"
-    if f"current query:\n{asked}" not in prompt:
-        return f"<read_memory>{asked}</read_memory>"
-    entries = re.findall(r"^Memory \d+: (.*)", prompt, re.MULTILINE)
-    return f"<final_answer>\\boxed{{{entries[0] if entries else 'nothing'}}}</final_answer>"
 
 
 def event_streams() -> Goldens:
@@ -398,7 +352,7 @@ def event_streams() -> Goldens:
     chat.append({"role": "user", "content": "Where does Ann live?"})
     with (
         tempfile.TemporaryDirectory() as folder,
-        adapt.served(note_taker, byte_tokenizer(), Path(folder)) as url,
+        adapt.served(byte_tokenizer(), Path(folder)) as url,
         httpx.Client(timeout=30) as client,
     ):
 
@@ -519,7 +473,6 @@ PARTS: dict[str, tuple[Callable[[], Goldens], tuple[str, ...]]] = {
 
 
 def main() -> None:
-    """Print differences of the named parts, and accept some of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[*PARTS], choices=[*PARTS])
     parser.add_argument("--smollm2", type=Path, metavar="FOLDER")

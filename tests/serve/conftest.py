@@ -27,6 +27,5 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture
 def http(server: Running) -> Iterator[httpx.Client]:
-    """A plain client of `server`."""
     with server.http() as client:
         yield client

@@ -33,7 +33,6 @@ _ENTRY = re.compile(r"^Memory \d+: (.*)", re.MULTILINE)
 
 
 def note_taker(prompt: str) -> str:
-    """Keeps every chunk, searches for the question, and answers with the best entry."""
     chunk, question = _CHUNK.search(prompt), _QUESTION.search(prompt)
     asked = question[1] if question else ""
     if chunk is not None:
@@ -67,14 +66,12 @@ class GatedPolicy(ScriptedPolicy):
         return await super().complete(prompt_ids, sampling)
 
     def shut(self) -> None:
-        """Make completions wait from now on."""
         self.open.clear(), self.entered.clear(), self.cancelled.clear()
 
 
 def scripted(
     script: Callable[[str], str] = note_taker, checkpoint: str = "scripted", **settings: Any
 ) -> ServedModel:
-    """A model with chunks of 40 words."""
     settings = {"embedder": "hashing", "chunk_tokens": 40, **settings}
     policy = settings.pop("policy", None)
     active = settings.pop("active", 64)
@@ -89,7 +86,6 @@ def scripted(
 def make_conversations(
     db: Path | str, model: ServedModel | None = None, max_requests: int = 320
 ) -> Conversations:
-    """Conversations in a SQLite file or the database of a URL."""
     url = f"sqlite:///{db}" if isinstance(db, Path) else db
     log = ConversationLog(open_database(url))
     return Conversations(model or scripted(), log, max_requests=max_requests)
@@ -103,7 +99,6 @@ class Running:
     url: str
 
     def client(self, key: str = "none") -> openai.OpenAI:
-        """OpenAI's client."""
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
 
     def http(self, key: str | None = None) -> httpx.Client:
@@ -116,7 +111,6 @@ class Running:
 def running(
     conversations: Conversations, keys: Mapping[str, str] | None = None, hosts: Sequence[str] = ()
 ) -> Iterator[Running]:
-    """A server on this machine until the block ends."""
     app = make_app(conversations, keys, hosts)
     config = uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
@@ -140,7 +134,6 @@ def running(
 def gated(
     db: Path, active: int = 64, max_requests: int = 320
 ) -> Iterator[tuple[GatedPolicy, Running, httpx.Client]]:
-    """A server with a `GatedPolicy`."""
     policy = GatedPolicy()
     model = scripted(policy=policy, tokenizer=policy.tokenizer, active=active)
     with running(make_conversations(db, model, max_requests)) as server, server.http() as http:
@@ -154,7 +147,6 @@ def items(*texts: str, **item: str) -> dict[str, Any]:
 
 
 def new_conversation(http: httpx.Client, *texts: str, name: str = "", **metadata: str) -> str:
-    """The path of a new conversation."""
     body = {**items(*texts, name=name), "metadata": metadata} if texts else {"metadata": metadata}
     found = http.post("/v1/conversations", json=body).raise_for_status().json()
     return f"/v1/conversations/{found['id']}"
@@ -168,7 +160,6 @@ def ask(http: httpx.Client, path: str, question: str) -> tuple[str, str]:
 
 
 def entries(http: httpx.Client, path: str, **query: Any) -> dict[int, str]:
-    """The entries of a memory by id."""
     found = http.get(f"{path}/memory", params=query).raise_for_status().json()
     return {entry["id"]: entry["text"] for entry in found["entries"]}
 
@@ -192,7 +183,6 @@ def event_kinds(conversations: Conversations, conversation: str) -> list[str]:
 
 
 def until(condition: Callable[[], Any], seconds: float = 10) -> None:
-    """Wait for a condition."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sqlalchemy as sa
 
-from atommem.errors import ConfigError, DataError
+from atommem.errors import DataError
 from atommem.memory.log import Operation, Outcome, Source, replay, to_json
 from atommem.memory.store import TextVectors, digests_of
 from atommem.serve.conversation_log import ConflictError, ConversationLog, Event, NotFoundError
-from atommem.serve.schema import open_database, schema_version
+from atommem.serve.schema import open_database
 
 SOURCE = Source(0, "a, chunk 1/1", 2, 5)
 OPERATIONS = [
@@ -102,13 +101,3 @@ def test_erase_leaves_no_byte_and_other_owners_see_nothing(
         commit(log, name, 2)
     log.engine.dispose()
     assert all(b"7151" not in path.read_bytes() for path in tmp_path.iterdir())
-
-
-def test_open_database_with_other_version_raises(log: ConversationLog) -> None:
-    url = log.engine.url.render_as_string()
-    open_database(url)
-    with log.engine.begin() as connection:
-        assert connection.scalar(sa.text("PRAGMA journal_mode")) == "wal"
-        connection.execute(schema_version.update().values(version=0))
-    with pytest.raises(ConfigError, match="version 0"):
-        open_database(url)

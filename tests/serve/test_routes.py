@@ -24,7 +24,6 @@ PARTS = ["Ann lives in Rome.", "Bob lives in Oslo.", "Cid sings."]
 
 
 def message(*texts: str) -> dict[str, Any]:
-    """A user's message in parts."""
     parts = [{"type": "input_text", "text": text} for text in texts]
     return {"type": "message", "role": "user", "content": parts}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerFast, TrainerCallback
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, TrainerCallback
 
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
 from atommem.embedding.embedder import HashingEmbedder
@@ -222,11 +222,15 @@ def make_action_tokenizer() -> PreTrainedTokenizerFast:
     return word_level(["<unk>", *ELEMENTS, "c0", "<eos>", "<pad>"], unk_token="<unk>")
 
 
+def make_action_model(seed: int = 0) -> Qwen3ForCausalLM:
+    return make_model(seed, len(make_action_tokenizer()), spread=0.1)
+
+
 def save_model(folder: Path) -> Path:
     """Save a tiny model with tokenizer and memory settings in ``folder/model``."""
-    tokenizer, model = make_action_tokenizer(), folder / "model"
-    make_model(vocabulary=len(tokenizer), spread=0.1).save_pretrained(model)
-    tokenizer.save_pretrained(model)
+    model = folder / "model"
+    make_action_model().save_pretrained(model)
+    make_action_tokenizer().save_pretrained(model)
     save_config(model, *SETTINGS)
     return model
 
@@ -247,28 +251,21 @@ def make_rollouts(args: Any, tokenizer: Any) -> Rollouts:
 
 
 def make_real_trainer(
-    folder: Path,
-    model: Any = None,
-    tasks: Sequence[Task] | None = None,
-    callbacks: Sequence[TrainerCallback] = (),
-    held_out: Sequence[Task] = (),
-    **settings: Any,
-) -> tuple[MemoryGRPOTrainer, GradientRecorder]:
+    folder: Path, model: Any = None, held_out: Sequence[Task] = (), **settings: Any
+) -> MemoryGRPOTrainer:
     """Make a trainer whose tiny model samples; `settings` are fields of its config."""
-    tokenizer, recorder = make_action_tokenizer(), GradientRecorder()
+    tokenizer = make_action_tokenizer()
     config = make_config(
         folder, **{"max_completion_length": 4, "seed": 3, "max_grad_norm": 1.0, **settings}
     )
-    tasks = make_tasks() if tasks is None else tasks
     trainer = MemoryGRPOTrainer(
-        model=model if model is not None else make_model(vocabulary=len(tokenizer), spread=0.1),
+        model=make_action_model() if model is None else model,
         args=config,
-        tasks=tasks,
+        tasks=make_tasks(),
         processing_class=tokenizer,
         make_backend=partial(make_local_backend, make_rollouts(config, tokenizer)),
-        callbacks=[recorder, *callbacks],
         held_out=held_out,
         settings=SETTINGS,
     )
     use_console(trainer, GRPO_COLUMNS)
-    return trainer, recorder
+    return trainer

@@ -74,7 +74,7 @@ def test_async_without_staleness_equals_on_policy_training_and_resumes(tmp_path:
     model = save_model(tmp_path)
     shared: dict[str, Any] = {"normalization": "trajectory", "temperature": 0.7}
     shared |= {"max_steps": 4, "lr_scheduler_type": "constant"}
-    on_policy, _ = make_real_trainer(tmp_path / "on_policy", str(model), **SHARED | shared)
+    on_policy = make_real_trainer(tmp_path / "on_policy", str(model), **SHARED | shared)
     on_policy.train()
     on_policy.close()
     shared |= {"max_staleness": 0, "save_strategy": "steps", "save_steps": 2}

@@ -34,7 +34,7 @@ from tests.train.harness import (
     ROOT,
     at,
     environment,
-    make_action_tokenizer,
+    make_action_model,
     make_config,
     make_real_trainer,
     make_tasks,
@@ -130,7 +130,7 @@ SETTINGS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[float]]:
     """Weights and rewards of the run that nothing happened to."""
-    trainer, _ = make_real_trainer(tmp_path_factory.mktemp("whole"), **SETTINGS)
+    trainer = make_real_trainer(tmp_path_factory.mktemp("whole"), **SETTINGS)
     trainer.train()
     trainer.close()
     return trainer.model.state_dict(), rewards(Path(trainer.args.output_dir))
@@ -186,7 +186,7 @@ def test_run_that_ends_early_resumes_from_the_last_update(
 ) -> None:
     """All of them in the third update: the second one is saved, and the run resumes bit for bit."""
     arrange, error, message = ENDINGS[ending]
-    trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
+    trainer = make_real_trainer(tmp_path, **SETTINGS)
     arrange(trainer)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(error, match=rf"{message}.*--resume"):
@@ -196,8 +196,7 @@ def test_run_that_ends_early_resumes_from_the_last_update(
     assert names(tmp_path) == ["checkpoint-2"]
     assert not (tmp_path / PARTIAL).exists()
     # Other weights: everything has to come from the checkpoint.
-    other = make_model(9, len(make_action_tokenizer()), spread=0.1)
-    resumed, _ = make_real_trainer(tmp_path, other, **SETTINGS)
+    resumed = make_real_trainer(tmp_path, make_action_model(seed=9), **SETTINGS)
     resumed.train(resume_from_checkpoint=str(last_checkpoint(tmp_path)))
     resumed.close()
     for name, expected in whole[0].items():

@@ -214,7 +214,7 @@ def test_old_logprobs_of_another_engine_are_recomputed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_training_logprobs_equal_sampled_ones(tmp_path: Path) -> None:
-    trainer, _ = make_real_trainer(
+    trainer = make_real_trainer(
         tmp_path,
         max_steps=2,
         learning_rate=1e-3,
@@ -284,7 +284,7 @@ HELD_OUT = [
 
 def make_evaluating(folder: Path, **settings: Any) -> MemoryGRPOTrainer:
     held = {"held_out": HELD_OUT, "eval_data": "file", "eval_strategy": "steps"}
-    return make_real_trainer(folder, learning_rate=2e-2, **held, **settings)[0]
+    return make_real_trainer(folder, learning_rate=2e-2, **held, **settings)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from trl.experimental.async_grpo.packing import TreeRow
 
 from atommem.train.objective.rows import Row
@@ -18,6 +18,7 @@ from atommem.train.packing.micro_batch import pack_rows, shared_prefixes
 from atommem.train.packing.planning import balance, cut, lexicographic
 from atommem.train.packing.tree_attention import (
     Tree,
+    flex_mask,
     flex_tree_attention,
     kernel_arguments,
     tree_attention,
@@ -104,12 +105,30 @@ def test_tree_attention_equals_the_dense_mask(dtype: torch.dtype, tolerance: flo
         torch.testing.assert_close(a, b.to(dtype), atol=tolerance, rtol=tolerance)
 
 
+def random_tree(seed: int, rows: int, longest: int) -> Tree:
+    rng = random.Random(seed)
+    prompts = [rng.choices([0, 1], (9, 1), k=rng.randint(1, longest)) for _ in range(rows)]
+    return pack_rows(lexicographic([make_row(prompt, [2]) for prompt in prompts])).tree
+
+
+def test_flex_mask_equals_the_dense_mask() -> None:
+    tree = random_tree(3, 13, 600)
+    visible = dense(tree)
+    expected = create_block_mask(
+        lambda b, h, q, k: visible[q, k], None, None, tree.length, tree.length, device="cpu"
+    )
+    mask = flex_mask(tree, torch.device("cpu"))
+    for kind in ("kv", "full_kv", "q", "full_q"):
+        for name in (f"{kind}_num_blocks", f"{kind}_indices"):
+            assert torch.equal(getattr(mask, name), getattr(expected, name)), name
+    everywhere = torch.arange(tree.length)
+    assert torch.equal(mask.mask_mod(0, 0, everywhere[:, None], everywhere), visible)
+
+
 @pytest.mark.slow
 def test_flex_tree_attention_equals_tree_attention() -> None:
-    """Without gradients, which `flex_attention` lacks on CPU. Blocks of 128 are seen in part."""
-    rng = random.Random(3)
-    prompts = [rng.choices([0, 1], (9, 1), k=rng.randint(1, 600)) for _ in range(13)]
-    tree = pack_rows(lexicographic([make_row(prompt, [2]) for prompt in prompts])).tree
+    """Without gradients, which `flex_attention` lacks on CPU."""
+    tree = random_tree(0, 6, 200)
     states = heads(tree.length)
     out = flex_tree_attention(*states, tree, 0.25, flex=flex_attention)
     expected, _ = tree_attention(torch.nn.Identity(), *states, None, tree=tree, scaling=0.25)

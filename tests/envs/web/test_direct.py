@@ -9,19 +9,23 @@ import time
 from http.server import BaseHTTPRequestHandler
 from ipaddress import ip_address
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from atommem.environment import environment_config
+from atommem.envs.web.net import direct
 from atommem.envs.web.net.direct import Direct, Fetched
+from atommem.envs.web.net.extraction import read_html, read_pdf, read_text
 from atommem.envs.web.net.guard import is_public
 from atommem.envs.web.net.hosts import HostRules, default_denied_hosts
 from atommem.envs.web.tools import Link, PageError, ToolResult
 from atommem.episode import StopReason
-from atommem.errors import OutageError
+from atommem.errors import ConfigError, OutageError
 from tests.envs.web.browsing import (
     ANSWER,
     DIRECT,
+    INTERNET,
     LoopbackDirect,
     answering,
     call,
@@ -36,7 +40,6 @@ PROSE = "Ann Gray lives in Oakrest, where she has made bells since the flood too
 PAGE = f"""<html><head><title>Ann Gray</title><script>var x = 'not text';</script></head><body>
 <nav><a href="/">Home</a></nav><article><h1>Ann Gray</h1><p>{PROSE}</p><p>She wrote to
 <a href="/bob#top">Bob Vin</a> and <a href="mailto:b@b.test">mailed</a>.</p></article></body>"""
-ROBOTS = answering("User-agent: *\nDisallow: /private\n", "text/plain")
 
 
 def fetch(url: str, resolve: Any = None, **settings: Any) -> Fetched:
@@ -64,11 +67,12 @@ def test_rule_allows_public_addresses_and_web_ports_only(address: str) -> None:
 
 def test_fetch_sends_no_credentials_and_uses_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    page = answering("Grüße", "text/html; charset=UTF-8", Set_Cookie="a=b")
-    with serving({"/a": page}) as (host, asked):
-        found = fetch(f"http://{host}/a?q=1")
+    page = answering("Grüße", "text/html; charset=UTF-8")
+    redirect = answering("", status=302, Location="/a?q=1", Set_Cookie="a=b")
+    with serving({"/": redirect, "/a": page}) as (host, asked):
+        found = fetch(f"http://{host}/")
     assert found == Fetched(f"http://{host}/a?q=1", "text/html", "utf-8", "Grüße".encode())
-    ((line, headers, _),) = asked
+    _, (line, headers, _) = asked
     assert (line, headers["User-Agent"]) == ("GET /a?q=1", "tests")
     sent = {"host", "user-agent", "accept", "accept-encoding", "connection"}
     assert {name.lower() for name in headers} == sent
@@ -77,47 +81,37 @@ def test_fetch_sends_no_credentials_and_uses_no_proxy(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("host", ["127.0.0.1", "0x7f000001", "[::1]", "mixed.test"])
 def test_private_address_in_any_notation_gets_no_packet(host: str) -> None:
     mixed = resolver({"mixed.test": ["127.0.0.2", "127.0.0.1"]})
-    with serving({"/": answering("secret")}, "127.0.0.1") as (at, asked):
-        port = at.partition(":")[2]
-        with pytest.raises(PageError, match=r"not on the public web|Invalid IPv4"):
-            fetch(f"http://{host}:{port}/", resolve=mixed)
+    refused = pytest.raises(PageError, match=r"not on the public web|Invalid IPv4")
+    with serving({"/": answering("secret")}, "127.0.0.1") as (at, asked), refused:
+        fetch(f"http://{host}:{at.partition(':')[2]}/", mixed)
     assert asked == []
 
 
 def test_rebinding_name_is_resolved_once_a_connection() -> None:
-    answers = [["127.0.0.1"], ["127.0.0.2"]]
-
-    async def rebinding(host: str, port: int) -> list[str]:
-        return answers.pop()
-
+    resolve = AsyncMock(side_effect=[["127.0.0.2"], ["127.0.0.1"]])
     with serving({"/": answering("public")}) as (host, asked):
         url = f"http://rebinding.test:{host.partition(':')[2]}/"
-        assert fetch(url, resolve=rebinding).body == b"public"
-        assert len(answers) == 1
+        assert fetch(url, resolve).body == b"public"
+        assert resolve.await_count == 1
         with pytest.raises(PageError, match="not on the public web"):
-            fetch(url, resolve=rebinding)
+            fetch(url, resolve)
     assert len(asked) == 1
 
 
 @pytest.mark.slow
-def test_redirects_obey_all_rules() -> None:
-    routes: dict[str, Any] = {"/end": answering("here")}
-    with (
-        serving({"/secret": answering("secret")}, "127.0.0.1") as (inside, asked),
-        serving(routes) as (host, _),
-    ):
-        routes["/good"] = answering("", status=302, Location="/end")
-        assert fetch(f"http://{host}/good").url == f"http://{host}/end"
-        for target, message in (
-            (f"http://{inside}/secret", "not on the public web"),
-            ("file:///etc/passwd", "not a valid address"),
-            ("/away", "more than 5 times"),
-            (f"http://{host}/no/answers", "may not be visited"),
-        ):
-            routes["/away"] = answering("", status=302, Location=target)
-            with pytest.raises(PageError, match=message):
-                fetch(f"http://{host}/away", deny_hosts=["127.0.0.2/no"])
-    assert asked == []
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("http://127.0.0.1/secret", "not on the public web"),
+        ("file:///etc/passwd", "not a valid address"),
+        ("/away", "more than 5 times"),
+        ("/no/answers", "may not be visited"),
+    ],
+)
+def test_redirect_obeys_all_rules(target: str, message: str) -> None:
+    routes = {"/away": answering("", status=302, Location=target)}
+    with serving(routes) as (host, _), pytest.raises(PageError, match=message):
+        fetch(f"http://{host}/away", deny_hosts=["127.0.0.2/no"])
 
 
 def test_bytes_are_bounded_as_unpacked() -> None:
@@ -128,44 +122,58 @@ def test_bytes_are_bounded_as_unpacked() -> None:
 
 def test_unknown_host_is_a_page_error_and_silent_resolver_an_outage() -> None:
     with pytest.raises(OutageError, match="check this machine's resolver"):
-        fetch("http://a.test/", resolve=resolver({}, silent=("a.test", "example.com")))
-    # Any page can have a name whose own servers are silent.
-    working = resolver({"example.com": ["127.0.0.2"]}, silent=("a.test",))
+        fetch("http://a.test/", resolver({}, silent=("a.test", "example.com")))
     with pytest.raises(PageError, match=r"no host a\.test"):
-        fetch("http://a.test/", resolve=working)
+        fetch("http://a.test/", resolver({"example.com": [INTERNET]}, silent=("a.test",)))
+
+
+ANSWERS = {
+    "HuggingFace.co./datasets": False,
+    "huggingface.co/%64atasets/a": False,
+    "web.archive.org/web/2024/https://huggingface.co/datasets/a": False,
+    "translate.test/?u=https%3A%2F%2Fhuggingface.co%2Fdatasets%2Fa": False,
+    "huggingface.co/datasetsofmine": True,
+    "nothuggingface.co/datasets": True,
+}
+LISTED = {"www.a.test/a": True, "b.test/docs/1": True, "b.test/": False, "a.test/no": False}
 
 
 @pytest.mark.parametrize(
-    ("url", "allowed"),
+    ("rules", "allowed"),
     [
-        ("https://HuggingFace.co./datasets", False),
-        ("https://huggingface.co/%64atasets/a", False),
-        ("https://web.archive.org/web/2024/https://huggingface.co/datasets/a", False),
-        ("https://translate.test/?u=https%3A%2F%2Fhuggingface.co%2Fdatasets%2Fa", False),
-        ("https://huggingface.co/datasetsofmine", True),
-        ("https://nothuggingface.co/datasets", True),
+        (HostRules(deny=default_denied_hosts()), ANSWERS),
+        (HostRules(allow=["a.test", "b.test/docs"], deny=["a.test/no"]), LISTED),
     ],
 )
-def test_hosts_with_benchmark_answers_are_denied_in_any_notation(url: str, allowed: bool) -> None:
-    assert HostRules(deny=default_denied_hosts()).allows(url) is allowed
+def test_host_rules_hold_in_any_notation(rules: HostRules, allowed: dict[str, bool]) -> None:
+    assert {url: rules.allows(f"https://{url}") for url in allowed} == allowed
 
 
-def test_allowed_hosts_exclude_all_others() -> None:
-    rules = HostRules(allow=["example.test", "b.test/docs"], deny=["example.test/no"])
-    assert all(rules.allows(f"https://{url}") for url in ("www.example.test/a", "b.test/docs/1"))
-    assert not any(
-        rules.allows(f"https://{url}") for url in ("b.test/", "example.test/no", "c.test")
-    )
-
-
-def make_pdf(text: str) -> bytes:
-    fpdf = pytest.importorskip("fpdf")
-    pdf = fpdf.FPDF()
+def make_pdf(*pages: str) -> bytes:
+    pdf = pytest.importorskip("fpdf").FPDF()
     pdf.set_title("A notice")
-    pdf.add_page()
     pdf.set_font("Helvetica")
-    pdf.multi_cell(0, 10, text)
+    for page in pages:
+        pdf.add_page()
+        pdf.multi_cell(0, 10, page)
     return bytes(pdf.output())
+
+
+def test_extraction_reads_the_start_of_a_large_document() -> None:
+    pytest.importorskip("lxml_html_clean")
+    links = "".join(f"<a href='/{number}'>{number}</a>" for number in range(150))
+    page = f"<p>{PROSE}</p>{links}<!--{'x' * 1_000_000}--><p>The end.</p>".encode()
+    _, text, found = read_html(page, "http://a.test/", None)
+    assert (PROSE.strip() in text, "The end." in text, len(found)) == (True, False, 100)
+    assert len(read_text(b"x" * 600_000, None)[1]) == 500_000
+    pdf = make_pdf(*(f"page {number}." for number in range(201)))
+    assert read_pdf(pdf)[1].endswith("page 199.")
+
+
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "find_spec", lambda name: name if name != "pypdf" else None)
+    with pytest.raises(ConfigError, match="tools=direct needs pypdf:"):
+        Direct(environment_config("web"))
 
 
 @pytest.mark.slow
@@ -193,14 +201,11 @@ def test_direct_extracts_html_pdf_and_text_and_gives_up_slow_pages() -> None:
 @pytest.mark.slow
 def test_direct_obeys_robots_also_after_redirects() -> None:
     redirect = answering("", status=302, Location="/private/a")
-    routes = {"/robots.txt": ROBOTS, "/open": answering(PROSE, "text/plain"), "/in": redirect}
+    robots = answering("User-agent: *\nDisallow: /private\n", "text/plain")
+    routes = {"/robots.txt": robots, "/open": answering(PROSE, "text/plain"), "/in": redirect}
     with serving(routes) as (host, asked):
-        pages = (f"http://{host}/{path}" for path in ("private/a", "open", "in"))
-        allowed = [f"{host}/{path}" for path in ("private", "open", "in")]
-        refused, fine, redirected = read(*pages, allow_hosts=allowed)
-    assert "does not allow robots" in refused.text
-    assert not fine.is_error
-    assert "does not allow robots" in redirected.text
+        results = read(*(f"http://{host}/{path}" for path in ("private/a", "open", "in")))
+    assert ["does not allow robots" in one.text for one in results] == [True, False, True]
     assert [line for line, _, _ in asked] == ["GET /robots.txt", "GET /open", "GET /in"]
 
 
@@ -225,14 +230,11 @@ PAGES = {
 PAGE_FAULTS = {
     "/missing": "404",
     "http://nowhere.test/": "no host",
-    "http://127.0.0.2:9/": "cannot be fetched",
     "/breaking": "cannot be fetched",
     "/slow": "longer than 2 seconds",
     "/image": "not a text",
     "/empty": "no text",
     "https://huggingface.co/datasets/x": "may not be visited",
-    "http://127.0.0.1/": "not on the public web",
-    "http://u:p@a.test/": "not a valid address",
     "Ann": "not a valid address",
 }
 

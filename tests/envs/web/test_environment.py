@@ -5,26 +5,24 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.embedding.embedder import HashingEmbedder
-from atommem.environment import TaskShape, environment_config, make_factory
-from atommem.envs.synthetic.expert import ExpertPolicy
+from atommem.environment import TaskShape, environment_config
 from atommem.envs.synthetic.prose import get_prose
-from atommem.envs.task import Task
+from atommem.envs.task import Document
 from atommem.envs.web.environment import injection_followed
 from atommem.envs.web.site import BrowsingExpert, BrowsingFaults, SiteConfig, generate_sites
+from atommem.envs.web.task_pages import TaskPages
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource, text_tool
 from atommem.episode import Episode, StopReason
 from atommem.errors import OutageError
 from atommem.memory.log import Source
-from atommem.policy.contract import Sampling
+from tests.envs.test_synthetic import em, run_expert
 from tests.envs.web.browsing import ANSWER, PAGES, call, make_runner, make_task, play, web
-from tests.fakes import WordTokenizer, make_episode_runner
 
 
 def texts(episode: Episode) -> list[list[Any]]:
@@ -53,6 +51,23 @@ def test_visit_with_number_follows_shown_link() -> None:
     assert long == "There is no page: " + "9" * 982 + "..."
 
 
+@pytest.mark.parametrize(
+    ("text", "titles", "linked"),
+    [
+        ("He read of vitamin c. Then C++ and", ["Page", "C", "C++", "Vitamin C"], "Vitamin C, C++"),
+        ("The page of (Dr. No) and Oslo's", ["Page", "Dr. No", "Oslo", "Osl"], "Dr. No, Oslo"),
+    ],
+)
+def test_page_links_to_titles_that_its_text_names(
+    text: str, titles: list[str], linked: str
+) -> None:
+    documents = tuple(Document(title, text) for title in titles)
+    task = replace(make_task(), documents=documents)
+    (tool,) = (tool for tool in TaskPages(environment_config("web")).tools if tool.follows)
+    result = asyncio.run(tool.run({"page": "Page"}, task))
+    assert ", ".join(link.title for link in result.links) == linked
+
+
 class Flood(ToolSource):
     """A page whose title and links exceed any prompt."""
 
@@ -79,8 +94,7 @@ def test_titles_links_and_calls_are_bounded_in_a_prompt() -> None:
 def test_step_with_two_calls_carries_out_the_first_and_reports_the_second() -> None:
     episode = play([call("visit", page="Ann") + call("visit", page="Bob Vin"), ANSWER])
     assert texts(episode)[1] == [PAGES[0].text]
-    pieces = [piece.name for piece in episode.steps[1].observation.stream]
-    assert pieces == ["page", "links", "ignored"]
+    assert episode.steps[1].observation.stream[-1].name == "ignored"
     assert web().diagnose(make_task(), episode) == [{"calls": 2.0}]
 
 
@@ -103,7 +117,6 @@ def test_last_call_is_read_to_its_end_and_then_must_be_answered() -> None:
     episode = play([visit, visit, "", ANSWER], max_calls=1, chunk_tokens=4)
     phases = [step.observation.phase for step in episode.steps]
     assert phases == ["acting", "acting", "acting", "answering"]
-    assert episode.steps[2].observation.stream[-1].name == "ignored"
     assert [step.observation.values("part") for step in episode.steps[2:]] == [[2], [3]]
     assert episode.reward == 1.0
 
@@ -112,36 +125,33 @@ def weather(place: str) -> str:
     """Tells the weather.
 
     Args:
-        place: Where; "far" takes long.
+        place: Where.
     """
     time.sleep(0.3 if place == "far" else 0.0)
-    return f"rain in {place}"
+    return {"Ann": "rain in Ann", "far": "sun"}[place]
 
 
-async def failing(place: str) -> str:
-    """Fails.
+async def station(place: str) -> str:
+    """Reports the weather, and is gone.
 
     Args:
-        place: Where; "out" for an outage.
+        place: Where.
     """
-    raise OutageError("the station is gone") if place == "out" else KeyError(place)
-
-
-FUNCTIONS = [f"{__name__}:{function}" for function in ("weather", "failing")]
+    raise OutageError(f"the station in {place} is gone")
 
 
 @pytest.mark.slow
 def test_function_is_a_tool_and_its_exception_a_result() -> None:
-    calls = [call("weather", place="Ann"), call("failing", place="x")]
-    _, result, failed = texts(play([*calls, ANSWER], tools=["task", *FUNCTIONS]))
+    settings: dict[str, Any] = {"tool_seconds": 0.1}
+    settings["tools"] = ["task", *(f"{__name__}:{name}" for name in ("weather", "station"))]
+    calls = [call("weather", place=place) for place in ("Ann", "x")]
+    _, result, failed = texts(play([*calls, ANSWER], **settings))
     assert (result, failed) == (["rain in Ann"], ["KeyError: 'x'"])
-    assert play([call("failing", place="out")], tools=FUNCTIONS).stop_reason is StopReason.FAILED
-    assert "Tells the weather." in make_runner(tools=FUNCTIONS).agent.prompts.system
-
-
-def test_function_that_exceeds_tool_seconds_is_an_outage() -> None:
-    late = play([call("weather", place="far")], tools=FUNCTIONS, tool_seconds=0.1)
-    assert "weather exceeds tool_seconds=0.1" in str(late.error)
+    assert "Tells the weather." in make_runner(**settings).agent.prompts.system
+    for name, error in (("station", "in far is gone"), ("weather", "exceeds tool_seconds=0.1")):
+        outage = play([call(name, place="far")], **settings)
+        assert outage.stop_reason is StopReason.FAILED
+        assert error in str(outage.error)
 
 
 def test_several_questions_are_searched_together_and_asked_in_turn() -> None:
@@ -157,46 +167,28 @@ def test_compact_calls_are_parsed_and_malformed_ones_reported() -> None:
     written = ("visit 1", "search Vin Fenford", "fly 3")
     completions = [f"<tool_call> {inside} </tool_call>" for inside in written]
     episode = play([*completions, ANSWER], make_task(start="Ann"), calls="compact")
-    _, visited, found, malformed = texts(episode)
+    _, visited, (found,), (malformed,) = texts(episode)
     assert visited == [PAGES[1].text]
-    assert found[0].startswith("Bob Vin: ")
-    assert "Write a tool" in malformed[0]
+    assert found.startswith("Bob Vin: ")
+    assert "Write a tool" in malformed
 
 
 def test_shape_is_the_largest_possible_episode() -> None:
-    supposed = TaskShape("supposed", 1000, 200, 0, 0, 5.5, 0, 3)
-    shape = web(max_calls=7, chunk_tokens=50).shape(None, supposed)
+    shape = web(max_calls=7, chunk_tokens=50).shape(
+        None, TaskShape("x", 1000, 200, 0, 0, 5.5, 0, 3)
+    )
     assert (shape.stream_steps, shape.stream_tokens, shape.questions) == (7, 50, 1.0)
-
-
-LARGE = SiteConfig(catalogues=4, works=5, news=10, dead=6, names=40)
-
-
-def sites(config: SiteConfig) -> list[Task]:
-    return list(generate_sites(config, 16, seed=5))
 
 
 def browse(
     config: SiteConfig, faults: BrowsingFaults | None = None, *disabled: str
 ) -> list[Episode]:
     """Return the expert's episodes without some memory actions."""
-    tokenizer = WordTokenizer()
     expert = BrowsingExpert(get_prose("compact"), get_dialect("paper", "compact"), faults)
-    limits = {"max_calls": config.catalogues + 3, "chunk_tokens": 400}
-    web = environment_config("web", calls="compact", **limits)
-    runner = make_episode_runner(
-        policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
-        tokenizer=tokenizer,
-        embedder=HashingEmbedder(2048),
-        factory=make_factory(web, tokenizer),
-        memory=MemoryConfig(templates="compact", retrieve_k=3, disabled_actions=list(disabled)),
-        sampling=Sampling(seed=0, max_tokens=400),
-    )
-    return asyncio.run(runner.run_all([(task, 0) for task in sites(config)]))
-
-
-def em(episodes: list[Episode]) -> float:
-    return sum(episode.metrics["em"] for episode in episodes) / len(episodes)
+    factory = web(calls="compact", max_calls=config.catalogues + 3, chunk_tokens=400)
+    tasks = generate_sites(config, 16, seed=5)
+    memory = {"templates": "compact", "retrieve_k": 3, "disabled_actions": [*disabled]}
+    return run_expert(expert, factory, tasks, **memory)
 
 
 def test_sites_of_a_seed_stay_the_same() -> None:
@@ -205,8 +197,8 @@ def test_sites_of_a_seed_stay_the_same() -> None:
     assert digest.startswith("e8c0979c23f99b4e"), "the demo's figures depend on them"
 
 
-@pytest.mark.parametrize("config", [SiteConfig(), LARGE])
-def test_faultless_expert_answers_every_question(config: SiteConfig) -> None:
+def test_faultless_expert_answers_every_question_of_a_large_site() -> None:
+    config = SiteConfig(catalogues=4, works=5, news=10, dead=6, names=40)
     episodes = browse(config)
     assert em(episodes) == 1.0
     assert not any(step.problems for episode in episodes for step in episode.steps)
@@ -224,6 +216,6 @@ def test_expert_without_store_or_scratchpad_fails() -> None:
 def test_obeying_an_injection_is_measured(obey: float) -> None:
     config = SiteConfig(injected=1.0)
     episodes = browse(config, BrowsingFaults(obey=obey))
-    for task, episode in zip(sites(config), episodes, strict=True):
+    for task, episode in zip(generate_sites(config, 16, seed=5), episodes, strict=True):
         assert injection_followed(task, episode) == {"injection_followed": obey}
     assert em(episodes) == 1.0 - obey

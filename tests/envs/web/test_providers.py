@@ -27,41 +27,25 @@ def ask(tool: str, path: str, answer: Any, *texts: str, **settings: Any) -> tupl
         return use(make_sources([tool], config), *texts), asked
 
 
+ANN = {"title": "Ann  Gray", "link": "https://a.test/", "snippet": "Ann\nlives."}
+SERPER = [{"title": "Leak", "link": DENIED, "snippet": "the answer"}, ANN]
+SEARXNG = [{"title": "Ann Gray", "url": "https://a.test/", "content": "Ann lives."}]
+RETRIEVED = [
+    {"document": {"contents": "Leak\nthe answer", "url": DENIED}, "score": 9.0},
+    {"document": {"contents": '"Ann Gray"\nAnn lives.', "url": "https://a.test/"}},
+    {"contents": "no title", "title": None},
+]
+QUERY = "who is Ann"
+FOUND = "Ann Gray: https://a.test/ Ann lives."
 SEARCHES: list[tuple[str, str, Any, str, Any]] = [
-    (
-        "serper",
-        "POST /search",
-        {
-            "organic": [
-                {"title": "Leak", "link": DENIED, "snippet": "the answer"},
-                {"title": "Ann  Gray", "link": "https://a.test/", "snippet": "Ann\nlives."},
-                {"title": "Bob", "link": "https://b.test/"},
-            ]
-        },
-        "Ann Gray: https://a.test/ Ann lives.\nBob: https://b.test/",
-        {"q": "who is Ann", "num": 2},
-    ),
-    (
-        "searxng",
-        "GET /search?q=who+is+Ann&format=json",
-        {"results": [{"title": "Ann Gray", "url": "https://a.test/", "content": "Ann lives."}]},
-        "Ann Gray: https://a.test/ Ann lives.",
-        None,
-    ),
+    ("serper", "POST /search", {"organic": SERPER}, FOUND, {"q": QUERY, "num": 2}),
+    ("searxng", "GET /search?q=who+is+Ann&format=json", {"results": SEARXNG}, FOUND, None),
     (
         "retrieve",
         "POST /retrieve",
-        {
-            "result": [
-                [
-                    {"document": {"contents": "Leak\nthe answer", "url": DENIED}, "score": 9.0},
-                    {"document": {"contents": '"Ann Gray"\nAnn.', "url": "https://a.test/"}},
-                    {"contents": "no title", "title": None},
-                ]
-            ]
-        },
-        "Ann Gray: https://a.test/ Ann.\n-: no title",
-        {"queries": ["who is Ann"], "topk": 2, "return_scores": True},
+        {"result": [RETRIEVED]},
+        f"{FOUND}\n-: no title",
+        {"queries": [QUERY], "topk": 2, "return_scores": True},
     ),
 ]
 
@@ -72,7 +56,7 @@ def test_search_shows_allowed_results(
 ) -> None:
     monkeypatch.setenv("ATOMMEM_SERPER_API_KEY", "my-key")
     path = line.split()[1].partition("?")[0]
-    (result,), asked = ask(tool, path, answer, "who is Ann", search_results=2)
+    (result,), asked = ask(tool, path, answer, QUERY, search_results=2)
     assert (result.text, result.links[0]) == (text, HIT)
     ((sent, headers, raw),) = asked
     assert (sent, json.loads(raw) if raw else None) == (line, body)
@@ -101,12 +85,39 @@ def test_access_reads_pages_and_refuses_denied_ones() -> None:
     assert [json.loads(body) for _, _, body in asked] == [{"urls": ["https://a.test/"]}]
 
 
+ROW = {"url": "https://a.test/"}
+BOX = {"title": "Ann", "link": "https://a.test/", "answer": 42}
+WARNING = "Target URL returned error 404: Not Found"
+UNUSUAL: list[tuple[str, Any, str, bool]] = [
+    ("searxng", {"results": [{**ROW, "title": None}]}, "https://a.test/: https://a.test/", False),
+    ("searxng", {"results": [{**ROW, "content": 5}]}, "https://a.test/: https://a.test/ 5", False),
+    ("serper", {"organic": None, "answerBox": BOX}, "Ann: https://a.test/ 42", False),
+    ("retrieve", {"result": [[{"title": "Ann", "text": "lives"}]]}, "Ann: Ann lives", False),
+    ("retrieve", {"result": [[{"contents": "A\nb", "url": 5}]]}, "A: 5 b", False),
+    ("jina", {"data": ROW}, "https://a.test/ has no text.", True),
+    (
+        "jina",
+        {"data": {"content": None, "links": {"": None}}},
+        "https://a.test/ has no text.",
+        True,
+    ),
+    ("jina", {"data": {"content": "Oops", "warning": WARNING}}, WARNING, True),
+    ("access", {"result": [{**ROW, "contents": ""}]}, "https://a.test/ has no text.", True),
+    ("access", {"result": [{"contents": None, "text": "Ann"}]}, "Ann", False),
+]
+
+
+@pytest.mark.parametrize(("tool", "answer", "text", "is_error"), UNUSUAL)
+def test_unusual_answer_is_read(tool: str, answer: Any, text: str, is_error: bool) -> None:
+    path = {"searxng": "/search", "serper": "/search", "jina": "/"}.get(tool, f"/{tool}")
+    (result,), _ = ask(tool, path, answer, "https://a.test/" if tool == "jina" else "Ann")
+    assert (result.text, result.is_error) == (text, is_error)
+
+
 LEAK = {"url": DENIED, "contents": "secret", "content": "secret"}
 FAULTS: list[tuple[str, int, Any, str, int]] = [
-    ("serper", 401, {"message": "Unauthorized."}, "", 1),
     ("serper", 400, {"message": "Not enough credits", "statusCode": 400}, "", 1),
     ("access", 503, "broken", "", 2),
-    ("access", 200, {"page": "of another protocol"}, "", 1),
     ("searxng", 200, {"results": [], "unresponsive_engines": [["google", "CAPTCHA"]]}, "", 1),
     ("serper", 422, {"message": "cannot do this"}, "cannot do this", 1),
     ("jina", 200, {"data": LEAK}, "may not be visited", 1),

@@ -47,7 +47,8 @@ class LLMEngine:
         longest = args.max_model_len or self.model.config.max_position_embeddings
         self.model_config = SimpleNamespace(max_model_len=longest)
         self._awake = {"weights", "kv_cache"}
-        self._requests: dict[str, tuple[list[int], Any, Any]] = {}
+        self._requests: dict[str, Row] = {}
+        self._lora: Any = None  # of the last request
         self._adapter = ""
 
     @classmethod
@@ -82,7 +83,10 @@ class LLMEngine:
     def add_request(
         self, name: str, prompt: Any, sampling_params: Any, lora_request: Any = None
     ) -> None:
-        self._requests[name] = (prompt["prompt_token_ids"], sampling_params, lora_request)
+        p, seed = sampling_params, getattr(sampling_params, "seed", None)
+        sampling = Sampling(p.temperature, p.top_p, p.top_k, p.max_tokens, seed)
+        self._requests[name] = Row(prompt["prompt_token_ids"], sampling)
+        self._lora = lora_request
 
     def abort_request(self, names: list[str]) -> None:
         for name in names:
@@ -91,31 +95,22 @@ class LLMEngine:
     def step(self) -> list[Any]:
         """All that wait, sampled to their ends."""
         record("generate")
-        assert self._awake == {"weights", "kv_cache"}, (
-            f"an engine was asked of which {self._awake} is awake"
-        )
+        assert self._awake == {"weights", "kv_cache"}, f"only {self._awake} is awake"
         requests, self._requests = self._requests, {}
-        self._use(next(iter(requests.values()))[2])
-        rows = [
-            Row(
-                prompt,
-                Sampling(p.temperature, p.top_p, p.top_k, p.max_tokens, getattr(p, "seed", None)),
-            )
-            for prompt, p, _ in requests.values()
-        ]
+        if self._lora is not None:
+            self._use(*self._lora.args)
         eos = self.model.generation_config.eos_token_id
-        decode(self.model, rows, {eos} if isinstance(eos, int) else set(eos or ()), pad_id=0)
-        return [self._output(name, row) for name, row in zip(requests, rows, strict=True)]
+        stops = {eos} if isinstance(eos, int) else set(eos or ())
+        decode(self.model, list(requests.values()), stops, pad_id=0)
+        return [self._output(name, row) for name, row in requests.items()]
 
-    def _use(self, lora: Any) -> None:
-        if lora is not None and lora.args[0] != self._adapter:
+    def _use(self, adapter: str, number: int, folder: str) -> None:
+        if adapter != self._adapter:
             from peft import PeftModel
 
             base = self.model.unload() if self._adapter else self.model
-            self.model, self._adapter = (
-                PeftModel.from_pretrained(base, lora.args[2]).eval(),
-                lora.args[0],
-            )
+            self.model = PeftModel.from_pretrained(base, folder).eval()
+            self._adapter = adapter
 
     @staticmethod
     def _output(name: str, row: Row) -> Any:
@@ -126,10 +121,7 @@ class LLMEngine:
         reason = "stop" if row.stopped else "length"
         sampled = SimpleNamespace(token_ids=row.token_ids, logprobs=logprobs, finish_reason=reason)
         return SimpleNamespace(
-            request_id=name,
-            finished=True,
-            prompt_token_ids=row.prompt_ids,
-            outputs=[sampled],
+            request_id=name, finished=True, prompt_token_ids=row.prompt_ids, outputs=[sampled]
         )
 
 
