@@ -31,7 +31,9 @@ class WebConfig(QAConfig):
     )
     obey_robots: bool = setting(True, "Whether direct obeys robots.txt.")
     user_agent: str = setting("atommem", "User agent of direct.")
-    page_megabytes: float = setting(10.0, "Largest page of direct, unpacked.")
+    page_megabytes: float = setting(
+        10.0, "Largest page of direct or answer of a search engine or reader, unpacked."
+    )
     page_seconds: float = setting(30.0, "Longest request of direct.")
     parse_seconds: float = setting(10.0, "Longest time to extract the text of a page.")
     parse_megabytes: int = setting(1024, "Address space of a process that extracts text.")

@@ -20,8 +20,8 @@ from atommem.envs.web.tools import (
 from atommem.errors import ConfigError, OutageError
 from atommem.servers.client import RefusedError, ServerClient, Service, key_variable
 
-_REQUEST_STATUSES = (400, 413, 414, 415, 422, 431, 451)
-"""Statuses that concern one query or page, and not the provider as a whole."""
+_REQUEST_STATUSES = (400, 413, 414, 415, 422, 431, 451, 502)
+"""Statuses that concern one query or page; `ServerClient` refuses a large answer with 502."""
 Request = tuple[str, dict[str, Any] | None]
 """A path, and the body to post to it; None to get it."""
 
@@ -53,6 +53,7 @@ class ProviderSource(ToolSource):
             retries=config.tool_retries,
             max_in_flight=config.tool_requests,
             headers=self.headers,
+            max_bytes=int(config.page_megabytes * 1_000_000),
         )
 
     async def close(self) -> None:
@@ -75,7 +76,7 @@ class ProviderSource(ToolSource):
         """Send the request for a query or page, and return the parsed response.
 
         Raises:
-            PageError: This query or page is refused.
+            PageError: This query or page is refused, or its answer exceeds ``page_megabytes``.
             OutageError: The provider is out of reach, overloaded after retries, refuses the key,
                 or answers something else.
         """
