@@ -307,11 +307,12 @@ class AsyncMemory(_Contents):
 
 
 @cache
-def _background() -> asyncio.AbstractEventLoop:
+def _background() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
     """Start an event loop in a daemon thread, for callers without one or inside one (Jupyter)."""
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="atommem-loop", daemon=True).start()
-    return loop
+    thread = threading.Thread(target=loop.run_forever, name="atommem-loop", daemon=True)
+    thread.start()
+    return loop, thread
 
 
 os.register_at_fork(after_in_child=_background.cache_clear)  # a fork has no such thread
@@ -319,6 +320,10 @@ os.register_at_fork(after_in_child=_background.cache_clear)  # a fork has no suc
 
 def _wait(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Run a coroutine in the background and wait; Ctrl-C cancels it and is raised at its end."""
+    loop, thread = _background()
+    if threading.current_thread() is thread:
+        work.close()
+        raise ConfigError("a Memory was used from its own progress callback. Use an AsyncMemory.")
     ended = threading.Event()
 
     async def run() -> _Result:
@@ -327,7 +332,7 @@ def _wait(work: Coroutine[Any, Any, _Result]) -> _Result:
         finally:
             ended.set()
 
-    future = asyncio.run_coroutine_threadsafe(run(), _background())
+    future = asyncio.run_coroutine_threadsafe(run(), loop)
     try:
         return future.result()
     except KeyboardInterrupt:

@@ -93,6 +93,9 @@ class Parser(jsonargparse.ArgumentParser):
             if name in found and name not in known:
                 known.add(name)
                 self._add_field(group, *found[name], hidden=hidden and not self._show_all)
+        for action in self._actions:
+            if action.dest.endswith(".help"):  # jsonargparse's own, for types with classes
+                action.help = argparse.SUPPRESS
 
     def setting_names(self) -> list[str]:
         """Return the names of all flags so far."""
@@ -113,7 +116,7 @@ class Parser(jsonargparse.ArgumentParser):
             default = NumberRange(default)
         text = item.metadata.get("help") or ""
         if not self._show_all:
-            text = re.split(r"(?<=[a-z)])[.;] ", text, maxsplit=1)[0].rstrip(".;:")
+            text = re.split(r"(?<=[a-z)])[.;] (?![^(]*\))", text, maxsplit=1)[0].rstrip(".;:")
         if default not in (None, "", []) and "default" not in text:
             shown = str(default).lower() if isinstance(default, bool) else default
             text += f" (default: {shown})"

@@ -40,6 +40,8 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     arguments, settings = _parse(argv)
     try:
+        if arguments.no_reading and not SavedMemory.exists(arguments.memory or ""):
+            raise ConfigError("--no_reading: needs a saved memory. Give its folder as --memory.")
         with _locked(arguments.memory):
             return asyncio.run(_run(arguments, settings))
     except KeyboardInterrupt:

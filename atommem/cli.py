@@ -27,8 +27,7 @@ _SUMMARIES = {
     "serve": "serve a policy as a memory behind OpenAI's API",
     "demo": "train a tiny policy with GRPO from scratch on CPU",
     "data": "build and show task files (HotpotQA, 2WikiMultiHopQA, MuSiQue, ...)",
-    "corpus": "build, search and serve a corpus of pages",
-    "web": "show recorded tool calls and freeze them into a corpus",
+    "corpus": "build and serve a corpus of pages",
     "train": "cold start (SFT) and GRPO on a task file",
     "eval": "evaluate a policy on a task file, or run a suite",
     "compare": "compare two evaluations on the same tasks",
@@ -77,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe is gone: data show | head
         # Python flushes at exit: redirect to nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 141  # as a shell reports SIGPIPE
     except ModuleNotFoundError as error:
         # A missing module of ours is a bug and keeps its traceback.
         package = (error.name or "atommem").split(".")[0]

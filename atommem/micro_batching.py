@@ -27,7 +27,11 @@ class Waiting(Generic[Request, Result]):
 
     def fail(self, error: BaseException) -> None:
         """Set an exception, unless the caller was cancelled."""
-        if not self.future.done():
+        if self.future.done():
+            return
+        if isinstance(error, asyncio.CancelledError):
+            self.future.cancel()
+        else:
             self.future.set_exception(error)
 
 
@@ -59,7 +63,7 @@ class RequestBatcher(Generic[Request, Result]):
 
     async def _drain(self, loop: asyncio.AbstractEventLoop) -> None:
         """Handle the requests of a loop until none waits."""
-        queue = self._queues[loop]
+        queue, batch = self._queues[loop], list[Waiting[Request, Result]]()
         try:
             while queue:
                 seen = 0
@@ -70,6 +74,10 @@ class RequestBatcher(Generic[Request, Result]):
                 queue.clear()
                 if batch:
                     await self._handle_batch(batch)
+        except asyncio.CancelledError as error:
+            for item in batch + queue:
+                item.fail(error)
+            raise
         finally:
             # There was no await since the queue was empty, so a later request makes a new one.
             del self._queues[loop]

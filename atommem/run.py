@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -117,13 +117,25 @@ def add_run_settings(parser: Parser, environment: str, *, policy: bool = True) -
     parser.add_settings("memory (defaults: as stored with the policy)", MemoryConfig)
     parser.add_settings("embedder", EmbedderConfig)
     parser.add_settings("sampling", Sampling, leave_out=["affinity"])
-    parser.add_settings(f"environment {environment}", find_environment(environment).config_class)
+    config_class = find_environment(environment).config_class
+    check_setting_names(environment, config_class, parser.setting_names())
+    parser.add_settings(f"environment {environment}", config_class)
     parser.add_argument(
         "--chat_template_kwargs",
         type=dict[str, Any] | None,
         metavar="JSON",
         help="Arguments of the chat template: '{\"enable_thinking\": false}'.",
     )
+
+
+def check_setting_names(environment: str, config_class: type, taken: Container[str]) -> None:
+    """Raise ConfigError if an environment's setting has the name of another one of a command."""
+    for name in field_names(config_class):
+        if name in taken:
+            raise ConfigError(
+                f"environment={environment}: its setting {name} is one of this command too. "
+                "Rename it."
+            )
 
 
 def make_run(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> RunConfig:

@@ -119,7 +119,11 @@ def text_of(source: str | Path | Iterable[str]) -> tuple[str | list[str], str]:
         if "\n" not in source and len(source) < 4096 and os.path.isfile(source):
             raise DataError(f"{source!r} is the path of a file. Give Path({source!r}) to read it.")
         return _check_text(source, "the text"), ""
-    pieces = [piece for piece in source if piece.strip()]
+    pieces = list(source)
+    for number, piece in enumerate(pieces, start=1):
+        if not isinstance(piece, str):
+            raise DataError(f"piece {number} is a {type(piece).__name__}. Give strings.")
+    pieces = [piece for piece in pieces if piece.strip()]
     _check_text("".join(pieces), "the list of pieces")
     return pieces, ""
 

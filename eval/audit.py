@@ -12,7 +12,7 @@ from pathlib import Path
 from scipy.sparse import csr_array, vstack
 from scipy.sparse.csgraph import connected_components
 
-from atommem.arguments import Parser, make
+from atommem.arguments import Parser, given_flags, make
 from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder, Vectors
@@ -22,6 +22,7 @@ from atommem.files import write_json
 from atommem.memory.log import Entry, Source, replay
 from atommem.memory.rules import Candidate, StoreState, make_rule
 from atommem.memory.store import VectorStore
+from atommem.saved_memory import MEMORY_FILE, SavedMemory
 from atommem.session_state import SessionState
 from atommem.trace import read_trace
 
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         "Inspect a memory: near-duplicates, entries never shown, and the entries that each rule "
         "would evict at a budget. Read-only.",
     )
-    parser.add_argument("store", type=Path, help="Session file, trace, or JSON Lines.")
+    parser.add_argument("store", type=Path, help="Saved memory, trace, or JSON Lines.")
     parser.add_argument("--budget", type=int, help="Number of entries to keep.")
     rules_help = "Names of rules, with options."
     parser.add_argument("--rules", nargs="+", default=list(RULES), help=rules_help)
@@ -61,14 +62,20 @@ def main(argv: list[str] | None = None) -> int:
     flags = ("embedder", "embedder_model", "embedder_url")
     parser.add_settings("embedder", EmbedderConfig, names=flags)
     parser.add_argument("--out", type=Path, help="Write everything as JSON.")
-    args = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(argv)
     check_writable("out", args.out, folder=False)
     if args.budget is not None and args.budget < 1:
         raise ConfigError(f"budget={args.budget}: must be at least 1.")
     for rule in args.rules:
         make_rule("retention", rule)  # reject wrong rules before loading a model
+    config = make(EmbedderConfig, args)
+    if args.store.is_dir():  # of `Memory.save`
+        stored = SavedMemory.read(args.store).embedder
+        config = make(EmbedderConfig, {**stored, **given_flags(argv, args)})
+        args.store /= MEMORY_FILE
     entries = read_store(args.store)
-    embedder = make_embedder(make(EmbedderConfig, args))
+    embedder = make_embedder(config)
     found = asyncio.run(audit(entries, embedder, args.same, args.budget, args.rules))
     print(*_format(entries, found), sep="\n")
     if args.out is not None:

@@ -214,6 +214,8 @@ def parse_suite(values: Any) -> Suite:
             raise ConfigError(f"the suite has no {kind}s. Give at least one.")
         if double := [key for key in keys if keys.count(key) > 1]:
             raise ConfigError(f"two {kind}s are called {double[0]!r}. Give one another {fix}.")
+    if not suite.seeds or len({*suite.seeds}) < len(suite.seeds):
+        raise ConfigError(f"seeds={list(suite.seeds)}: give different whole numbers.")
     if suite.reference is not None:
         check_choice("reference", suite.reference, tuple(row.name for row in rows))
     own = [column.settings for column in columns] + [row.settings for row in rows]

@@ -60,7 +60,9 @@ def main(argv: Sequence[str]) -> int:
     check_writable("out", given.out, folder=True)
     whole = load_suite(given.suite)
     policies = dict(item.partition("=")[::2] for item in given.policies)
-    for name in policies:
+    for name, where in policies.items():
+        if not where:
+            raise ConfigError(f"policies={name}: give NAME=WHERE, as base=Qwen/Qwen3-8B.")
         named = {*whole.policies, *(row.policy for row in whole.rows if row.policy)}
         check_choice("policies", name, sorted(named))
     suite = whole.select(given.columns, given.rows)
@@ -209,20 +211,21 @@ def _report(suite: Suite, evaluations: Mapping[SuiteRun, Evaluation], out: Path)
 
 def _exit_status(evaluations: Mapping[SuiteRun, Evaluation]) -> int:
     """Print failures to standard error, and return the exit status."""
-    status = 0
+    found = {0}
     for run, item in evaluations.items():
         count, failed = len(item.records), sum(record.failed for record in item.records)
         if failed > run.evaluation.config.max_failed_fraction * count:
-            status = status or EXIT_TOO_MANY_FAILED
+            found.add(EXIT_TOO_MANY_FAILED)
             print_error(
                 f"{run.name}: {failed} of {count} episodes failed, more than "
                 "--max_failed_fraction. Scores cover the others; the same command runs them again."
             )
         if run.error is not None:
             spent = isinstance(run.error, BudgetSpentError)
-            status = EXIT_BUDGET_SPENT if spent else EXIT_REFUSED
+            found.add(EXIT_BUDGET_SPENT if spent else EXIT_REFUSED)
             print_error(f"{run.name} was refused: {run.error}")
-    return status
+    ranked = (EXIT_REFUSED, EXIT_BUDGET_SPENT, EXIT_TOO_MANY_FAILED, 0)
+    return next(status for status in ranked if status in found)
 
 
 def _without_benchmarks(suite: Suite) -> Suite:

@@ -4,9 +4,8 @@
     runs/demo_limited/grpo]
 
 The rows of Table 2 of arXiv 2601.08323 in the synthetic world: each action is switched off in the
-environment and in the prompt of a trained policy, on tasks that no policy was trained on. Policies
-that do not exist are trained first (`atommem demo` and `atommem demo --limited`, about 5 and 11
-minutes on two idle cores). Four settings:
+environment and in the prompt of a trained policy, on held-out tasks. Missing policies are trained
+first (`atommem demo` and `atommem demo --limited`, 5 and 11 minutes on two idle cores). Settings:
 
 - the demo's world with an unlimited store: every action but delete is needed;
 - the same without corrections in the text: update is not needed either;

@@ -3,11 +3,9 @@
     OMP_NUM_THREADS=1 python scripts/bench_corpus.py
     OMP_NUM_THREADS=1 python scripts/bench_corpus.py --corpus DATA --embedder_model DIR
 
-1. A million unit vectors in an index on disk, in two shapes. ``clustered`` is like text embeddings:
-   topics of very different size, each with subtopics, in a space of 40 dimensions plus noise.
-   ``noise`` is uniform on the sphere, the worst case. Queries are fresh draws. Recall@10 against
-   exact search must be at least .95 in both shapes, and the p50 of a clustered search below a tenth
-   of the exact one (numpy). One query at a time, memory-mapped.
+1. A million unit vectors in an index on disk, in two shapes: ``clustered`` is like text embeddings,
+   ``noise`` uniform on the sphere, the worst case. Recall@10 of fresh queries against exact search
+   must be at least .95 in both, and the p50 of a clustered search below a tenth of the exact one.
 2. With ``--corpus``, a folder with ``corpus/2wikimultihopqa_corpus.json`` and 2WikiMultihopQA's
    ``dev.json`` and ``train.json``: recall@10 of the titles that a question needs, by words, by
    vectors, and by both. Without ``--embedder_model`` (a sentence-transformers folder) the vectors

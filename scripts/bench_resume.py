@@ -11,9 +11,8 @@
     two-or-one  the same, resumed by turns on two processes and on one: parameters within 1e-5
 
 Tasks and rewards of every update must be the same, and no unfinished checkpoint may be left.
-accelerate offers FSDP2 to accelerators only and is told that these CPU processes are some; nothing
-here says how GPUs and NCCL behave. The last line is JSON; the exit status is 0 if its "holds" is
-true.
+accelerate takes these CPU processes for accelerators, which FSDP2 needs; NCCL is not tested. The
+last line is JSON; the exit status is 0 if its "holds" is true.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ import asyncio
 import random
 import re
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -108,12 +107,10 @@ def long_task(tokenizer: Any, tokens: int) -> Task:
 
 
 def metrics(url: str) -> dict[str, float]:
-    """Return the counters of a server, summed over their labels."""
-    totals: dict[str, float] = defaultdict(float)
+    """Return the counters of a server of one engine."""
     text = httpx.get(f"{url}/metrics", timeout=60).raise_for_status().text
-    for name, value in re.findall(r"^([\w:]+)(?:\{.*\})? (\S+)", text, re.MULTILINE):
-        totals[name] += float(value)
-    return totals
+    lines = re.findall(r"^([\w:]+)(?:\{.*\})? (\S+)", text, re.MULTILINE)
+    return {name: float(value) for name, value in lines}
 
 
 async def rollout(

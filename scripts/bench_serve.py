@@ -3,12 +3,11 @@
     python scripts/bench_serve.py [--asks 2000] [--conversations 64] [--latency 1.0]
 
 `atommem serve` runs on SQLite over a chat server of a fixed latency (a double, in a process of its
-own). Every conversation is given a secret; 64 clients then ask for them at once. Printed are
-answers with another's secret, p50, p95 and p99 of the seconds of a request beyond its completions'
-latency, requests a second, and the processor time (of a request) and memory of the server. Clients,
-server and engine share the cores, and what they wait for each other is in the figures. `kill` then
-kills the server (SIGKILL) under load, starts it again on the same file and looks for every item
-that was acknowledged.
+own). 64 clients ask at once for secrets that their conversations were given. Printed are answers
+with another's secret, the time of a request beyond its completions' latency, requests a second, and
+the server's processor time of a request and memory. All processes share the cores, and what they
+wait for each other is in the figures. The server is then killed under load and started again on the
+same file, which must hold every item that was acknowledged.
 
 The bar: no answer mixed up, no acknowledged item lost, and p95 at most 25 ms beyond the engine. The
 last line is JSON; the exit status is 0 if its "holds" is true.

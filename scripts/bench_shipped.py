@@ -3,11 +3,10 @@
     python scripts/bench_shipped.py [--quick] [--pairs PART ...]
 
 Every accelerate launcher is started with every recipe that names it, by the command in the recipe's
-header (deepspeed_zero3 and multi_node with qwen3_8b_hotpotqa by the command in their own), on CPU
-processes over gloo. Replaced are: model and embedder (random, a few thousand parameters), data,
-sizes, learning rate (a thousandfold) and device. accelerate, which offers FSDP2 to accelerators
-only, takes a CPU process for one; where a recipe colocates vLLM, a double samples that loses its
-weights in sleep and refuses to sample or load out of turn (`tests/train/shipped/vllm_double.py`).
+header (or in its own), on CPU processes over gloo. Replaced are: model and embedder (random, a few
+thousand parameters), data, sizes, learning rate (a thousandfold) and device. accelerate takes a CPU
+process for an accelerator, which FSDP2 needs; where a recipe colocates vLLM, a double samples
+(`tests/train/shipped/vllm_double.py`).
 
 Three updates, a checkpoint after each; then the run goes on from the second. The bar: parameters on
 two processes equal those of one, and those of the resumed run the uninterrupted one's, to 1e-5,

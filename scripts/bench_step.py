@@ -11,14 +11,11 @@ CPU, with vectors of all-MiniLM-L6-v2, then the passes of one GRPO update with a
     ours     what `atommem train` does: chunk first, no barrier, vectors in micro-batches, one token
              trie
 
-Both get what a setting could give them: the server's prefix cache, no gradient checkpointing, and
-the query's vector only when it changes. Weights are not sent to the server. Completions are forced,
-so that both train on the same: the server samples as many tokens as a script of random words has,
-which is what the episode goes on with. Longer --notes are less favourable to us: they share no
-prefix. The limit is the ratio if all tokens cost the same, those of training three times. CPU
-seconds of all processes together stand beside the clock's: they can be compared on a busy machine.
-With --trained_steps only the rows of these steps are trained on, and the seconds are scaled by the
-tokens of all.
+Both have the server's prefix cache, no gradient checkpointing, and the query's vector only when it
+changes; no weights are sent. Completions are forced to a script of random words, so that both train
+on the same. Longer --notes are less favourable to us: they share no prefix. The limit is the ratio
+if all tokens cost the same, those of training three times. CPU seconds stand beside the clock's.
+With --trained_steps only these steps are trained on, and the seconds are scaled by all tokens.
 
 The last line is JSON; its "holds" is true for a ratio of at least 5 on this shape.
 """

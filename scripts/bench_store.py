@@ -7,9 +7,8 @@ whole `WorkingMemory.apply` of a read, an update, a delete and a create, each wi
 after it; a fork; a create into a full store under lru. Last, 64 forks take turns side by side, and
 a task that sleeps a millisecond at a time measures how long the event loop stands still.
 
-The bar, with 1,000 entries: p50 of every turn and of a fork at most 5 ms. The last line is JSON;
-the exit status is 0 if its "holds" is true. Memories of the paper's episodes have 20 to 800
-entries.
+The bar, with 1,000 entries (the paper's episodes have 20 to 800): p50 of every turn and of a fork
+at most 5 ms. The last line is JSON; the exit status is 0 if its "holds" is true.
 """
 
 from __future__ import annotations

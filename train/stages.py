@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -156,7 +157,8 @@ def launch(
 def prepare_reporters(args: Any) -> None:
     """Name the run for the services of ``report_to``, and keep its files in the output folder.
 
-    wandb runs offline unless ``WANDB_MODE`` is set, because it would wait for a login.
+    wandb runs offline unless ``WANDB_MODE`` is set, because it would wait for a login. A
+    resumed run continues its run there, whose id is in the output folder.
     """
     for name in set(args.report_to) & {"wandb", "trackio", "tensorboard"}:
         if find_spec(name) is None:
@@ -167,6 +169,14 @@ def prepare_reporters(args: Any) -> None:
     os.environ.setdefault("WANDB_MODE", "offline")
     os.environ.setdefault("WANDB_DIR", str(out))
     os.environ.setdefault("WANDB_PROJECT", args.project)
+    if "wandb" in args.report_to and args.process_index == 0:
+        out.mkdir(parents=True, exist_ok=True)
+        file = out / "run_id"
+        resumes = str(args.resume_from_checkpoint or "false").lower() != "false"
+        if not (resumes and file.is_file()):
+            file.write_text(secrets.token_hex(4), encoding="utf-8")
+        os.environ.setdefault("WANDB_RESUME", "allow")
+        os.environ.setdefault("WANDB_RUN_ID", file.read_text(encoding="utf-8"))
 
 
 def push_model(folder: Path, name: str, args: Any) -> None:

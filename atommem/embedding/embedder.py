@@ -135,7 +135,7 @@ class MicroBatcher:
         await self.embedder.close()
 
     async def _embed_all(self, waiting: list[Waiting[_Request, Vectors]]) -> None:
-        """Embed what is not cached; an error reaches all that wait."""
+        """Embed what is not cached; the error of a call reaches the requests of its texts."""
         found: dict[tuple[TextKind, str], Vectors] = {}
         new: dict[TextKind, dict[str, None]] = {"query": {}, "entry": {}}
         for texts, kind in (item.request for item in waiting):
@@ -148,8 +148,14 @@ class MicroBatcher:
         for kind, uncached in new.items():
             rest, size = list(uncached), self._max_batch
             calls += [(rest[at : at + size], kind) for at in range(0, len(rest), size)]
-        results = await asyncio.gather(*(self.embedder.embed(*call) for call in calls))
+        failed: dict[tuple[TextKind, str], BaseException] = {}
+        results = await asyncio.gather(
+            *(self.embedder.embed(*call) for call in calls), return_exceptions=True
+        )
         for (batch, kind), vectors in zip(calls, results, strict=True):
+            if isinstance(vectors, BaseException):
+                failed |= dict.fromkeys(((kind, text) for text in batch), vectors)
+                continue
             for text, vector in zip(batch, vectors, strict=True):
                 # A copy: a view would keep the whole call's array alive in the cache.
                 found[kind, text] = vector.copy()
@@ -158,4 +164,8 @@ class MicroBatcher:
             del self._cache[next(iter(self._cache))]
         for item in waiting:
             texts, kind = item.request
-            item.resolve(np.stack([found[kind, text] for text in texts]))
+            error = next((failed[kind, text] for text in texts if (kind, text) in failed), None)
+            if error is None:
+                item.resolve(np.stack([found[kind, text] for text in texts]))
+            else:
+                item.fail(error)

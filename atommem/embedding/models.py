@@ -91,6 +91,7 @@ class HttpEmbedder:
         self.model = model
         options = {"timeout": 60.0, "max_in_flight": 16, **options}
         self._client = ServerClient(base_url, service="embedder", **options)
+        self.dim = 0
         # In a thread with its own event loop: a loop may already run in this one.
         with ThreadPoolExecutor(max_workers=1) as thread:
             self.dim = thread.submit(asyncio.run, self._measure_dim()).result()
@@ -137,6 +138,9 @@ class HttpEmbedder:
             if error.of_input and len(texts[0]) > 1:
                 warnings.warn(f"{self.model}: a refused text was cut ({error})", stacklevel=2)
                 return await self._request([texts[0][: len(texts[0]) // 2]])
+            if error.of_input and self.dim:  # nothing that a model writes ends a run
+                warnings.warn(f"{self.model}: a refused text has no vector ({error})", stacklevel=2)
+                return np.eye(1, self.dim, dtype=np.float32)
             raise ConfigError(
                 f"{self._client.base_url} refused to embed with model {self.model!r} ({error}). "
                 "Check embedder_url, embedder_model and the key (ATOMMEM_EMBEDDER_API_KEY)."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,9 @@ def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPo
     from atommem.policy.server import ChatPolicy, ServerPolicy
     from atommem.policy.server_pool import ServerPool
 
+    # Connections need open files, of which the soft limit often allows 1,024.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     tokenizer = None if settings.tokenizer is None else load_tokenizer(settings.tokenizer)
     # While others are gone, one server of a pool may get all requests.
     options: Any = {"tokenizer": tokenizer, "max_in_flight": settings.max_in_flight}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,9 @@ class ServerPolicy(RemotePolicy):
         **options: Any,
     ) -> None:
         super().__init__(base_url, model, tokenizer, **{"max_in_flight": 256, **options})
-        self._check_scaling = scaled_logprobs
+        self._requires_scaling = scaled_logprobs
+        self.scaling_checked = False
+        self._scaling_lock = asyncio.Lock()
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample one completion; raises as `Policy.complete` does.
@@ -97,8 +100,10 @@ class ServerPolicy(RemotePolicy):
         check_request(prompt_ids, sampling, self._context_length)
         body = completion_request(model, prompt_ids, sampling)
         try:
-            if self._check_scaling and sampling.temperature not in (0.0, 1.0):
-                await self._require_scaling(body)
+            if self._requires_scaling and sampling.temperature not in (0.0, 1.0):
+                async with self._scaling_lock:  # requests that start together share one check
+                    if not self.scaling_checked:
+                        await self._check_scaling(body)
             reply = await self._client.post("/v1/completions", body)
         except RefusedError as error:
             prompt = f"a prompt of {len(prompt_ids)} tokens with max_tokens={sampling.max_tokens}"
@@ -121,7 +126,7 @@ class ServerPolicy(RemotePolicy):
         """Request this model (or adapter) from now on; requests in flight keep theirs."""
         self._model = name
 
-    async def _require_scaling(self, body: dict[str, Any]) -> None:
+    async def _check_scaling(self, body: dict[str, Any]) -> None:
         """Compare the two likeliest tokens with those at temperature 1: scaled, they lie apart."""
         probe = {**body, "max_tokens": 1, "logprobs": 2, "return_tokens_as_token_ids": True}
         at_one = _gap(await self._client.post("/v1/completions", {**probe, "temperature": 1.0}))
@@ -133,7 +138,7 @@ class ServerPolicy(RemotePolicy):
                 f"{temperature:g} that it samples at. Start it with --logprobs-mode "
                 "processed_logprobs, or train at temperature 1."
             )
-        self._check_scaling = False
+        self.scaling_checked = True
 
 
 class ChatPolicy(RemotePolicy):

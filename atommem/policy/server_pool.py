@@ -257,6 +257,7 @@ class ServerPool:
         self.drops += server.serving
         server.serving = False
         server.adapter = None
+        server.scaling_checked = False  # it may return with other options
         self._start_probe(server)
 
     def _start_probe(self, server: PooledServer) -> None:

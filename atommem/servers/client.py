@@ -118,6 +118,7 @@ class ServerClient:
         timeout: Seconds for a whole request, to the last byte of the answer.
         max_in_flight: Concurrent requests; further ones queue.
         backoff: Seconds before the first repetition; doubles each time, at most 30.
+        max_bytes: Largest accepted answer, decompressed.
         transport: An httpx transport, for tests.
     """
 
@@ -131,6 +132,7 @@ class ServerClient:
         max_in_flight: int = 64,
         backoff: float = 0.5,
         headers: Mapping[str, str] | None = None,
+        max_bytes: int = 1_000_000_000,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if not _is_http_url(base_url):
@@ -144,6 +146,7 @@ class ServerClient:
         self._retries = retries
         self._max_in_flight = max_in_flight
         self._backoff = backoff
+        self._max_bytes = max_bytes
         self._transport = transport
         # httpx binds connections to the event loop that made them.
         self._by_loop: dict[
@@ -164,7 +167,7 @@ class ServerClient:
         """Send a request and return the decoded JSON, or with `text` the text of the answer.
 
         Raises:
-            RefusedError: The server refused the request.
+            RefusedError: The server refused the request, or answered too much (502).
             OutageError: The server is out of reach or keeps failing.
         """
         url = self.base_url + path
@@ -197,22 +200,34 @@ class ServerClient:
         headers = {} if content is None else {"Content-Type": "application/json"}
         try:
             async with slots, asyncio.timeout(self._timeout):
-                response = await client.request(method, url, content=content, headers=headers)
+                request = client.build_request(method, url, content=content, headers=headers)
+                response = await client.send(request, stream=True)
+                answer = await self._read(response)
         except TimeoutError as error:
             raise _TransientError(f"no whole answer in {self._timeout:g} seconds") from error
         except httpx.RequestError as error:
             raise _TransientError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         if not response.is_success:
-            refusal = _refusal(response, f"{unquote_plus(url)} {(content or b'').decode()}")
+            refusal = _refusal(response, answer, unquote_plus(url) + _unescaped(content))
             if refusal.retryable:
                 raise _TransientError(str(refusal), refusal.status, _retry_after(response))
             raise refusal
-        if text:
-            return response.text
         try:
-            return response.json()
+            return answer if text else json.loads(answer)
         except (ValueError, RecursionError) as error:
-            raise _TransientError(f"an answer that is not JSON: {response.text[:200]!r}") from error
+            raise _TransientError(f"an answer that is not JSON: {answer[:200]!r}") from error
+
+    async def _read(self, response: httpx.Response) -> str:
+        body = bytearray()
+        try:
+            async for part in response.aiter_bytes():
+                body += part
+                if len(body) > self._max_bytes:
+                    limit = f"{self._max_bytes / 1e6:g} MB"
+                    raise RefusedError(502, f"an answer of more than {limit}")
+        finally:
+            await response.aclose()
+        return body.decode(response.charset_encoding or "utf-8", "replace")
 
     def _connection(self) -> tuple[httpx.AsyncClient, asyncio.Semaphore]:
         import httpx
@@ -267,10 +282,15 @@ def _is_http_url(url: str) -> bool:
         return False
 
 
-def _refusal(response: httpx.Response, request: str) -> RefusedError:
-    message, code, param = response.text[:2000], "", ""
+def _unescaped(content: bytes | None) -> str:
+    """Return the texts of a JSON body as a server may echo them."""
+    return (content or b"").decode().replace('\\"', '"').replace("\\\\", "\\")
+
+
+def _refusal(response: httpx.Response, answer: str, request: str) -> RefusedError:
+    message, code, param = answer[:2000], "", ""
     with suppress(ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        error = response.json()["error"]
+        error = json.loads(answer)["error"]
         code, param = str(error.get("code") or ""), str(error.get("param") or "")
         message = str(error["message"])[:2000]
     if response.is_redirect:

@@ -127,7 +127,7 @@ def read_rows(path: str | Path) -> Iterator[Row]:
             f"{path}: cannot be read ({error.strerror or error}){suggest_path(path)}. "
             "Check the name and its permissions."
         ) from error
-    except ValueError as error:  # of JSON, UTF-8 and Arrow
+    except (ValueError, RecursionError) as error:  # of JSON, UTF-8 and Arrow
         raise DataError(
             f"{path}: row {number + 1} is damaged or not in UTF-8 ({error}). If the file is "
             "truncated, download it again."
@@ -143,11 +143,18 @@ def _values(path: Path) -> Iterator[Any]:
             for batch in table.iter_batches(batch_size=128):
                 yield from batch.to_pylist()
     elif head.startswith(b"["):
-        yield from load_json(path.read_text(encoding="utf-8-sig"))
+        try:
+            values = load_json(path.read_text(encoding="utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{path}: is not JSON in UTF-8 ({error}). If it is truncated, download it again."
+            ) from error
+        yield from values
     elif head.startswith(b"{"):
-        with path.open(encoding="utf-8-sig") as lines:
+        with path.open("rb") as lines:
             for line in lines:
-                yield load_json(line) if line.strip() else None
+                text = line.decode("utf-8-sig").strip()
+                yield load_json(text) if text else None
     else:
         raise DataError(
             f"{path}: starts with {head[:20].decode('utf-8', 'replace')!r}, expected a JSON list, "
@@ -199,11 +206,15 @@ class Benchmark:
 
         Raises:
             ConfigError: There is no such split.
-            DataError: There is no such file, or a shard is missing.
+            DataError: There is no such file, a shard is missing, or the file is named for another
+                split.
         """
         path = Path(path)
         check_choice("split", split, tuple(self.files))
         if path.is_file():
+            named = [other for other, names in self.files.items() if any(map(path.match, names))]
+            if named and split not in named:
+                raise DataError(f"{path}: is the {named[0]} file by its name. Give its split.")
             return [path]
         # The subfolder comes first: any benchmark may have a dev.json.
         for folder in (path / self.name, path):

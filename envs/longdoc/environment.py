@@ -27,6 +27,7 @@ from atommem.envs.task import (
     Task,
     chunk_task,
     chunk_text,
+    document_text,
     joined_text,
     questions_piece,
 )
@@ -300,14 +301,26 @@ def arrivals(earliest: Sequence[int], parts: int, task_id: str) -> list[int]:
 
 def needed_chunks(task: Task, chunks: Sequence[str]) -> list[int]:
     """Return for each question how many chunks reach its last gold document; all if unknown."""
-    text = clean("".join(chunks))
-    ends = list(accumulate(map(len, chunks)))
+    counts = _counts_of_documents(task, chunks)
     needed = []
     for question in task.questions:
-        gold = [clean(document.text.strip()) for document in gold_documents(task, question)]
-        last = max((text.find(found) + len(found) for found in gold if found in text), default=0)
-        needed.append(bisect_left(ends, last) + 1 if last else len(chunks))
+        gold = gold_documents(task, question)
+        documents = zip(task.documents, counts, strict=False)
+        known = [count for document, count in documents if document in gold]
+        needed.append(max(known, default=len(chunks)))
     return needed
+
+
+def _counts_of_documents(task: Task, chunks: Sequence[str]) -> Sequence[int]:
+    """Return how many chunks reach the end of each document; none if `task` has a context."""
+    if task.context is not None:
+        return ()
+    if "".join(chunks) != clean(joined_text(task)):  # one chunk a document
+        return range(1, len(chunks) + 1)
+    texts = (document_text(document, n) for n, document in enumerate(task.documents, start=1))
+    ends = list(accumulate(map(len, chunks)))
+    after = accumulate(len(clean(text)) + 2 for text in texts)  # with the blank line between two
+    return [bisect_left(ends, start - 2) + 1 for start in after]
 
 
 def chunk_observation(

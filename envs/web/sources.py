@@ -24,7 +24,7 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
     """Return sources by name: entry points, or dotted paths of sources or functions.
 
     Raises:
-        ConfigError: A name is unknown, or nothing can be recorded.
+        ConfigError: A name is unknown, a tool's schema is invalid, or nothing can be recorded.
     """
     sources: list[ToolSource] = []
     for name in names:
@@ -35,6 +35,9 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
             sources.append(FunctionSource(config, found))
         else:
             raise ConfigError(f"tools={name}: not a ToolSource or a function. Got {found!r}.")
+    for source in sources:
+        for tool in source.tools:
+            _check_schema(tool)
     if config.recording is None:
         return sources
     if all(source.backend is None for source in sources):
@@ -44,6 +47,16 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
     from atommem.envs.web.recording import RecordedSource
 
     return [source if source.backend is None else RecordedSource(source) for source in sources]
+
+
+def _check_schema(tool: Tool) -> None:
+    from jsonschema import SchemaError
+    from jsonschema.validators import validator_for
+
+    try:
+        validator_for(tool.schema).check_schema(dict(tool.schema))
+    except (SchemaError, RecursionError) as error:
+        raise ConfigError(f"tool {tool.name}: invalid JSON schema. {str(error)[:300]}") from error
 
 
 def make_tools(sources: Sequence[ToolSource], config: Any) -> dict[str, Tool]:

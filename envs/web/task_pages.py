@@ -6,15 +6,16 @@ A title that another page's text names is a link, unless the task lists links it
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import log
 from typing import Any
 
 from atommem.envs.task import ByIdentity, Document, Task
-from atommem.envs.web.page_texts import core, fold, named_titles, snippet, words
+from atommem.envs.web.page_texts import fold, snippet, words
 from atommem.envs.web.tools import (
     Link,
     PageError,
@@ -65,7 +66,9 @@ class _TaskWeb:
             for title, texts in documents.items()
         }
         self._links: Mapping[str, Sequence[str]] | None = task.metadata.get("links")
-        self._titles = {core(page.title): page.title for page in self.pages.values()}
+        titles = sorted((page.title for page in self.pages.values()), key=len, reverse=True)
+        names = "|".join(map(re.escape, titles))
+        self._names = re.compile(rf"(?<!\w)(?:{names})(?!\w)", re.IGNORECASE)
         self._words = {
             title: {*words(f"{page.title} {page.text}")} for title, page in self.pages.items()
         }
@@ -89,7 +92,6 @@ class _TaskWeb:
         if self._links is not None:
             return list(self._links.get(page.title, ()))
 
-        def find(names: Iterable[str]) -> dict[str, str]:
-            return {name: self._titles[name] for name in names if name in self._titles}
-
-        return [title for title in named_titles(page.text, find) if title != page.title]
+        named = dict.fromkeys(fold(match[0]) for match in self._names.finditer(page.text))
+        pages = [self.pages[name] for name in named if name in self.pages]
+        return [found.title for found in pages if found is not page]

@@ -31,7 +31,9 @@ class WebConfig(QAConfig):
     )
     obey_robots: bool = setting(True, "Whether direct obeys robots.txt.")
     user_agent: str = setting("atommem", "User agent of direct.")
-    page_megabytes: float = setting(10.0, "Largest page of direct, unpacked.")
+    page_megabytes: float = setting(
+        10.0, "Largest page of direct or answer of a search engine or reader, unpacked."
+    )
     page_seconds: float = setting(30.0, "Longest request of direct.")
     parse_seconds: float = setting(10.0, "Longest time to extract the text of a page.")
     parse_megabytes: int = setting(1024, "Address space of a process that extracts text.")
@@ -86,6 +88,8 @@ class WebConfig(QAConfig):
             raise ConfigError("tools is empty. Name at least one source (task).")
         if self.recording is None and (self.call_budget or self.recording_mode != "record"):
             raise ConfigError("recording_mode and call_budget need recording=FILE.")
+        if not (self.user_agent.isascii() and self.user_agent.isprintable()):
+            raise ConfigError(f"user_agent={self.user_agent!r}: use printable ASCII.")
         for name in ("tool_seconds", "page_megabytes", "page_seconds", "parse_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be above 0.")

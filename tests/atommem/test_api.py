@@ -138,6 +138,8 @@ async def test_read_path_as_text_or_unknown_setting_is_refused(tmp_path: Path) -
     assert (await memory.read(path)).name == "a.txt"
     with pytest.raises(DataError, match="is the path of a file"):
         await memory.read(str(path))
+    with pytest.raises(DataError, match="piece 2 is a PosixPath"):
+        await memory.read(["one", path])
     with pytest.raises(ConfigError, match=r"unknown setting \(did you mean chunk_tokens"):
         await make(chunk_token=3)
 
@@ -148,6 +150,8 @@ async def test_read_path_as_text_or_unknown_setting_is_refused(tmp_path: Path) -
 async def test_blocking_memory_works_inside_running_loop(tmp_path: Path) -> None:
     policy = NotePolicy()
     with Memory(policy, embedder=WordEmbedder(), chunk_tokens=3) as memory:
+        with pytest.raises(ConfigError, match="from its own progress callback"):
+            memory.read(TEXT, name="t", progress=lambda done, chunks: memory.close())
         assert memory.read(TEXT, name="t").complete
         assert memory.ask("What?").text == "42"
         assert len(memory.at(1).entries()) == 1

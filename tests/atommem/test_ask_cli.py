@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from atommem import ask as ask_cli
+from atommem.errors import ConfigError
+from atommem.eval.audit import main as audit_cli
 from tests.loopback import make_checkpoint, serving
 
 
@@ -61,6 +63,11 @@ def test_ask_with_memory_folder_continues_it(
     # With the policy and the settings that it was saved with.
     assert ask_cli.main(["--memory", str(folder), "--no_reading", "Who?"]) == 0
     assert capsys.readouterr().out == "part 1, part 2, part 3\n"
+    assert audit_cli([str(folder)]) == 0  # with its embedder
+    assert capsys.readouterr().out.startswith("3 entries")
+    with pytest.raises(ConfigError, match="needs a saved memory"):
+        ask_cli.main(["--memory", str(book.parent / "nope"), "--no_reading", "Who?"])
+    assert not (book.parent / "nope").exists()
     monkeypatch.setattr(sys, "stdin", book.open())
     assert ask(url, "-", "Where?") == 0
     assert capsys.readouterr().out == "part 1, part 2, part 3\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -14,9 +14,10 @@ import pytest
 
 from atommem import cli
 from atommem.check import check_environment
-from atommem.environment import EnvironmentFactory, Score, StepResult
+from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score, StepResult
 from atommem.episode import Step
-from atommem.errors import OutageError
+from atommem.errors import ConfigError, OutageError
+from atommem.run import make_run, stored_settings
 
 with pytest.MonkeyPatch.context() as _path:
     _path.syspath_prepend(Path(__file__).parents[2] / "examples" / "atlas")
@@ -62,6 +63,21 @@ def test_check_broken_environment_is_reported(members: dict[str, Any], fault: st
 def test_check_sound_environment_passes_and_repeated_ids_do_not() -> None:
     assert check(Atlas) is None
     assert (check(Atlas, TASKS[:1] * 2) or "").startswith("read_tasks: ids repeat")
+
+
+@dataclass
+class Clashing(EnvironmentConfig):
+    capacity: int = 7
+
+
+class ClashingAtlas(Atlas):  # type: ignore[misc]
+    config_class = Clashing
+
+
+def test_setting_of_an_environment_with_another_ones_name_is_refused() -> None:
+    name = f"{__name__}:ClashingAtlas"
+    with pytest.raises(ConfigError, match="its setting capacity is one of this command too"):
+        make_run({}, stored_settings(None, name))
 
 
 def test_env_check_longdoc_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from atommem.embedding.embedder import (
     Vectors,
 )
 from atommem.embedding.models import HttpEmbedder, SentenceTransformerEmbedder
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, OutageError
 from tests.atommem.sessions import Embeds
 from tests.fake_chat import refusal
 from tests.loopback import make_checkpoint
@@ -84,6 +84,8 @@ class EmbeddingServer:
             return self.answers.pop(0)
         if max(map(len, body["input"])) > 100:
             return refusal(400, "This model's maximum context length is 8.")
+        if "\u200b" in "".join(body["input"]):
+            return refusal(400, "input cannot be an empty string")
         if "x" in "".join(body["input"]):
             return refusal(400, "Your credit balance is too low")
         return data([[len(text), 1, 0] for text in body["input"]])
@@ -116,6 +118,13 @@ def test_http_embedder_long_text_is_halved() -> None:
     np.testing.assert_allclose(vectors[:, 0] / vectors[:, 1], [2, 62, 50], 1e-5)
 
 
+def test_http_embedder_text_refused_at_every_length_has_the_first_unit_vector() -> None:
+    embedder = EmbeddingServer().embedder()
+    with pytest.warns(UserWarning, match="a refused text has no vector"):
+        vectors = embed(embedder, ["\u200b\u200b", "a"])
+    np.testing.assert_allclose(vectors, [[1, 0, 0], [2**-0.5, 2**-0.5, 0]], rtol=1e-6)
+
+
 def test_http_embedder_invalid_answer_is_an_error() -> None:
     server = EmbeddingServer()
     embedder = server.embedder()
@@ -143,6 +152,23 @@ async def test_micro_batcher_embeds_equal_texts_once() -> None:
     np.testing.assert_array_equal(await batcher.embed(many, "entry"), await expected(*many))
     await batcher.embed(["same"], "query")  # which is another vector
     assert [len(texts) for _, *texts in recorder.calls[1:]] == [4, 4, 2, 1]
+
+
+@pytest.mark.parametrize("error", [OutageError("gone"), asyncio.CancelledError()])
+async def test_micro_batcher_failed_call_fails_its_requests_and_no_other(
+    error: BaseException,
+) -> None:
+    class Half(Embeds):
+        async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
+            if kind == "query":
+                raise error
+            return await super().embed(texts, kind)
+
+    batcher = MicroBatcher(Half())
+    work = (batcher.embed(["a"], "query"), batcher.embed(["a"], "entry"))
+    failed, vectors = await asyncio.gather(*work, return_exceptions=True)
+    assert type(failed) is type(error)
+    np.testing.assert_array_equal(vectors, await expected("a"))
 
 
 async def test_micro_batcher_cancelled_waiter_does_not_affect_others() -> None:

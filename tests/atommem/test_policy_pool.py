@@ -139,3 +139,18 @@ async def test_pool_refuses_unscaled_logprobs(pools: Pools) -> None:
         await pool.complete([5, 6], HALF)
     server.logprobs_mode = "processed_logprobs"
     await pool.complete([5, 6], HALF)
+
+
+async def test_pool_checks_logprobs_once_and_again_after_a_restart(pools: Pools) -> None:
+    cluster = Cluster("a")
+    server, pool = cluster["a"], pools(cluster, scaled_logprobs=True)
+    server.logprobs_mode = "processed_logprobs"
+    await asyncio.gather(*(pool.complete([5, 6], HALF) for _ in range(64)))
+    assert len(server.bodies) == 64 + 2
+    server.up = False
+    waiting = asyncio.create_task(pool.complete([5, 6], HALF))
+    await until(lambda: pool.drops)
+    server.restart()
+    server.logprobs_mode = "raw_logprobs"
+    with pytest.raises(PolicyError, match="without the temperature"):
+        await waiting

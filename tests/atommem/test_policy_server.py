@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from typing import Any
 
 import httpx
@@ -130,3 +131,14 @@ async def test_open_policy_one_url_or_several(monkeypatch: pytest.MonkeyPatch) -
     assert await opening.policy_identity(several, pool) == {"model": "m", "tokenizer": "t"}
     with pytest.raises(ConfigError, match="one model folder, or URLs"):
         PolicyConfig(["folder", "http://a"])
+
+
+def test_open_policy_allows_as_many_open_files_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "load_tokenizer", lambda name: WordTokenizer())
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
+    try:
+        opening.open_policy(PolicyConfig(["http://a"], tokenizer="t"))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

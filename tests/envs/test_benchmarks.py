@@ -82,11 +82,18 @@ def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
     assert [paragraph.gold for paragraph in rows[2].paragraphs] == [True, False, True, True]
 
 
-def test_truncated_file_raises_with_its_row(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "x", [musique_row(), musique_row(1)])
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(DataError, match="x: row 2 is damaged"):
-        list(read_rows(path))
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": 1}\n\n{"a": ', "x: row 3 is damaged"),
+        (b'{"a": 1}\n' * 50 + b'{"a": "\xff"}\n', "x: row 51 is damaged or not in UTF-8"),
+        (b'[{"a": 1}, {"a": 1}', "x: is not JSON in UTF-8 .*truncated, download"),
+    ],
+)
+def test_damaged_file_raises_with_its_row(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(read_rows(tmp_path / "x"))
 
 
 def test_read_rows_replaces_lone_surrogates_and_ignores_a_byte_order_mark(tmp_path: Path) -> None:
@@ -110,6 +117,8 @@ def test_find_prefers_the_official_file_and_needs_all_shards(tmp_path: Path) -> 
     assert hotpotqa.find("train", tmp_path) == shards
     (official := folder / "hotpot_train_v1.1.json").touch()
     assert hotpotqa.find("train", tmp_path) == [official]
+    with pytest.raises(DataError, match="is the train file by its name"):
+        hotpotqa.find("dev", official)
 
 
 GAIA = {"task_id": "g1", "Question": "How many?", "Level": "2", "Final answer": 17}

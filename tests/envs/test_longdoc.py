@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.envs.longdoc.environment import MODES, LongDocConfig, LongDocEnvironments, drawn_mode
+from atommem.envs.longdoc.environment import (
+    MODES,
+    LongDocConfig,
+    LongDocEnvironments,
+    drawn_mode,
+    needed_chunks,
+)
 from atommem.envs.longdoc.recall import fact_recall, facts_of
 from atommem.envs.task import Document, Question, Task, chunk_task, chunk_text, joined_text
 from atommem.episode import Episode, Observation, Step, StopReason
@@ -180,6 +186,14 @@ async def test_arriving_question_comes_after_its_evidence() -> None:
             if one.question is not None:
                 seen_at[one.question].add(kinds(seen[:at]).count("b"))
     assert seen_at == {0: {1, 2, 3, 4, 5, 6}, 1: {3, 4, 5, 6}}
+
+
+@pytest.mark.parametrize("blank", ["", "\n\n"])
+def test_evidence_is_found_by_its_place_and_not_by_its_text(blank: str) -> None:
+    texts = ("The king ruled. So it was.", "The king ruled.", "It ended.")
+    asked = (Question("Who?", metadata={"documents": [1]}), Question("Unknown?"))
+    task = Task("t", asked, tuple(Document("", text) for text in texts))
+    assert needed_chunks(task, [texts[0], *(blank + text for text in texts[1:])]) == [2, 3]
 
 
 def test_modes_are_drawn_by_task() -> None:

@@ -11,6 +11,7 @@ import pytest
 from atommem.environment import environment_config
 from atommem.envs.synthetic.world import WorldConfig
 from atommem.envs.web.net.providers import Retrieve, Serper
+from atommem.envs.web.tools import Tool, ToolSource
 from atommem.errors import ConfigError
 from tests.envs.web.browsing import web
 from tests.envs.web.test_sources import ENGINE
@@ -18,6 +19,15 @@ from tests.envs.web.test_sources import ENGINE
 
 def untyped(place):  # type: ignore[no-untyped-def]
     """Has no annotations."""
+
+
+class Misdescribed(ToolSource):
+    """A tool whose schema is no JSON schema."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        schema = {"type": "object", "properties": {"q": {"pattern": "("}}}
+        self.tools = [Tool("bad", "", schema, lambda arguments, task: None)]  # type: ignore
 
 
 def searched(kind: Callable[[Any], object], url: str) -> object:
@@ -29,6 +39,8 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: environment_config("longdoc", reward="judge"), "reward=judge"),
     (lambda: web(tools=["task", "task"]), "called search"),
     (lambda: web(tools=["tests.envs.test_settings:untyped"]), "untyped: not a tool"),
+    (lambda: web(tools=["tests.envs.test_settings:Misdescribed"]), "bad: invalid JSON schema"),
+    (lambda: web(user_agent="Über"), "use printable ASCII"),
     (lambda: web(tools=[ENGINE], call_budget=1), "need recording"),
     (lambda: web(tools=["searxng"]), "tools=searxng: search_url"),
     (lambda: searched(Retrieve, "http://["), "not a server URL"),

@@ -13,8 +13,7 @@ from atommem.config import MemoryConfig
 from atommem.envs.scoring.statistics import wilson_interval
 from atommem.errors import ConfigError, DataError, PolicyError
 from atommem.eval.output import OutputFolder, file_stem
-from atommem.eval.runner import evaluate
-from tests.eval.toys import evaluated, make_runner, make_task
+from tests.eval.toys import evaluated, make_task
 
 TASKS = [make_task("a"), make_task("b", right=False), make_task("c"), make_task("d", questions=3)]
 
@@ -34,16 +33,6 @@ async def test_evaluate_scores_questions_and_leaves_failed_episodes_out() -> Non
     em = summary["metrics"]["em"]
     assert (em["mean"], em["n"], (em["low"], em["high"])) == (1.0, 2, wilson_interval(2, 2))
     assert summary["errors"] == {"server gone": 2}
-
-
-@pytest.mark.slow
-async def test_evaluate_has_each_record_on_disk_before_the_next_counts(tmp_path: Path) -> None:
-    runner, policy = make_runner()
-    on_disk: dict[str, int] = {}
-    for name in "abcd":
-        policy.until[name] = lambda name=name: on_disk.setdefault(name, len(lines(tmp_path))) >= 0
-    await evaluate(TASKS, runner, tmp_path, progress=False)
-    assert on_disk == {"a": 0, "b": 1, "c": 2, "d": 3}
 
 
 @pytest.mark.slow

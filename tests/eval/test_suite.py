@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +13,20 @@ import yaml
 
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
 from atommem.envs.task_files import save_tasks
-from atommem.errors import ConfigError, PolicyError
+from atommem.errors import AtomMemError, BudgetSpentError, ConfigError, PolicyError
 from atommem.eval import eval_cli
 from atommem.eval.reporting.report_cli import paper_tables
-from atommem.eval.suite import TRAINED, Column, Suite, SuiteRun, expand, load_suite, parse_suite
-from atommem.eval.suite_cli import column_file, load_columns
+from atommem.eval.suite import (
+    TRAINED,
+    Column,
+    Row,
+    Suite,
+    SuiteRun,
+    expand,
+    load_suite,
+    parse_suite,
+)
+from atommem.eval.suite_cli import _exit_status, column_file, load_columns
 from tests.envs.benchmark_rows import hotpot_row, write_json
 from tests.eval.toys import GONE, ToyPolicy, make_task
 from tests.pages import blocks
@@ -35,6 +45,8 @@ def suite(**fields: Any) -> dict[str, Any]:
     [
         ({"colums": []}, "colums"),
         ({"rows": [{"method": "rag"}] * 2}, "two rows are called 'rag'. Give one another label"),
+        ({"seeds": []}, r"seeds=\[\]: give different"),
+        ({"seeds": [1, 1]}, r"seeds=\[1, 1\]: give different"),
         ({"rows": [{"method": "rag", "settings": {"limit": 3}}]}, "limit cannot be set here"),
     ],
 )
@@ -207,6 +219,27 @@ def test_suite_refuses_other_settings_before_anything_runs(folder: Path, policy:
     with pytest.raises(ConfigError, match=r"two.*environment\.max_reads is 3 there and 2 now"):
         run(folder, "--max_reads", "2")
     assert policy.asked == []
+
+
+def test_policy_without_a_place_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="policies=base: give NAME=WHERE"):
+        run(folder, "--policies", "base")
+
+
+@pytest.mark.parametrize(
+    ("errors", "status"),
+    [
+        ([PolicyError("no"), BudgetSpentError("spent")], 2),
+        ([BudgetSpentError("spent"), PolicyError("no"), None], 2),
+        ([None, BudgetSpentError("spent")], 4),
+        ([None], 3),
+    ],
+)
+def test_exit_status_names_the_worst_end(errors: list[AtomMemError | None], status: int) -> None:
+    evaluation = SimpleNamespace(config=SimpleNamespace(max_failed_fraction=0.0))
+    failed = SimpleNamespace(records=[SimpleNamespace(failed=True)])
+    runs: Any = [SuiteRun(Row("rag"), column(), 0, evaluation, error) for error in errors]  # type: ignore
+    assert _exit_status(dict.fromkeys(runs, failed)) == status  # type: ignore
 
 
 def write_benchmarks(folder: Path, **changes: Any) -> Path:

@@ -1,10 +1,9 @@
-"""Snippets and routes of docs/serve.md, the README's section on serving, and LangGraph's store."""
+"""Snippets of docs/serve.md, the README's section on serving, and LangGraph's store."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 import re
 import runpy
 import subprocess
@@ -49,15 +48,6 @@ def test_curl_snippet_runs(server: Running, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert '"deleted":true' in done.stdout
-
-
-def test_routes_in_the_docs_exist(server: Running) -> None:
-    with server.http() as http:
-        paths = json.dumps(list(http.get("/openapi.json").json()["paths"]))
-    text = (ROOT / PAGE).read_text()
-    routes = re.findall(r"`(?:POST |DELETE |GET )?(?:\.\.\.|/v1)(/[a-z/]+)", text)
-    assert len(routes) > 10
-    assert [route for route in routes if route.rstrip("/") not in paths] == []
 
 
 def test_compose_file_parses_and_its_references_exist() -> None:
@@ -114,7 +104,6 @@ async def test_langgraph_store_equals_langgraph_s_and_ranks_by_entries(server: R
     put = base.PutOp(ANN, "home", {"text": "Ann lives in Bern."})
     _, again = await ours.abatch([put, base.GetOp(ANN, "home")])
     assert again.value == put.value
-    assert again.created_at <= again.updated_at
     ours.delete(ANN, "home")
     assert ours.get(ANN, "home") is None
     assert all("Bern" not in str(item.value) for item in ours.search((), query="Bern"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 from trl.distributed import DistributedBackend
 
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, OutageError
 from atommem.policy.contract import Sampling
 from atommem.policy.server_pool import ServerPool
 from atommem.train.errors import RolloutFailedError
@@ -33,8 +35,6 @@ from tests.fakes import WordTokenizer
 from tests.train.harness import make_config, make_rollouts, make_trainer
 from tests.train.shipped import vllm_double
 from tests.train.toys import WrittenRunner, make_model, make_tokenizer, mixed_episode
-
-pytestmark = pytest.mark.slow
 
 LORA = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
@@ -85,6 +85,7 @@ class FakeTransfer:
         self.weights = {name: weight.clone() for name, weight in iterator}
 
 
+@pytest.mark.slow
 def test_full_weights_go_to_the_server_and_a_lost_one_is_joined_again(tmp_path: Path) -> None:
     clients: list[FakeTransfer] = []
 
@@ -109,6 +110,7 @@ def test_full_weights_go_to_the_server_and_a_lost_one_is_joined_again(tmp_path: 
     assert any(not torch.equal(second.weights[name], state[name]) for name in state)
 
 
+@pytest.mark.slow
 def test_broken_transfer_ends_the_run_after_all_gathers(tmp_path: Path) -> None:
     """Other ranks take part in the gathering of every parameter: it goes on to the last one."""
     sent: list[Iterator[Any]] = []
@@ -123,6 +125,30 @@ def test_broken_transfer_ends_the_run_after_all_gathers(tmp_path: Path) -> None:
     with pytest.raises(RolloutFailedError, match=r"broke during a weight transfer: .*NCCL"):
         trainer.train()
     assert next(sent[0], None) is None
+
+
+def test_broken_transfer_whose_thread_still_sends_is_an_outage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """TRL's client sends on a thread, and raises when the server answers an error."""
+    gathering = threading.Event()
+
+    def gathered(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        gathering.set()
+        time.sleep(0.1)
+        yield "weight", torch.zeros(1)
+
+    def send_weights(iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+        threading.Thread(target=list, args=(iterator,)).start()
+        gathering.wait()
+        raise RuntimeError("500")
+
+    monkeypatch.setattr("atommem.train.rollout.server_backend.named_weights", gathered)
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(is_main_process=True))
+    client = mock.Mock(send_weights=send_weights)
+    pool = ServerPool(["http://a"], tokenizer=WordTokenizer())
+    with pytest.raises(OutageError, match=r"broke during a weight transfer: .*500"):
+        FullWeightSync(1.0, lambda *arguments: client).publish(trainer, pool)
 
 
 @pytest.fixture
@@ -146,6 +172,7 @@ FULL = ["empty", "wake weights", "load", "reset", "wake kv_cache", "generate", "
 ADAPTER = ["empty", "wake weights", "wake kv_cache", "generate", "sleep 1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("adapts", "calls"), [(False, FULL), (True, ADAPTER)])
 def test_engine_calls_have_the_order_of_trl(
     tmp_path: Path, double: Any, monkeypatch: pytest.MonkeyPatch, adapts: bool, calls: list[str]
@@ -172,6 +199,7 @@ def test_engine_calls_have_the_order_of_trl(
     assert double.calls == ["build", calls[-1], *4 * calls]
 
 
+@pytest.mark.slow
 def test_full_weights_into_vllm_on_cpu_are_refused(tmp_path: Path, double: Any) -> None:
     double.install(on_cpu=True)
     with pytest.raises(ConfigError, match="use_peft: true"):

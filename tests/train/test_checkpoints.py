@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
@@ -90,6 +91,14 @@ def test_checkpoint_to_resume_with_other_prompts_or_updates_is_refused(tmp_path:
     config = make_config(tmp_path, resume_from_checkpoint="true")
     with pytest.raises(ConfigError, match=r"dialect='paper'.*trained with 'released'"):
         checkpoints.checkpoint_to_resume(config, MemoryConfig())
+
+
+def test_checkpoint_to_resume_without_stored_settings_continues(tmp_path: Path) -> None:
+    last = save_checkpoint(tmp_path, 3)
+    manifest = json.loads((last / checkpoints.MANIFEST).read_text())
+    del manifest["settings"]
+    (last / checkpoints.MANIFEST).write_text(json.dumps(manifest))
+    assert to_resume("auto", tmp_path) == str(last)
 
 
 def test_clean_up_publishes_complete_checkpoints_and_removes_the_rest(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import wandb
@@ -18,6 +20,7 @@ from atommem.errors import ConfigError
 from atommem.train.console import METRICS_FILE, MetricsFile, read_metrics
 from atommem.train.episode_logs import COLUMNS
 from atommem.train.settings import parse
+from atommem.train.stages import prepare_reporters
 from atommem.train.train_cli import main
 from tests.train.harness import make_tasks, save_model
 
@@ -109,12 +112,27 @@ def test_metrics_file_of_a_resumed_run_continues_its_checkpoint(tmp_path: Path) 
     assert write(2, 3, 4) == [1, 2, 3, 4]
 
 
+def test_wandb_run_of_a_resumed_run_is_continued(tmp_path: Path) -> None:
+    def run_id(*flags: str) -> str:
+        reports = ["--report_to", "wandb", "--output_dir", str(tmp_path / "out")]
+        with mock.patch.dict(os.environ):
+            os.environ.pop("WANDB_RUN_ID", None)
+            prepare_reporters(parse("grpo", [*MINIMUM, *reports, *flags]).args)
+            assert os.environ["WANDB_RESUME"] == "allow"
+            return os.environ["WANDB_RUN_ID"]
+
+    first = run_id()
+    assert run_id("--resume_from_checkpoint", "auto") == first
+    assert run_id() != first
+
+
 @pytest.mark.slow
 def test_wandb_gets_settings_rates_and_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged: list[dict[str, Any]] = []
-    for name in ("WANDB_DIR", "WANDB_PROJECT", "TENSORBOARD_LOGGING_DIR"):
+    run_sets = ("WANDB_DIR", "WANDB_PROJECT", "WANDB_RESUME", "WANDB_RUN_ID")
+    for name in (*run_sets, "TENSORBOARD_LOGGING_DIR"):
         # Set and deleted, so that what a run sets is taken back.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)

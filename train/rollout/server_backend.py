@@ -7,7 +7,8 @@ NCCL with TRL's client; `vllm serve --data-parallel-size N` makes a server of N 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ class FullWeightSync:
         problem = broadcast_object_list([problem])[0]
         if problem is not None:
             raise problem
-        weights = named_weights(trainer)
+        weights = _SharedIterator(named_weights(trainer))
         broken: Exception | None = None
         if trainer.accelerator.is_main_process:
             try:
@@ -130,6 +131,18 @@ class FullWeightSync:
 
 
 WeightSync = AdapterSync | FullWeightSync
+
+
+class _SharedIterator(Iterator[Any]):
+    """An iterator for the thread that sends, and the one that drains it after an error."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+        self._lock = threading.Lock()
+
+    def __next__(self) -> Any:
+        with self._lock:
+            return next(self._iterator)
 
 
 def connect_nccl(url: str, trainer: Any, timeout: float) -> Any:

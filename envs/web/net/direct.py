@@ -24,6 +24,7 @@ from atommem.envs.web.net.hosts import HostRules, parse_address
 from atommem.envs.web.tools import PageError, ToolResult, ToolSource, visit_tool
 from atommem.errors import ConfigError
 
+_PACKAGES = ("trafilatura", "lxml_html_clean", "pypdf", "protego")
 _MAX_REDIRECTS = 5
 _HEADERS = {
     "Accept": "text/html,application/xhtml+xml,application/pdf,text/plain;q=0.9,*/*;q=0.5",
@@ -52,8 +53,10 @@ class Direct(ToolSource):
 
     def __init__(self, config: Any, rule: Rule = is_public, resolve: Resolve = resolve) -> None:
         super().__init__(config)
-        if find_spec("trafilatura") is None:
-            raise ConfigError("tools=direct needs trafilatura: pip install 'atommem[web]'.")
+        if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+            raise ConfigError(
+                f"tools=direct needs {', '.join(missing)}: pip install 'atommem[web]'."
+            )
         self._guard = GuardedBackend(rule, resolve)
         self._tls = ssl.create_default_context()
         self._hosts = HostRules.of(config)

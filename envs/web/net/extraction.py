@@ -19,6 +19,10 @@ from atommem.envs.web.tools import Link, PageError
 from atommem.errors import OutageError
 
 _MAX_WORKERS = 8
+_MAX_BYTES = 1_000_000
+_MAX_TEXT = 500_000
+_MAX_LINKS = 100
+_MAX_PDF_PAGES = 200
 _BLANK_LINES = re.compile(r"[ \t]*\n\s*\n\s*")
 _Value = TypeVar("_Value")
 Extracted = tuple[str, str, tuple[Link, ...]]
@@ -86,7 +90,7 @@ def read_html(body: bytes, url: str, charset: str | None) -> Extracted:
     import trafilatura
     from lxml import html
 
-    source = _decode(body, charset).encode()
+    source = _decode(body[:_MAX_BYTES], charset).encode()
     parser = html.HTMLParser(encoding="utf-8")
     tree = html.document_fromstring(source, parser=parser)
     found: Any = trafilatura.bare_extraction(tree, url=url, with_metadata=True, deduplicate=False)
@@ -100,24 +104,30 @@ def read_html(body: bytes, url: str, charset: str | None) -> Extracted:
             target = urljoin(url, anchor.get("href").strip()).partition("#")[0]
         if name and target.startswith(("http://", "https://")) and target != url:
             links.setdefault(target, name)
+        if len(links) == _MAX_LINKS:
+            break
     text = text or trafilatura.html2txt(tree)
-    text = _BLANK_LINES.sub("\n\n", text).strip()
+    text = _BLANK_LINES.sub("\n\n", text).strip()[:_MAX_TEXT]
     return title, text, tuple(Link(name, target) for target, name in links.items())
 
 
 def read_pdf(body: bytes) -> Extracted:
-    """Return title and text of a PDF."""
+    """Return title and text of the first pages of a PDF."""
     from pypdf import PdfReader
 
     reader = PdfReader(io.BytesIO(body))
     title = reader.metadata.title if reader.metadata is not None else None
-    text = "\n\n".join(page.extract_text() for page in reader.pages)
-    return str(title or ""), text.strip(), ()
+    text = ""
+    for page in reader.pages[:_MAX_PDF_PAGES]:
+        text += page.extract_text() + "\n\n"
+        if len(text) > _MAX_TEXT:
+            break
+    return str(title or ""), text.strip()[:_MAX_TEXT], ()
 
 
 def read_text(body: bytes, charset: str | None) -> Extracted:
     """Return plain text."""
-    return "", _decode(body, charset or "utf-8").strip(), ()
+    return "", _decode(body[:_MAX_BYTES], charset or "utf-8").strip()[:_MAX_TEXT], ()
 
 
 def is_allowed_by_robots(rules: bytes, url: str, agent: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlencode
 
@@ -20,8 +20,8 @@ from atommem.envs.web.tools import (
 from atommem.errors import ConfigError, OutageError
 from atommem.servers.client import RefusedError, ServerClient, Service, key_variable
 
-_REQUEST_STATUSES = (400, 413, 414, 415, 422, 431, 451)
-"""Statuses that concern one query or page, and not the provider as a whole."""
+_REQUEST_STATUSES = (400, 413, 414, 415, 422, 431, 451, 502)
+"""Statuses that concern one query or page; `ServerClient` refuses a large answer with 502."""
 Request = tuple[str, dict[str, Any] | None]
 """A path, and the body to post to it; None to get it."""
 
@@ -53,6 +53,7 @@ class ProviderSource(ToolSource):
             retries=config.tool_retries,
             max_in_flight=config.tool_requests,
             headers=self.headers,
+            max_bytes=int(config.page_megabytes * 1_000_000),
         )
 
     async def close(self) -> None:
@@ -75,7 +76,7 @@ class ProviderSource(ToolSource):
         """Send the request for a query or page, and return the parsed response.
 
         Raises:
-            PageError: This query or page is refused.
+            PageError: This query or page is refused, or its answer exceeds ``page_megabytes``.
             OutageError: The provider is out of reach, overloaded after retries, refuses the key,
                 or answers something else.
         """
@@ -108,6 +109,18 @@ class Hit(NamedTuple):
     text: str
 
 
+def _hit(title: Any, url: Any, text: Any) -> Hit:
+    """Return a result by its fields, which may be null; without a title, its URL stands there."""
+    title, url, text = (" ".join(str(value or "").split()) for value in (title, url, text))
+    return Hit(title or url or "-", url, text)
+
+
+def _page(text: Any, title: Any, url: Any, links: Iterable[tuple[Any, Any]]) -> ToolResult:
+    """Return a page by its fields, which may be null; `links` are pairs of name and URL."""
+    shown = tuple(Link(str(name or target).strip(), str(target)) for name, target in links)
+    return ToolResult(str(text or ""), False, str(title or url), shown, str(url))
+
+
 class SearchSource(ProviderSource):
     """One tool, ``search``. Results of hosts that may not be visited are left out."""
 
@@ -125,7 +138,7 @@ class SearchSource(ProviderSource):
         allowed = [hit for hit in await self.ask(query) if self._hosts.allows(hit.url)]
         hits = allowed[: self.config.search_results]
         lines = [" ".join(f"{hit.title}: {hit.url} {hit.text}".split()) for hit in hits]
-        links = [Link(" ".join(hit.title.split()), hit.url) for hit in hits if hit.url]
+        links = [Link(hit.title, hit.url) for hit in hits if hit.url]
         return search_result(query, lines, links)
 
 
@@ -141,10 +154,13 @@ class Serper(SearchSource):
         return "/search", {"q": text, "num": self.config.search_results}
 
     def parse(self, answer: Any, text: str) -> list[Hit]:
-        return [
-            Hit(one["title"], one["link"], one.get("snippet") or "")
-            for one in answer.get("organic", ())
-        ]
+        found = answer.get("organic") or ()
+        hits = [_hit(one.get("title"), one["link"], one.get("snippet")) for one in found]
+        box = answer.get("answerBox") or {}
+        shown = box.get("answer") or box.get("snippet")
+        if shown and box.get("link"):
+            hits.insert(0, _hit(box.get("title"), box["link"], shown))
+        return hits
 
 
 class Searxng(SearchSource):
@@ -159,15 +175,15 @@ class Searxng(SearchSource):
         silent = answer.get("unresponsive_engines")
         if silent and not answer["results"]:
             raise OutageError(f"no engine behind {self._url} responds: {str(silent)[:200]}.")
-        return [
-            Hit(one["title"], one["url"], one.get("content") or "") for one in answer["results"]
-        ]
+        found = answer["results"]
+        return [_hit(one.get("title"), one["url"], one.get("content")) for one in found]
 
 
 class Retrieve(SearchSource):
     """A server with Search-R1's protocol.
 
-    The first line of ``contents`` is the title in quotes; ``title`` and ``url`` are optional.
+    A document has ``contents``, whose first line is its title in quotes, or ``title`` and ``text``;
+    its address is ``url``, if it has one.
     """
 
     service = "retrieve"
@@ -180,10 +196,11 @@ class Retrieve(SearchSource):
         hits = []
         for one in answer["result"][0]:
             document = one.get("document", one)
-            first, newline, rest = document["contents"].partition("\n")
-            title = document.get("title") or (first.strip('" ') if newline else "")
-            url = document.get("url") or title
-            hits.append(Hit(title or "-", url, rest if newline else first))
+            title, shown = document.get("title"), document.get("text")
+            if shown is None:
+                first, newline, rest = str(document["contents"] or "").partition("\n")
+                title, shown = (title or first.strip('" '), rest) if newline else (title, first)
+            hits.append(_hit(title, document.get("url") or title, shown))
         return hits
 
 
@@ -213,9 +230,10 @@ class Jina(ReaderSource):
 
     def parse(self, answer: Any, text: str) -> ToolResult:
         page = answer["data"]
-        links = tuple(Link(name, target) for name, target in (page.get("links") or {}).items())
-        origin = page.get("url") or text
-        return ToolResult(page["content"], False, page.get("title") or origin, links, origin)
+        if "returned error" in (warning := str(page.get("warning") or "")):
+            raise PageError(warning[:300])
+        links = (page.get("links") or {}).items()
+        return _page(page.get("content"), page.get("title"), page.get("url") or text, links)
 
 
 class Access(ReaderSource):
@@ -233,7 +251,7 @@ class Access(ReaderSource):
         (page,) = answer["result"]
         if page is None:
             raise PageError(f"there is no page {text}.")
-        links = tuple(Link(one["title"], one["url"]) for one in page.get("links") or ())
-        origin = page.get("url") or text
-        content = page.get("contents") or page["page"]
-        return ToolResult(content, False, page.get("title") or origin, links, origin)
+        texts = [page[name] for name in ("text", "contents", "page") if name in page]
+        content = next(filter(None, texts), texts[0])
+        links = [(one.get("title"), one["url"]) for one in page.get("links") or ()]
+        return _page(content, page.get("title"), page.get("url") or text, links)

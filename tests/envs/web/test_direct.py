@@ -14,12 +14,14 @@ from unittest.mock import AsyncMock
 import pytest
 
 from atommem.environment import environment_config
+from atommem.envs.web.net import direct
 from atommem.envs.web.net.direct import Direct, Fetched
+from atommem.envs.web.net.extraction import read_html, read_pdf, read_text
 from atommem.envs.web.net.guard import is_public
 from atommem.envs.web.net.hosts import HostRules, default_denied_hosts
 from atommem.envs.web.tools import Link, PageError, ToolResult
 from atommem.episode import StopReason
-from atommem.errors import OutageError
+from atommem.errors import ConfigError, OutageError
 from tests.envs.web.browsing import (
     ANSWER,
     DIRECT,
@@ -147,13 +149,31 @@ def test_host_rules_hold_in_any_notation(rules: HostRules, allowed: dict[str, bo
     assert {url: rules.allows(f"https://{url}") for url in allowed} == allowed
 
 
-def make_pdf(text: str) -> bytes:
+def make_pdf(*pages: str) -> bytes:
     pdf = pytest.importorskip("fpdf").FPDF()
     pdf.set_title("A notice")
-    pdf.add_page()
     pdf.set_font("Helvetica")
-    pdf.multi_cell(0, 10, text)
+    for page in pages:
+        pdf.add_page()
+        pdf.multi_cell(0, 10, page)
     return bytes(pdf.output())
+
+
+def test_extraction_reads_the_start_of_a_large_document() -> None:
+    pytest.importorskip("lxml_html_clean")
+    links = "".join(f"<a href='/{number}'>{number}</a>" for number in range(150))
+    page = f"<p>{PROSE}</p>{links}<!--{'x' * 1_000_000}--><p>The end.</p>".encode()
+    _, text, found = read_html(page, "http://a.test/", None)
+    assert (PROSE.strip() in text, "The end." in text, len(found)) == (True, False, 100)
+    assert len(read_text(b"x" * 600_000, None)[1]) == 500_000
+    pdf = make_pdf(*(f"page {number}." for number in range(201)))
+    assert read_pdf(pdf)[1].endswith("page 199.")
+
+
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "find_spec", lambda name: name if name != "pypdf" else None)
+    with pytest.raises(ConfigError, match="tools=direct needs pypdf:"):
+        Direct(environment_config("web"))
 
 
 @pytest.mark.slow

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from atommem.dialects import get_dialect
-from atommem.environment import TaskShape
+from atommem.environment import TaskShape, environment_config
 from atommem.envs.synthetic.prose import get_prose
+from atommem.envs.task import Document
 from atommem.envs.web.environment import injection_followed
 from atommem.envs.web.site import BrowsingExpert, BrowsingFaults, SiteConfig, generate_sites
+from atommem.envs.web.task_pages import TaskPages
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource, text_tool
 from atommem.episode import Episode, StopReason
 from atommem.errors import OutageError
@@ -45,6 +49,23 @@ def test_visit_with_number_follows_shown_link() -> None:
     *shown, long = [text for (text,) in texts(play([*calls, ANSWER]))[1:]]
     assert shown == [PAGES[0].text, PAGES[1].text, "There is no page: 1"]
     assert long == "There is no page: " + "9" * 982 + "..."
+
+
+@pytest.mark.parametrize(
+    ("text", "titles", "linked"),
+    [
+        ("He read of vitamin c. Then C++ and", ["Page", "C", "C++", "Vitamin C"], "Vitamin C, C++"),
+        ("The page of (Dr. No) and Oslo's", ["Page", "Dr. No", "Oslo", "Osl"], "Dr. No, Oslo"),
+    ],
+)
+def test_page_links_to_titles_that_its_text_names(
+    text: str, titles: list[str], linked: str
+) -> None:
+    documents = tuple(Document(title, text) for title in titles)
+    task = replace(make_task(), documents=documents)
+    (tool,) = (tool for tool in TaskPages(environment_config("web")).tools if tool.follows)
+    result = asyncio.run(tool.run({"page": "Page"}, task))
+    assert ", ".join(link.title for link in result.links) == linked
 
 
 class Flood(ToolSource):

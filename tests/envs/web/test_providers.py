@@ -85,6 +85,41 @@ def test_access_reads_pages_and_refuses_denied_ones() -> None:
     assert [json.loads(body) for _, _, body in asked] == [{"urls": ["https://a.test/"]}]
 
 
+ROW = {"url": "https://a.test/"}
+BOX = {"title": "Ann", "link": "https://a.test/", "answer": 42}
+WARNING = "Target URL returned error 404: Not Found"
+UNUSUAL: list[tuple[str, Any, str, bool]] = [
+    ("searxng", {"results": [{**ROW, "title": None}]}, "https://a.test/: https://a.test/", False),
+    ("searxng", {"results": [{**ROW, "content": 5}]}, "https://a.test/: https://a.test/ 5", False),
+    ("serper", {"organic": None, "answerBox": BOX}, "Ann: https://a.test/ 42", False),
+    ("retrieve", {"result": [[{"title": "Ann", "text": "lives"}]]}, "Ann: Ann lives", False),
+    ("retrieve", {"result": [[{"contents": "A\nb", "url": 5}]]}, "A: 5 b", False),
+    ("jina", {"data": ROW}, "https://a.test/ has no text.", True),
+    (
+        "jina",
+        {"data": {"content": None, "links": {"": None}}},
+        "https://a.test/ has no text.",
+        True,
+    ),
+    ("jina", {"data": {"content": "Oops", "warning": WARNING}}, WARNING, True),
+    ("access", {"result": [{**ROW, "contents": ""}]}, "https://a.test/ has no text.", True),
+    ("access", {"result": [{"contents": None, "text": "Ann"}]}, "Ann", False),
+]
+
+
+def test_large_answer_is_a_page_error() -> None:
+    answer = {"data": {"content": "x" * 2000}}
+    (result,), _ = ask("jina", "/", answer, "https://a.test/", page_megabytes=0.001)
+    assert (result.is_error, result.text) == (True, "an answer of more than 0.001 MB (502)")
+
+
+@pytest.mark.parametrize(("tool", "answer", "text", "is_error"), UNUSUAL)
+def test_unusual_answer_is_read(tool: str, answer: Any, text: str, is_error: bool) -> None:
+    path = {"searxng": "/search", "serper": "/search", "jina": "/"}.get(tool, f"/{tool}")
+    (result,), _ = ask(tool, path, answer, "https://a.test/" if tool == "jina" else "Ann")
+    assert (result.text, result.is_error) == (text, is_error)
+
+
 LEAK = {"url": DENIED, "contents": "secret", "content": "secret"}
 FAULTS: list[tuple[str, int, Any, str, int]] = [
     ("serper", 400, {"message": "Not enough credits", "statusCode": 400}, "", 1),
