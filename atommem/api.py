@@ -19,7 +19,7 @@ from atommem.memory.log import Entry, Operation
 from atommem.policy.contract import Policy
 from atommem.rollout import Session
 from atommem.run import Runtime
-from atommem.saved_memory import SESSION_FILE, Reading, SavedMemory, text_of
+from atommem.saved_memory import MEMORY_FILE, Reading, SavedMemory, text_of
 from atommem.session_state import SessionState
 
 Progress = Callable[[int, int], None]
@@ -173,7 +173,7 @@ class AsyncMemory(_Contents):
         saved = SavedMemory.read(folder)
         runtime = await asyncio.to_thread(saved.open, policy, settings, reembed)
         try:
-            state = SessionState.load(Path(folder) / SESSION_FILE)
+            state = SessionState.load(Path(folder) / MEMORY_FILE)
             session = await Session.restore(runtime.agent, state, reembed=reembed)
         except BaseException as error:
             await runtime.close()
@@ -293,7 +293,7 @@ class AsyncMemory(_Contents):
             policy = None if run.policy is None else asdict(run.policy)
             saved = SavedMemory(policy, self._runtime.given, asdict(run.embedder), self.readings)
             state = self._session.state(vectors=True)
-        return await asyncio.to_thread(saved.write, folder, state)
+            return await asyncio.to_thread(saved.write, folder, state)
 
     async def close(self) -> None:
         """Free the policy and the embedder, for forks too."""

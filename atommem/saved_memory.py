@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,10 @@ import msgspec
 
 from atommem.config import EmbedderConfig, fields_of, is_loopback, without_addresses
 from atommem.errors import ConfigError, DataError
-from atommem.files import replacing
 from atommem.run import Runtime
 from atommem.session_state import SessionState
 
-FORMAT = 1
 MEMORY_FILE = "memory.json"
-SESSION_FILE = "session.jsonl"
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,9 @@ class Reading:
 
 @dataclass(frozen=True)
 class SavedMemory:
-    """The file ``memory.json`` of a saved memory.
+    """What the file ``memory.json`` of a saved memory holds beside its `SessionState`.
 
-    Beside it lie ``session.jsonl``, the operation log, and ``session.jsonl.vectors``, a cache of
-    embeddings.
+    Next to the file lies ``memory.json.vectors``, a cache of embeddings.
 
     Attributes:
         policy: Fields of `PolicyConfig`; None for a `Policy` object.
@@ -61,7 +58,6 @@ class SavedMemory:
     given: dict[str, Any]
     embedder: dict[str, Any]
     readings: tuple[Reading, ...]
-    format: int = FORMAT
 
     @staticmethod
     def exists(folder: str | os.PathLike[str]) -> bool:
@@ -75,25 +71,21 @@ class SavedMemory:
         if not path.is_file():
             raise DataError(f"{folder}: holds no memory. Memory.save writes one.")
         try:
-            saved: SavedMemory = msgspec.json.decode(path.read_bytes(), type=cls)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return msgspec.convert(json.loads(path.read_bytes()), cls)
+        except (msgspec.ValidationError, ValueError, RecursionError) as error:
             raise DataError(f"{path}: not a memory, or damaged ({error}).") from error
-        if saved.format != FORMAT:
-            raise DataError(f"{path}: has format {saved.format}; this version reads {FORMAT}.")
-        return saved
 
     def write(self, folder: str | os.PathLike[str], session: SessionState) -> Path:
-        """Write a folder; each file is replaced as a whole."""
-        path, ours = Path(folder), (SESSION_FILE, MEMORY_FILE)
+        """Write a folder; the memory there is replaced as a whole."""
+        path = Path(folder)
         others = path.is_dir() and any(
-            not item.name.lstrip(".").startswith(ours) for item in path.iterdir()
+            not item.name.lstrip(".").startswith(MEMORY_FILE) for item in path.iterdir()
         )
         if others and not self.exists(path):
             raise DataError(f"{path}: holds other files and no memory. Give an empty folder.")
         path.mkdir(parents=True, exist_ok=True)
-        session.save(path / SESSION_FILE)
-        with replacing(path / MEMORY_FILE) as draft:
-            draft.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+        readings = [asdict(reading) for reading in self.readings]
+        session.save(path / MEMORY_FILE, **{**vars(self), "readings": readings})
         return path
 
     def open(self, policy: Any, settings: Mapping[str, Any], reembed: bool = False) -> Runtime:

@@ -58,14 +58,14 @@ class SessionState:
         except (KeyError, TypeError, ValueError) as error:
             raise TraceError(f"damaged session ({type(error).__name__} {error}).") from error
 
-    def save(self, path: str | Path) -> Path:
-        """Write the file `path` as a whole, and the vectors, if any, to ``PATH.vectors``."""
+    def save(self, path: str | Path, **more: Any) -> Path:
+        """Write the file `path` as a whole, with more values, and vectors to ``PATH.vectors``."""
         path = Path(path)
         if self.vectors is None:
             _vectors_path(path).unlink(missing_ok=True)
         else:
             self.vectors.save(_vectors_path(path))
-        write_text(path, json.dumps(self.to_json()) + "\n", durable=True)
+        write_text(path, json.dumps(self.to_json() | more) + "\n", durable=True)
         return path
 
     @staticmethod

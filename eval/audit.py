@@ -22,7 +22,7 @@ from atommem.files import write_json
 from atommem.memory.log import Entry, Source, replay
 from atommem.memory.rules import Candidate, StoreState, make_rule
 from atommem.memory.store import VectorStore
-from atommem.saved_memory import SESSION_FILE, SavedMemory
+from atommem.saved_memory import MEMORY_FILE, SavedMemory
 from atommem.session_state import SessionState
 from atommem.trace import read_trace
 
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.store.is_dir():  # of `Memory.save`
         stored = SavedMemory.read(args.store).embedder
         config = make(EmbedderConfig, {**stored, **given_flags(argv, args)})
-        args.store /= SESSION_FILE
+        args.store /= MEMORY_FILE
     entries = read_store(args.store)
     embedder = make_embedder(config)
     found = asyncio.run(audit(entries, embedder, args.same, args.budget, args.rules))

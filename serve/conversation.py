@@ -78,11 +78,14 @@ class Conversation:
         self._observations: dict[int, Sequence[Observation]] = {}
 
     async def open(self) -> None:
-        """Load the session from the log unless it is loaded.
+        """Load the session from the log unless it is loaded and no other gateway has changed it.
 
         Raises:
             NotFoundError: The owner has no such conversation.
         """
+        if self.is_open:
+            newest = await run_in_threadpool(self._log.version, self.id, self.owner)
+            self.is_open = newest == self.state.version
         if not self.is_open:
             with STAGES.labels("open").time():
                 await self.reload()

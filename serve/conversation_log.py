@@ -301,6 +301,14 @@ class ConversationLog:
         state.vectors = _text_vectors(embedder, rows) if rows else None
         return state
 
+    def version(self, conversation: str, owner: str) -> int | None:
+        """Return the version of the newest event; None if `owner` has no such conversation."""
+        columns = conversations.c
+        newest = sa.select(sa.func.max(events.c.version)).where(events.c.conversation == columns.id)
+        query = sa.select(sa.func.coalesce(newest.scalar_subquery(), 0))
+        rows = self._rows(query.where(columns.id == conversation, columns.owner == owner))
+        return rows[0][0] if rows else None
+
     def events(
         self,
         conversation: str,

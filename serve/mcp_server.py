@@ -26,6 +26,7 @@ from atommem.serve.conversation import Conversation
 from atommem.serve.conversations import Conversations
 from atommem.serve.middleware import LOCAL, LOGGER, error_location
 from atommem.serve.wire import (
+    CLEAN,
     SERVE_ERRORS,
     ConversationId,
     Message,
@@ -45,10 +46,10 @@ _Id = Annotated[ConversationId, Field(description="The conversation id that reme
 _Text = Annotated[Text, Field(description="The text: a message, a page, a whole document.")]
 _NewId = Annotated[ConversationId, Field(description="Where; empty starts a new conversation.")]
 _Goal = Annotated[
-    Text, Field(max_length=4096, description="For a new conversation: what will be asked.")
+    str, Field(max_length=4096, description="For a new conversation: what will be asked."), CLEAN
 ]
 _SourceName = Annotated[Name, Field(description="Name of the text in sources, and for forget.")]
-_Query = Annotated[Text, Field(min_length=1, description="What the entries should be about.")]
+_Query = Annotated[str, Field(min_length=1, description="What the entries should be about."), CLEAN]
 _Entry = Annotated[int | None, Field(description="The id of an entry.")]
 _Source = Annotated[Name, Field(description="Or the name of a text, with all that came from it.")]
 _Context = Context[Any, Any]

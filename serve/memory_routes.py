@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 
 from atommem.serve.openai_routes import Embedded, Info, PageLimit, ThisCall
 from atommem.serve.wire import (
+    CLEAN,
     ConversationId,
     NonBlank,
     Number,
@@ -40,7 +41,7 @@ def retrieve_memory(info: Info, call: ThisCall, at: At = None) -> dict[str, Any]
 @router.get("/recall")
 async def recall(
     conversation: ConversationId,
-    query: Annotated[Text, Query(min_length=1, max_length=4000)],
+    query: Annotated[str, Query(min_length=1, max_length=4000), CLEAN],
     call: ThisCall,
 ) -> dict[str, Any]:
     """Return the entries that the policy would be shown for a query, without calling a model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
@@ -92,6 +93,12 @@ class RequestMiddleware:
         try:
             app = self._check(scope) or self._app
             await app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # the drain is over
+            if not status:
+                message = "the server restarts. Try again later."
+                cut = error_response(503, "server_restarts", message)
+                await cut(scope, receive, send_with_id)
+            raise
         except Exception as error:
             location = error_location(error)
             if not status:

@@ -285,8 +285,10 @@ def _new_messages(events: Sequence[Event], messages: list[Message]) -> list[Mess
     ]
     start = 0
     for number, message in enumerate(messages):
-        forms = (message.role, message.texts), (message.role, message.parts)
-        found = next((at for at in range(start, len(known)) if known[at] in forms), None)
+        # As an answer, as a text, and as a question.
+        forms = message.texts, message.parts, ["\n".join(message.parts)]
+        same = [(message.role, form) for form in forms]
+        found = next((at for at in range(start, len(known)) if known[at] in same), None)
         if found is None:
             return messages[number:]
         start = found + 1

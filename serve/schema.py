@@ -94,6 +94,8 @@ def open_database(url: str) -> sa.Engine:
     try:
         address = sa.make_url(url)
         if address.drivername == "sqlite":
+            if not address.database or ":memory:" in address.database:
+                raise ConfigError(f"db={url}: keeps conversations in a file. Give sqlite:///FILE.")
             engine = _sqlite(address)
         else:
             address = address.set(drivername="postgresql+psycopg")
@@ -136,13 +138,15 @@ def _sqlite(address: sa.URL) -> sa.Engine:
     return engine
 
 
-def _create_tables(engine: sa.Engine) -> int:
-    """Create the tables if there are none; return their version."""
+def _create_tables(engine: sa.Engine) -> int | None:
+    """Create the tables if there are none; return their version (None: it was not recorded)."""
     with engine.execution_options(writes=True).begin() as connection:
         if connection.dialect.name == "postgresql":  # gateways that start at the same time
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7061)")
-        metadata.create_all(connection)
-        found = connection.scalar(sa.select(schema_version.c.version))
-        if found is None:
+        tables = sa.inspect(connection).get_table_names()
+        if not {conversations.name, schema_version.name} & {*tables}:
+            metadata.create_all(connection)
             connection.execute(schema_version.insert().values(version=VERSION))
-        return VERSION if found is None else found
+        elif schema_version.name not in tables:
+            return None
+        return connection.scalar(sa.select(schema_version.c.version))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atommem.arguments import Parser, given_flags
-from atommem.config import field_names, setting
+from atommem.config import check_least, field_names, setting
 from atommem.errors import ConfigError
 from atommem.run import add_run_settings, find_stored
 from atommem.servers.vllm_process import VllmServer, free_port
@@ -107,6 +107,7 @@ def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     )
     add_run_settings(parser, find_stored(argv, {})["environment"])
     parsed = parser.read(argv, {"db": os.environ.get("ATOMMEM_DATABASE", DATABASE)})
+    check_least(parsed, active=1, max_requests=1, turn_seconds=1e-3, drain_seconds=0)
     if not parsed.policy:
         raise ConfigError("--policy is missing. Give a model folder or a server's URL.")
     own = {*field_names(ServeConfig), "policy", "vllm"}

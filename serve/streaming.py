@@ -43,15 +43,20 @@ async def until_disconnect(request: Request, work: Awaitable[_Result]) -> _Resul
         raise ClientDisconnectedError
     finally:
         disconnect.cancel()
-        task.cancel()
-        await asyncio.wait((task,))  # until it has released what it holds
-        if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not report it
+        await _cancel(task)
 
 
 async def _disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+async def _cancel(task: asyncio.Future[Any]) -> None:
+    """Cancel a task and wait until it has released what it holds."""
+    task.cancel()
+    await asyncio.wait((task,))
+    if not task.cancelled():
+        task.exception()  # retrieved, so that asyncio does not report it
 
 
 class ResponseForm:
@@ -230,15 +235,27 @@ async def respond(
         assert isinstance(event, Answer)
         return form.whole(event)
 
-    async def body(first: str) -> AsyncIterator[str]:
-        # Not sse-starlette: it cuts streams on SIGTERM, where this server completes them.
-        async with aclosing(events):
-            yield first
-            try:
+    async def work(queue: asyncio.Queue[str | None]) -> None:
+        try:
+            async with aclosing(events):
                 async for event in events:
-                    yield streamed(event)
-            except SERVE_ERRORS as error:
-                yield form.fail(public_error(error)[2])
+                    queue.put_nowait(streamed(event))
+        except SERVE_ERRORS as error:
+            queue.put_nowait(form.fail(public_error(error)[2]))
+        finally:
+            queue.put_nowait(None)
+
+    async def body(text: str | None) -> AsyncIterator[str]:
+        # Not sse-starlette: it cuts streams on SIGTERM, where this server completes them.
+        queue: asyncio.Queue[str | None] = asyncio.Queue()
+        task = asyncio.create_task(work(queue))  # goes on while the client does not read
+        try:
+            while text is not None:
+                yield text
+                text = await queue.get()
+            await task  # raises
+        finally:
+            await _cancel(task)
 
     if not streams:
         return JSONResponse(await until_disconnect(request, whole()))

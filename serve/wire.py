@@ -40,12 +40,14 @@ _STATUS: list[tuple[type[Exception], int, str]] = [
 """Status and code by type of error; the first match counts."""
 SERVE_ERRORS = (AtomMemError, StepTimeoutError)
 """Errors with a message for the client."""
-Text = Annotated[str, AfterValidator(clean)]
+CLEAN = AfterValidator(clean)
+"""Stands after bounds of the length: errors of those after it count "items"."""
+Text = Annotated[str, CLEAN]
 NonBlank = Annotated[Text, Field(pattern=r"\S")]
-Name = Annotated[Text, Field(max_length=200)]
-ConversationId = Annotated[Text, Field(max_length=64)]
+Name = Annotated[str, Field(max_length=200), CLEAN]
+ConversationId = Annotated[str, Field(max_length=64), CLEAN]
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
-_Value = Annotated[Text, Field(max_length=4096)]
+_Value = Annotated[str, Field(max_length=4096), CLEAN]
 Metadata = Annotated[dict[ConversationId, _Value], Field(max_length=16)]
 
 
@@ -96,7 +98,7 @@ def _as_items(value: Any) -> Any:
 
 
 def _as_id(value: Any) -> Any:
-    return value.get("id") if isinstance(value, dict) else value
+    return value.get("id") or value if isinstance(value, dict) else value
 
 
 class AskCreate(BaseModel):

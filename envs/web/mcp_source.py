@@ -7,12 +7,12 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from contextlib import closing
 from importlib.util import find_spec
+from threading import Thread
 from typing import Any
-
-from anyio.from_thread import start_blocking_portal
 
 from atommem.actions import OUR_KINDS
 from atommem.envs.web.recording import Recording
@@ -41,12 +41,18 @@ class McpSource(ToolSource):
             raise ConfigError("mcp_servers is empty. Give URLs or command lines of servers.")
         self.backend = f"mcp {' '.join(config.mcp_servers)}"
         self._servers: list[_Server] = []
-        self._thread = ExitStack()
         self.tools = [self._tool(*listed) for listed in json.loads(self._listing())]
 
     async def close(self) -> None:
         """Close the connections; servers that were started for them end."""
-        await asyncio.to_thread(self._thread.close)
+        for server in self._servers:
+            await asyncio.wrap_future(self._start(server.close()))
+        if self._servers:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._servers = []
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _listing(self) -> str:
         """Return server, name, description and schema of each tool as JSON, maybe recorded."""
@@ -66,29 +72,32 @@ class McpSource(ToolSource):
     def _connect(self) -> str:
         seconds = self.config.tool_seconds
         self._servers = [_Server(address, seconds) for address in self.config.mcp_servers]
-        self._portal = self._thread.enter_context(start_blocking_portal())
-        for server in self._servers:
-            self._thread.callback(self._portal.call, server.close)
+        self._loop = asyncio.new_event_loop()
+        # A daemon: after an error at start nobody calls `close`, and the program must end.
+        Thread(target=_run_and_close, args=(self._loop,), daemon=True).start()
         try:
             return json.dumps(
                 [
                     [at, tool.name, tool.description or "", tool.input_schema]
                     for at, server in enumerate(self._servers)
-                    for tool in self._portal.call(server.list_tools)
+                    for tool in self._start(server.list_tools()).result()
                 ]
             )
         except OutageError as error:
-            self._thread.close()
             raise ConfigError(f"{error} Start the server, or correct mcp_servers.") from error
 
     def _tool(self, at: int, name: str, description: str, schema: Mapping[str, Any]) -> Tool:
         async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
-            call = self._servers[at].call_tool
-            return await asyncio.wrap_future(
-                self._portal.start_task_soon(call, name, dict(arguments))
-            )
+            work = self._servers[at].call_tool(name, dict(arguments))
+            result: ToolResult = await asyncio.wrap_future(self._start(work))
+            return result
 
         return Tool(f"mcp_{name}" if name in OUR_KINDS else name, description, schema, run)
+
+
+def _run_and_close(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
 
 
 class _Server:

@@ -18,7 +18,7 @@ from atommem.config import MemoryConfig
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError, DataError, OutageError
 from atommem.policy.contract import Completion, Sampling, ScriptedPolicy
-from atommem.saved_memory import MEMORY_FILE, SESSION_FILE
+from atommem.saved_memory import MEMORY_FILE
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, longdoc, make_episode_runner
 
 TEXT = "one two three four five six seven"
@@ -216,8 +216,8 @@ async def test_load_returns_the_saved_memory(tmp_path: Path) -> None:
 async def test_load_damaged_folder_is_refused(tmp_path: Path) -> None:
     await saved(tmp_path)
     # A log that contradicts itself, and a file that is not JSON.
-    for name, old, new in ((SESSION_FILE, '"create"', '"delete"'), (MEMORY_FILE, "{", "{{")):
-        path = tmp_path / name
+    path = tmp_path / MEMORY_FILE
+    for old, new in (('"create"', '"delete"'), ("{", "{{")):
         path.write_text(path.read_text().replace(old, new))
         with pytest.raises(DataError, match="damaged"):
             await load(tmp_path)
@@ -228,8 +228,21 @@ async def test_save_that_fails_leaves_previous_save(
 ) -> None:
     memory = await saved(tmp_path)
     await memory.read("eight")
-    monkeypatch.setattr("os.replace", lambda *paths: 1 / 0)
+    replace = os.replace
+
+    def fail(source: Path, target: Path) -> None:
+        replace(source, target) if target.name != MEMORY_FILE else 1 / 0
+
+    monkeypatch.setattr("os.replace", fail)
     with pytest.raises(ZeroDivisionError):
         await memory.save(tmp_path)
     monkeypatch.undo()
-    assert texts(await load(tmp_path)) == texts(memory)[:-1]
+    found = await load(tmp_path)
+    assert (texts(found), found.readings) == (texts(memory)[:-1], memory.readings[:-1])
+
+
+async def test_saves_at_the_same_time_are_whole(tmp_path: Path) -> None:
+    memory = await saved(tmp_path)
+    forks = [await memory.fork() for _ in range(8)]
+    await asyncio.gather(*(fork.save(tmp_path) for fork in forks))
+    assert texts(await load(tmp_path)) == texts(memory)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atommem.errors import DataError
+from atommem.errors import ConfigError, DataError
 from atommem.memory.log import Operation, Outcome, Source, replay, to_json
 from atommem.memory.store import TextVectors, digests_of
 from atommem.serve.conversation_log import ConflictError, ConversationLog, Event, NotFoundError
-from atommem.serve.schema import open_database
+from atommem.serve.schema import open_database, schema_version
 
 SOURCE = Source(0, "a, chunk 1/1", 2, 5)
 OPERATIONS = [
@@ -101,3 +101,15 @@ def test_erase_leaves_no_byte_and_other_owners_see_nothing(
         commit(log, name, 2)
     log.engine.dispose()
     assert all(b"7151" not in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_open_database_of_an_earlier_version_leaves_the_file(
+    log: ConversationLog, tmp_path: Path
+) -> None:
+    with log.engine.begin() as connection:
+        schema_version.drop(connection)
+    log.engine.dispose()
+    before = (tmp_path / "log.db").read_bytes()
+    with pytest.raises(ConfigError, match="Give a new database"):
+        open_database(f"sqlite:///{tmp_path / 'log.db'}")
+    assert (tmp_path / "log.db").read_bytes() == before

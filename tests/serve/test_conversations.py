@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
 from atommem.errors import OutageError, PromptTooLongError
 from atommem.serve import conversations as conversations_module
+from atommem.serve.conversation_log import Event, NotFoundError
 from atommem.serve.conversations import Conversations
+from atommem.serve.streaming import ChatForm, respond
 from atommem.serve.wire import Message
-from tests.serve.servers import ask, entries, event_kinds, gated, items, new_conversation, until
+from tests.serve.servers import (
+    ask,
+    entries,
+    event_kinds,
+    gated,
+    items,
+    make_conversations,
+    new_conversation,
+    until,
+)
 
 
 @pytest.mark.slow
@@ -94,6 +109,44 @@ async def test_deleted_item_and_forgotten_source_are_not_read(conversations: Con
         found = [entry.text for entry in held.session.memory.contents.entries.values()]
     assert found == ["Bob lives in Oslo."]
     await conversations.model.runtime.close()
+
+
+async def test_another_gateway_shows_nothing_forgotten_or_erased(
+    conversations: Conversations, tmp_path: Path
+) -> None:
+    other = make_conversations(tmp_path / "log.db")
+    name = other.log.create("local", {}).id
+
+    async def recalled() -> int:
+        async with other.use(name, "local") as held:
+            return len(await held.session.memory.search("PIN"))
+
+    async with conversations.use(name, "local") as held:
+        await held.add([Message(content="My PIN is 1234.", name="letter").body()])
+        [step async for step in held.read()]
+        assert await recalled() == 1
+        await held.forget("letter")
+        assert await recalled() == 0
+    await conversations.erase(name, "local")
+    with pytest.raises(NotFoundError):
+        await recalled()
+    for each in (conversations, other):
+        await each.model.runtime.close()
+
+
+async def test_stream_that_nobody_reads_does_not_stop_the_work() -> None:
+    ended = asyncio.Event()
+
+    async def events() -> AsyncGenerator[Any, None]:
+        for _ in range(3):
+            yield Event("ask")
+        ended.set()
+
+    request: Any = SimpleNamespace(receive=asyncio.Event().wait)
+    response: Any = await respond(request, events(), ChatForm("chat", "model"), True)
+    await anext(response.body_iterator)
+    await asyncio.wait_for(ended.wait(), 5)
+    assert len([text async for text in response.body_iterator]) == 2
 
 
 def test_conversations_beyond_the_idle_bound_are_loaded_again(

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from atommem.errors import ConfigError
-from atommem.serve.middleware import KEYS_VARIABLE, LOGGER, JsonFormatter, load_keys
+from atommem.serve.middleware import (
+    KEYS_VARIABLE,
+    LOGGER,
+    JsonFormatter,
+    RequestMiddleware,
+    load_keys,
+)
 from tests.serve.servers import KEYS, Running, make_conversations, new_conversation, running, until
 
 
@@ -102,6 +110,23 @@ def test_log_is_json_without_text_of_clients_or_exceptions(
     assert answers[-1].json()["error"]["message"] == "the server failed."
     last = json.loads(found[-1])
     assert (last["level"], last["error"], last["owner"]) == ("error", "RuntimeError", "ann")
+
+
+async def test_request_cut_at_the_end_of_the_drain_is_503() -> None:
+    sent: list[Any] = []
+
+    async def cut(*_: Any) -> None:
+        raise asyncio.CancelledError
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", b"localhost")]}
+    with pytest.raises(asyncio.CancelledError):
+        await RequestMiddleware(cut, {}, ())(scope, cut, send)
+    assert sent[0]["status"] == 503
+    assert (b"retry-after", b"5") in sent[0]["headers"]
+    assert json.loads(sent[1]["body"])["error"]["type"] == "server_error"
 
 
 def test_page_has_no_inline_code_and_no_other_origins(server: Running) -> None:

@@ -115,6 +115,21 @@ def test_chat_reads_new_messages_once_and_streams(server: Running) -> None:
     assert items.retrieve(last.id, conversation_id=conversation) == last
 
 
+def test_chat_question_of_several_parts_is_not_read_again(server: Running) -> None:
+    create: Any = server.client().chat.completions.create
+    conversation = server.client().conversations.create().id
+    parts = [{"type": "text", "text": text} for text in ("I am Ann.", "Who am I?")]
+    history: list[Any] = [{"role": "user", "content": parts}]
+    for _ in range(2):
+        answer = create(
+            model="scripted", messages=history, extra_body={"conversation": conversation}
+        )
+        text = answer.choices[0].message.content
+        history += [{"role": "assistant", "content": text}, {"role": "user", "content": "Who?"}]
+    listed: Any = server.client().conversations.items.list(conversation, order="asc").data
+    assert [item.role for item in listed] == ["user", "assistant"] * 2
+
+
 def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Client) -> None:
     client = server.client()
     assert [model.id for model in client.models.list()] == ["scripted"]
@@ -127,6 +142,12 @@ def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Clien
     before = len(server.conversations.log.conversations("local"))
     assert http.post("/v1/conversations", json={"items": [{"content": " "}]}).status_code == 400
     assert len(server.conversations.log.conversations("local")) == before
+    body: dict[str, Any] = {"input": "Who?", "conversation": {"name": "x"}}
+    assert http.post("/v1/responses", json=body).status_code == 400
+    body = {"metadata": {"goal": "x" * 4097}}
+    assert "at most 4096 characters" in http.post("/v1/conversations", json=body).text
+    found = http.get("/v1/conversations/x/recall", params={"query": "x" * 4001})
+    assert "at most 4000 characters" in found.text
     assert http.get("/v1/conversations/%00").status_code == 404, "PostgreSQL refuses NUL"
 
 

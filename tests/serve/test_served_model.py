@@ -36,12 +36,19 @@ def test_settings_that_change_the_prompt_are_refused(run: Path) -> None:
         ServedModel.open(str(run), retrieve_k=9)
 
 
-def test_serve_beyond_this_machine_without_keys_is_refused(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--host 0.0.0.0", "--keys FILE"),
+        ("--active 0", "active=0: must be at least 1"),
+        ("--db sqlite://", "Give sqlite:///FILE"),
+    ],
+)
+def test_serve_without_keys_places_or_a_file_is_refused(
+    flags: str, message: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    serve = ["serve", "--policy", str(run), "--db", f"sqlite:///{tmp_path / 'log.db'}"]
-    assert cli.main([*serve, "--host", "0.0.0.0"]) == 2
-    assert "--keys FILE" in capsys.readouterr().err
+    assert cli.main(["serve", "--policy", str(run), *flags.split()]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_serve_with_vllm_starts_answers_and_ends_on_sigterm(run: Path, tmp_path: Path) -> None:
