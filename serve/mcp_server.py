@@ -19,7 +19,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 
 from atommem.api import Answer
 from atommem.serve.conversation import Conversation
@@ -149,7 +149,9 @@ def mcp_routes(mcp: MCPServer[Any]) -> list[BaseRoute]:
     app = mcp.streamable_http_app(
         streamable_http_path=PATH, stateless_http=True, transport_security=security
     )
-    return list(app.routes)
+    # Without sessions, the stream that a GET opens would stay empty and never end: 405.
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    return [Route(route.path, route.endpoint, methods=["POST"]) for route in routes]
 
 
 def serve_stdio(server: Conversations) -> None:

@@ -138,6 +138,11 @@ class RequestMiddleware:
             message = "the key is missing or unknown. Send Authorization: Bearer KEY."
             return error_response(401, "invalid_api_key", message)
         scope.setdefault("state", {})["owner"] = owner
+        has_body = headers.get(b"content-length", "0") != "0" or b"transfer-encoding" in headers
+        kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
+        if scope["method"] == "POST" and has_body and not kind.endswith("json"):
+            message = "the body must be JSON. Send Content-Type: application/json."
+            return error_response(415, "not_json", message)
         return None
 
     def _owner(self, authorization: str) -> str | None:

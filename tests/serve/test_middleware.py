@@ -82,6 +82,14 @@ def test_other_hosts_and_origins_are_refused(
         assert http.get("/v1/models", headers=sent).status_code == status
 
 
+def test_body_that_is_not_json_and_get_of_mcp_are_refused(server: Running) -> None:
+    with server.http(KEYS["ann"]) as http:
+        body = b'{"items": [{"content": "Ann lives in Rome."}]}'
+        assert http.post("/v1/conversations", content=body).status_code == 415
+        assert http.post("/v1/conversations").status_code == 200
+        assert http.get("/mcp").status_code == 405
+
+
 def test_log_is_json_without_text_of_clients_or_exceptions(
     server: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
