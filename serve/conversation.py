@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from atommem.api import Answer, answer_steps
 from atommem.episode import Observation, Step
 from atommem.errors import PromptTooLongError
-from atommem.memory.log import Operation, to_json
+from atommem.memory.log import Entry, Operation, to_json
 from atommem.rollout import Session
 from atommem.serve.conversation_log import (
     ConflictError,
@@ -78,17 +78,25 @@ class Conversation:
         self._observations: dict[int, Sequence[Observation]] = {}
 
     async def open(self) -> None:
-        """Load the session from the log unless it is loaded and no other gateway has changed it.
+        """Load the session from the log unless it is loaded.
 
         Raises:
             NotFoundError: The owner has no such conversation.
         """
-        if self.is_open:
-            newest = await run_in_threadpool(self._log.version, self.id, self.owner)
-            self.is_open = newest == self.state.version
         if not self.is_open:
             with STAGES.labels("open").time():
                 await self.reload()
+
+    async def refresh(self) -> None:
+        """Load the session again if another gateway has changed it; commits notice it anyway."""
+        newest = await run_in_threadpool(self._log.version, self.id, self.owner)
+        if newest != self.state.version:
+            await self.reload()
+
+    async def recall(self, query: str) -> list[tuple[Entry, float]]:
+        """Return the entries that the policy would be shown for a query, with their scores."""
+        await self.refresh()
+        return await self.session.memory.search(query)
 
     async def reload(self) -> None:
         """Load the session from the log; entries of another embedder are embedded again."""
@@ -143,7 +151,7 @@ class Conversation:
                 yield step
 
     async def ask(
-        self, question: str, response: str, request: RequestKey | None = None
+        self, question: str, response: str, request: RequestKey | None = None, streams: bool = False
     ) -> AsyncIterator[Event | Step | Answer]:
         """Ask a question after reading what is unread; raises like `read`.
 
@@ -152,33 +160,45 @@ class Conversation:
         Args:
             response: Id of the answer.
             request: If it asked before, continue or return its committed answer.
+            streams: Commit the question at once, and not with its first step (one fsync less).
 
         Yields:
             The committed question, each committed step, and last the answer.
         """
         ask = Event("ask", {"question": question}, response=response)
-        (ask,) = await self._append([ask], request)
-        yield ask
+        if streams or request or self.state.unread:
+            (ask,) = await self._append([ask], request)
+            yield ask
         async for step in self.read():
             yield step
         while (answer := await self._committed_answer(ask, request)) is None:
             try:
                 async for done in self._answer(ask):
+                    ask = done if isinstance(done, Event) else ask
                     yield done
                 return
             except ConflictError:
                 CONFLICTS.inc()
                 await self.reload()
+            except BaseException:
+                if not ask.version:
+                    await self._append([ask])
+                raise
         yield answer
 
-    async def _answer(self, ask: Event) -> AsyncIterator[Step | Answer]:
+    async def _answer(self, ask: Event) -> AsyncIterator[Event | Step | Answer]:
         take_step = partial(self._model.step, self.session)
         async for step, answer in answer_steps(self.session, ask.body["question"], take_step):
-            events = [_step_event(step, ask.version)]
+            new = [] if ask.version else [ask]
+            version = ask.version or self.state.version + 1
+            events = [*new, _step_event(step, version)]
             if answer is not None:
                 body = {"text": answer.text, "entries": [entry.id for entry in answer.entries]}
-                events.append(Event("answer", body, parent=ask.version, response=ask.response))
-            await self._commit(events)
+                events.append(Event("answer", body, parent=version, response=ask.response))
+            done = await self._commit(events)
+            if new:
+                ask = done[0]
+                yield ask
             yield step
             if answer is not None:
                 yield answer
@@ -202,6 +222,7 @@ class Conversation:
         """Replace the text of an entry, or delete it (None); return the operations."""
         if before := await self._written_before(request):
             return before[0].operations
+        await self.refresh()
         written = await self.session.memory.edit(entry, text, self._last_step)
         return await self._commit_edit([Event("edit")], written, request)
 

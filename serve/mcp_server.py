@@ -108,7 +108,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
     async def recall(conversation: _Id, query: _Query, context: _Context) -> list[dict[str, Any]]:
         """Return the entries that the policy would be shown for a query; calls no model."""
         async with use(conversation, context) as memory:
-            found = await memory.session.memory.search(query)
+            found = await memory.recall(query)
         sources = [entry.source.piece if entry.source else None for entry, _ in found]
         return [
             {"id": entry.id, "text": entry.text, "score": score, "source": source}

@@ -46,7 +46,7 @@ async def recall(
 ) -> dict[str, Any]:
     """Return the entries that the policy would be shown for a query, without calling a model."""
     async with call.use(conversation) as held:
-        found = await held.session.memory.search(query)
+        found = await held.recall(query)
     return page([{**entry_object(entry), "score": score} for entry, score in found])
 
 

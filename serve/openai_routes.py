@@ -266,7 +266,7 @@ async def _ask(call: Call, response: str, body: AskCreate) -> AskEvents:
             items = [message.body() for message in new if message.parts]
             if items:
                 await memory.add(items, key and key.derive("items"))
-            async for event in memory.ask(question, response, key):
+            async for event in memory.ask(question, response, key, streams=body.stream):
                 yield event
     finally:
         server.answering.discard(response)

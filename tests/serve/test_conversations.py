@@ -61,10 +61,14 @@ def test_item_beyond_the_context_is_stopped_and_later_items_are_read(tmp_path: P
         path = new_conversation(http)
         gate.error = PromptTooLongError("The prompt has 9 tokens")
         assert http.post(f"{path}/items", json=items("long")).status_code == 400
+        body = {"conversation": path.rpartition("/")[2], "input": "Who?"}
+        assert http.post("/v1/responses", json=body).status_code == 400
         gate.error = None
         http.post(f"{path}/items", json=items("short")).raise_for_status()
+        ask(http, path, "Who?")
         kinds = event_kinds(server.conversations, path)
-        assert kinds == ["item", "stopped", "item", "step"]
+        asked = ["ask", "step", "step", "answer"]
+        assert kinds == ["item", "stopped", "ask", "item", "step", *asked]
 
 
 def test_requests_beyond_the_bounds_are_429(tmp_path: Path) -> None:
@@ -119,7 +123,7 @@ async def test_another_gateway_shows_nothing_forgotten_or_erased(
 
     async def recalled() -> int:
         async with other.use(name, "local") as held:
-            return len(await held.session.memory.search("PIN"))
+            return len(await held.recall("PIN"))
 
     async with conversations.use(name, "local") as held:
         await held.add([Message(content="My PIN is 1234.", name="letter").body()])
