@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from atommem.cli import main as atommem
+from atommem.config import MemoryConfig
 from atommem.environment import EnvironmentFactory, environment_config, make_factory
 from atommem.envs.longdoc.environment import chunk_observation, question_observation
 from atommem.envs.task import Question, Task
@@ -140,9 +141,9 @@ def longdoc(tokenizer: Any, **settings: Any) -> EnvironmentFactory:
 
 
 def make_episode_runner(**settings: Any) -> EpisodeRunner:
-    """A runner from the arguments of its agent and its own."""
-    own = {name: settings.pop(name) for name in ("limits", "max_in_flight") if name in settings}
-    return EpisodeRunner(Agent(**settings), **own)
+    """A runner from the arguments of its agent."""
+    fakes = {"embedder": WordEmbedder(), "memory": MemoryConfig(), "sampling": Sampling()}
+    return EpisodeRunner(Agent(**{**fakes, **settings}))
 
 
 def reading(*questions: str, chunk: str = "", index: int = 0, count: int = 1) -> Observation:

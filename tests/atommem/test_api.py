@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from atommem import AsyncMemory, Memory
-from atommem.config import MemoryConfig
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError, DataError, OutageError
 from atommem.policy.contract import Completion, Sampling, ScriptedPolicy
@@ -76,11 +75,8 @@ async def test_memory_asks_policy_as_training_episode_does() -> None:
     trained, served = (ListPolicy(WordTokenizer(), replies) for _ in range(2))
     runner = make_episode_runner(
         policy=trained,
-        embedder=WordEmbedder(),
         tokenizer=trained.tokenizer,
         factory=longdoc(trained.tokenizer, chunking="tokens", chunk_tokens=3),
-        memory=MemoryConfig(),
-        sampling=Sampling(),
     )
     episode = await runner.run(Task("t", (Question("What?", ()),), context=TEXT))
     memory = await make(served)

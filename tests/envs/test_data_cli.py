@@ -18,7 +18,7 @@ from atommem.envs.longdoc.recall import gold_documents
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
-from tests.envs.benchmark_rows import hotpot_row, locomo_row, write_json, write_lines
+from tests.envs.benchmark_rows import beam_row, hotpot_row, locomo_row, write_json, write_lines
 from tests.fakes import command
 
 DOCUMENT = Document("Orla", "A potter.\n", gold=True)
@@ -61,6 +61,7 @@ ROW: dict[str, Any] = {"id": "a", "questions": [{"text": "Who?"}], "documents": 
         ([], "has no tasks"),
         ([{"_id": "1"}], r"row 1: field 'questions' is missing; the row has '_id'.*data build"),
         ([ROW, ROW], "row 2: field 'id' is 'a', as in row 1"),
+        ([beam_row(probing_questions="__import__('os')")], "row 1: .*neither JSON nor Python's"),
         ([ROW | {"context": "x"}], "'documents' and 'context': give one of them"),
     ],
 )
@@ -111,10 +112,8 @@ def test_build_puts_gold_documents_anywhere_among_distractors() -> None:
 
 def test_build_with_own_distractors_takes_them_first() -> None:
     for task in tasks_of(ROWS, BuildConfig(12, 12, distractors="own")):
-        row = next(row for row in ROWS if row.id == task.questions[0].id)
-        titles = {document.title for document in task.documents}
-        assert len(titles) == 12
-        assert titles >= {document.title for document in row.paragraphs}
+        row = ROWS[int(task.questions[0].id[2:])]
+        assert {one.title for one in task.documents} >= {one.title for one in row.paragraphs}
 
 
 def test_build_depends_on_the_seed_only() -> None:
@@ -125,13 +124,6 @@ def test_build_depends_on_the_seed_only() -> None:
     assert [t.documents for t in other] != [t.documents for t in tasks]
     first = [document.title for document in tasks[0].documents[:3]]
     assert first == ["gold 4.1", "gold 9.1", "gold 6.1"], "the same in every release"
-
-
-def test_build_from_a_pool_that_is_too_small_raises() -> None:
-    with pytest.raises(DataError, match=r"questions=13: the pool has only 12"):
-        tasks_of(ROWS, BuildConfig(documents=55, n=1, questions=(1, 13)))
-    with pytest.raises(DataError, match=r"task 0: only 52 documents can be had"):
-        tasks_of(ROWS, BuildConfig(documents=53, n=70))
 
 
 @pytest.fixture
@@ -177,11 +169,8 @@ def test_build_with_an_invalid_option_leaves_no_file(
 
 
 def test_build_for_the_web_selects_questions(tmp_path: Path) -> None:
-    rows = [
-        {"task_id": f"g{level}", "Question": f"How many {level}?", "Final answer": "17"}
-        | {"Level": level, "file_name": ""}
-        for level in (1, 2, 3)
-    ]
+    gaia = {"Final answer": "17", "Level": 1, "file_name": ""}
+    rows = [{**gaia, "task_id": f"g{i}", "Question": f"How many {i}?"} for i in (1, 2, 3)]
     listed = [{"task_id": "g3", "Question": "?"}, {"id": "x", "question": "how many 1"}]
     path, only = (tmp_path / name for name in ("metadata.jsonl", "only.jsonl"))
     out = tmp_path / "tasks.jsonl"

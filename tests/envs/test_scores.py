@@ -21,29 +21,24 @@ from tests.fakes import WordTokenizer, longdoc
 
 
 @pytest.mark.parametrize(
-    ("prediction", "answers", "em", "sub_em", "hotpotqa", "musique"),
+    ("prediction", "answers", "expected"),  # EM, sub-EM, HotpotQA's and MuSiQue's F1
     [
-        ("beatles!", ["The Rolling Stones", "The Beatles"], 1, 1, 1, 1),
-        ("Saint\u00a0Petersburg\u2003", ["saint petersburg"], 1, 1, 1, 1),  # Unicode spaces
-        ("to be or not to be", ["be to"], 0, 0, 0.5, 0.5),  # counts, not sets: P 2/6, R 2/2
-        ("Paris", ["London", "Paris, France"], 0, 1, 2 / 3, 2 / 3),  # the best over the aliases
-        ("Portland", ["Port"], 0, 1, 0, 0),  # substrings, not words
-        ("yes it is", ["yes"], 0, 1, 0, 0.5),
+        ("beatles!", ["The Rolling Stones", "The Beatles"], (1, 1, 1, 1)),
+        ("Saint\u00a0Petersburg\u2003", ["saint petersburg"], (1, 1, 1, 1)),  # Unicode spaces
+        ("to be or not to be", ["be to"], (0, 0, 0.5, 0.5)),  # counts, not sets: P 2/6, R 2/2
+        ("Paris", ["London", "Paris, France"], (0, 1, 2 / 3, 2 / 3)),  # the best over the aliases
+        ("Portland", ["Port"], (0, 1, 0, 0)),  # substrings, not words
+        ("yes it is", ["yes"], (0, 1, 0, 0.5)),
         # An answer that normalises to nothing earns nothing.
-        (None, ["Paris", "", "!!!", "An"], 0, 0, 0, 0),
+        (None, ["Paris", "", "!!!", "An"], (0, 0, 0, 0)),
     ],
 )
 def test_scores_equal_hand_computed_values(
-    prediction: str | None,
-    answers: list[str],
-    em: int,
-    sub_em: int,
-    hotpotqa: float,
-    musique: float,
+    prediction: str | None, answers: list[str], expected: tuple[float, ...]
 ) -> None:
-    assert (exact_match(prediction, answers), sub_exact_match(prediction, answers)) == (em, sub_em)
-    found = f1(prediction, answers), f1(prediction, answers, verdicts=False)
-    assert found == pytest.approx((hotpotqa, musique))
+    matches = exact_match(prediction, answers), sub_exact_match(prediction, answers)
+    both = f1(prediction, answers), f1(prediction, answers, verdicts=False)
+    assert (*matches, *both) == pytest.approx(expected)
 
 
 def tokens(text: str) -> list[str]:

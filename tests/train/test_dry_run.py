@@ -22,13 +22,7 @@ from atommem.train.dry_run.costs import (
     estimate_memory,
     estimate_timeline,
 )
-from atommem.train.dry_run.shapes import (
-    GRADIENTS,
-    WEIGHTS,
-    Launch,
-    ModelShape,
-    measure,
-)
+from atommem.train.dry_run.shapes import GRADIENTS, WEIGHTS, Launch, ModelShape, measure
 from atommem.train.dry_run.workload import PromptShape, Workload, estimate_workload
 from atommem.train.train_cli import main
 from atommem.train.train_config import DEVICES

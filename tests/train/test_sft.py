@@ -14,12 +14,12 @@ from atommem.environment import environment_config, make_factory
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
 from atommem.errors import ConfigError
-from atommem.policy.contract import Sampling, ScriptedPolicy
+from atommem.policy.contract import ScriptedPolicy
 from atommem.run import RunConfig
 from atommem.trace import write_trace
 from atommem.train.loops.sft import ColdStartTrainer, sft_dataset, trace_demonstrations
 from atommem.train.train_config import ColdStartConfig
-from tests.fakes import WordEmbedder, WordTokenizer, make_episode_runner
+from tests.fakes import WordTokenizer, make_episode_runner
 from tests.train.harness import BARE, completion_logps
 from tests.train.toys import EOS, make_model, make_tokenizer
 
@@ -40,10 +40,7 @@ def save(
     runner = make_episode_runner(
         policy=ScriptedPolicy(tokenizer, script, eos_token_id=0),
         tokenizer=tokenizer,
-        embedder=WordEmbedder(),
-        memory=MEMORY,
         factory=make_factory(ENVIRONMENT, tokenizer),
-        sampling=Sampling(),
         keep_prompts=True,
     )
     task = Task("t", (Question("Which colour?", (gold,)),), (Document("", "It says red."),))

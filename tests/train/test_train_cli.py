@@ -127,16 +127,11 @@ def test_wandb_run_of_a_resumed_run_is_continued(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@mock.patch.dict(os.environ, WANDB_MODE="disabled")
 def test_wandb_gets_settings_rates_and_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged: list[dict[str, Any]] = []
-    run_sets = ("WANDB_DIR", "WANDB_PROJECT", "WANDB_RESUME", "WANDB_RUN_ID")
-    for name in (*run_sets, "TENSORBOARD_LOGGING_DIR"):
-        # Set and deleted, so that what a run sets is taken back.
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("WANDB_MODE", "disabled")
     monkeypatch.setattr(NoopRun, "log", lambda self, values, **options: logged.append(values))
     flags = "--model_name_or_path model --output_dir out --save_strategy no --max_steps 2"
     try:

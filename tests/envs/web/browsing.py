@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 
-from atommem.config import MemoryConfig
 from atommem.environment import EnvironmentFactory, environment_config, make_factory
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.web.net.direct import Direct
@@ -21,9 +20,8 @@ from atommem.envs.web.net.guard import Address
 from atommem.envs.web.sources import make_tools
 from atommem.envs.web.tools import ToolResult, ToolSource
 from atommem.episode import Episode
-from atommem.policy.contract import Sampling
 from atommem.rollout import EpisodeRunner
-from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, make_episode_runner
+from tests.fakes import ListPolicy, WordTokenizer, make_episode_runner
 from tests.loopback import Quiet, Route, answering, listening
 
 INTERNET = "127.0.0.2"
@@ -56,10 +54,7 @@ def make_runner(completions: Sequence[str] = (), **settings: Any) -> EpisodeRunn
     return make_episode_runner(
         policy=ListPolicy(tokenizer, list(completions)),
         tokenizer=tokenizer,
-        embedder=WordEmbedder(),
         factory=make_factory(environment_config("web", **settings), tokenizer),
-        memory=MemoryConfig(),
-        sampling=Sampling(),
     )
 
 

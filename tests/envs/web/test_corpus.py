@@ -19,7 +19,6 @@ from atommem.envs.web.corpus import corpus as corpus_module
 from atommem.envs.web.corpus import vectors as vectors_module
 from atommem.envs.web.corpus.corpus import fuse
 from atommem.envs.web.corpus.vectors import VectorIndex
-from atommem.envs.web.page_texts import core, named_titles
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, ToolResult
 from atommem.errors import ConfigError
@@ -60,12 +59,9 @@ def test_search_by_words_uses_stems_titles_and_character_pairs(folder: Path) -> 
     assert search(corpus, "学") == search(corpus, '( "]: +-') == search(corpus, "") == []
 
 
-def test_named_titles_are_links_and_the_longest_wins(folder: Path) -> None:
+def test_named_titles_are_links(folder: Path) -> None:
     links = Corpus(folder).links(Page("Brent and Orla   finch of Brent, at 北京大学.", "x"))
     assert links == ["Brent", "Orla Finch", "北京大学"]
-    titles = {core(title): title for title in ("Dr. No (film)", "Dr. No", "No")}
-    text = "He saw Dr. No (film), then Dr. No; No."
-    assert named_titles(text, lambda names: titles) == ["Dr. No (film)", "Dr. No", "No"]
 
 
 def test_page_with_known_id_is_replaced_and_changes_the_version(
@@ -158,16 +154,13 @@ def test_interrupted_addition_is_completed_by_the_next(
     assert vectors.read_bytes() == whole
 
 
-@pytest.mark.parametrize(
-    ("row", "page"),
-    [
-        ({"id": 3, "contents": '"A"\nb\nc'}, Page("b\nc", "A", "", "3")),
-        ({"docid": "9", "url": "u", "text": FRONT}, Page(FRONT, "A B", "u", "9")),
-        ({"text": "b\0", "title": "A\ud800"}, Page("b\ufffd", "A\ufffd")),
-    ],
-)
-def test_read_pages_accepts_the_usual_fields(row: Any, page: Page, tmp_path: Path) -> None:
-    assert list(read_pages(write_lines(tmp_path / "pages.jsonl", [row]))) == [page]
+def test_read_pages_accepts_the_usual_fields(tmp_path: Path) -> None:
+    contents = {"id": 3, "contents": '"A"\nb\nc'}
+    front = {"docid": "9", "url": "u", "text": FRONT}
+    surrogate = {"text": "b\0", "title": "A\ud800"}
+    path = write_lines(tmp_path / "pages.jsonl", [contents, front, surrogate])
+    pages = [Page("b\nc", "A", "", "3"), Page(FRONT, "A B", "u", "9"), Page("b\ufffd", "A\ufffd")]
+    assert list(read_pages(path)) == pages
 
 
 @pytest.fixture
