@@ -11,20 +11,14 @@ from hypothesis import strategies as st
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.envs.longdoc.environment import (
-    MODES,
-    LongDocConfig,
-    LongDocEnvironments,
-    drawn_mode,
-    needed_chunks,
-)
+from atommem.envs.longdoc.environment import MODES, drawn_mode, needed_chunks
 from atommem.envs.longdoc.recall import fact_recall, facts_of
 from atommem.envs.task import Document, Question, Task, chunk_task, chunk_text, joined_text
 from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.errors import ConfigError
 from atommem.memory.log import MemoryView, Operation, Outcome, Retrieved
 from atommem.prompts import PromptBuilder
-from tests.fakes import WordTokenizer
+from tests.fakes import WordTokenizer, longdoc
 
 READ = [Action("read", "q")]
 ONCE: list[list[Action]] = [[], [], READ]
@@ -38,9 +32,8 @@ SECOND = Question("Second?", ("42",), metadata={"documents": [1, 2]})
 LONG = Task("t", (FIRST, SECOND), tuple(Document("", f"part {number}") for number in range(6)))
 
 
-def factory(**settings: Any) -> LongDocEnvironments:
-    values = {"chunking": "documents", "max_reads": 2, **settings}
-    return LongDocEnvironments(LongDocConfig(**values), WordTokenizer())
+def factory(**settings: Any) -> Any:
+    return longdoc(WordTokenizer(), **{"max_reads": 2, **settings})
 
 
 async def play(steps: list[list[Action]], **settings: Any) -> tuple[list[Any], Any]:
