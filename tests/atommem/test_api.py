@@ -6,8 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -164,17 +162,13 @@ def test_blocking_read_interrupted_keeps_finished_chunks() -> None:
     policy = NotePolicy()
     memory = Memory(policy, embedder=WordEmbedder(), chunk_tokens=3)
 
-    def hang(done: int, chunks: int) -> None:
+    def interrupt(done: int, chunks: int) -> None:
         policy.hang = done == 2
+        if policy.hang:
+            os.kill(os.getpid(), signal.SIGINT)
 
-    def press() -> None:
-        while not policy.running or not policy.hang:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=press).start()
     with pytest.raises(KeyboardInterrupt):
-        memory.read(TEXT, progress=hang)
+        memory.read(TEXT, progress=interrupt)
     policy.hang = False
     assert len(memory.entries()) == 2
     assert memory.read(TEXT).steps == (0, 1, 2)

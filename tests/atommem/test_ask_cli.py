@@ -16,7 +16,7 @@ import pytest
 from atommem import ask as ask_cli
 from atommem.errors import ConfigError
 from atommem.eval.audit import main as audit_cli
-from tests.loopback import make_checkpoint, serving
+from tests.loopback import serving
 
 
 def script(text: str) -> str:
@@ -71,19 +71,6 @@ def test_ask_with_memory_folder_continues_it(
     monkeypatch.setattr(sys, "stdin", book.open())
     assert ask(url, "-", "Where?") == 0
     assert capsys.readouterr().out == "part 1, part 2, part 3\n"
-
-
-@pytest.mark.slow
-def test_ask_checkpoint_without_answer_exits_unanswered(
-    book: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoint = make_checkpoint(tmp_path / "checkpoint")
-    monkeypatch.chdir(tmp_path)
-    flags = ["--policy", "checkpoint", "--max_tokens", "4", "--memory", "m"]
-    assert ask_cli.main([str(book), "Where?", *flags]) == ask_cli.EXIT_UNANSWERED
-    assert "gave no answer" in capsys.readouterr().err
-    about = json.loads((tmp_path / "m" / "memory.json").read_text())
-    assert about["policy"]["policy"] == [str(checkpoint.resolve())]  # to be loaded from anywhere
 
 
 @pytest.mark.slow

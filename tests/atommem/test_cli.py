@@ -12,7 +12,7 @@ import pytest
 
 from atommem import cli
 from atommem.arguments import load_yaml, split_config
-from atommem.plugins import find_file, shipped_files
+from atommem.plugins import shipped_files
 
 ROOT = Path(__file__).parents[2]
 RECIPE = "train/qwen3_0.6b_lora_1gpu"
@@ -29,13 +29,6 @@ def test_cli_prints_commands_and_version(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == f"atommem {version('atommem')}\n"
     assert cli.main(["fly"]) == 2
     assert "fly: not a command" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_cli_closed_pipe_prints_no_traceback() -> None:
-    line = f"{sys.executable} -m atommem.cli configs | sleep 0"
-    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def command(name: str, target: str) -> EntryPoint:
@@ -59,16 +52,6 @@ def test_cli_plugin_cannot_replace_builtin_command(
 # Shipped files ---
 
 
-def test_find_file_returns_users_file_or_shipped_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in (RECIPE, Path(RECIPE).name, f"configs/{RECIPE}.yaml"):
-        assert find_file("config", name, "train") == shipped_files()[RECIPE]
-    Path("smoke").write_text("title: mine\n")
-    assert find_file("suite", "smoke", "eval") == Path("smoke")
-
-
 def test_split_config_reads_files_in_order_and_keeps_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,15 +60,6 @@ def test_split_config_reads_files_in_order_and_keeps_flags(
     rest, values = split_config(["--seed", "1", "--config=own.yaml", "--use_cpu"], "train")
     assert rest == ["--seed", "1", "--use_cpu"]
     assert values == load_yaml(shipped_files()["train/smollm2_cpu"], "train") | {"seed": 7}
-
-
-def test_configs_command_lists_files_and_prints_a_path(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.list_configs([]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(shipped_files())
-    assert all(len(line.split()) > 3 for line in lines), "each has a summary"
-    assert cli.list_configs(["accelerate/fsdp2"]) == 0
-    assert capsys.readouterr().out == f"{shipped_files()['accelerate/fsdp2']}\n"
 
 
 # Imports: what is imported, and not only what may be (`lint-imports` holds that) ---

@@ -169,12 +169,3 @@ async def test_micro_batcher_failed_call_fails_its_requests_and_no_other(
     failed, vectors = await asyncio.gather(*work, return_exceptions=True)
     assert type(failed) is type(error)
     np.testing.assert_array_equal(vectors, await expected("a"))
-
-
-async def test_micro_batcher_cancelled_waiter_does_not_affect_others() -> None:
-    batcher = MicroBatcher(Embeds())
-    first, second = (asyncio.create_task(batcher.embed([text], "entry")) for text in "ab")
-    await asyncio.sleep(0)
-    first.cancel()
-    np.testing.assert_array_equal(await second, await expected("b"))
-    assert first.cancelled()

@@ -91,10 +91,6 @@ def test_parse_text_returns_actions_and_problems(text: str, expected: list[str])
     assert outline(text) == expected
 
 
-def test_parse_prompt_opened_thinking_begins_inside() -> None:
-    assert outline("<c>no</c><s>no</think><c>yes</c>", thinking=True) == ["create yes"]
-
-
 def test_parse_handle_forms_are_read() -> None:
     for head in ("Memory 3: ", "3:", "[3] ", "#3 ", "Memory [3]: ", "003: "):
         assert outline(f"<u>{head}new text</u>") == ["update 3 new text"]
@@ -105,12 +101,6 @@ def test_parse_handle_forms_are_read() -> None:
         assert outline(f"<u>{body}</u>") == ["!missing_handle u"]
     ambiguous = "<delete_memory>1, 2</delete_memory>"
     assert outline(ambiguous, PAPER) == ["!missing_handle delete_memory"]
-
-
-def test_parse_answer_is_the_last_balanced_box() -> None:
-    for body in (r"\boxed{a} or \boxed{b}", r"\boxed{a \boxed{b}"):
-        assert outline(f"<a>{body}</a>") == ["answer b"]
-    assert outline(r"<a>\boxed{}</a><a>\boxed{a</a>") == ["!empty a", "!no_box a"]
 
 
 def test_parse_tool_call_is_an_action_or_a_problem() -> None:
@@ -193,7 +183,8 @@ async def test_memagent_completion_replaces_memory() -> None:
     assert not any(text in last for text in ("Ann: Rome", "Bob sings."))
 
 
-def test_parse_whole_returns_text_outside_thinking() -> None:
+def test_parse_thinking_that_the_prompt_opened_is_left_out() -> None:
+    assert outline("<c>no</c><s>no</think><c>yes</c>", thinking=True) == ["create yes"]
     (action,) = parse_whole("hm</think>the memory\n", SPECS[SCRATCHPAD], thinking=True).actions
     assert (action.kind, action.text) == (SCRATCHPAD, "the memory")
     # Neither an empty memory nor one that never stops thinking replaces the old one.

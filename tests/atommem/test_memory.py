@@ -40,17 +40,6 @@ from tests.atommem.sessions import (
 from tests.fakes import WordEmbedder
 
 
-async def test_read_shows_results_in_next_view_and_changes_no_entry() -> None:
-    m = memory()
-    await m.apply([Action(CREATE, "ann lives here"), Action(CREATE, "bob flies")], 0)
-    before = texts(m)
-    operation, retrieval = await m.apply([Action(READ, "ann")], 1)
-    assert (operation.kind, operation.before, operation.after) == ("read", None, "ann")
-    assert [(item.entry_id, item.score) for item in m.view().retrieved] == list(retrieval.scores)
-    assert shown(m)[0] == (1, "ann lives here")
-    assert (texts(m), m.view().query) == (before, "ann")
-
-
 async def test_view_results_stay_until_query_or_entries_change() -> None:
     m = memory(retrieve_k=1)
     await m.apply([Action(CREATE, "ann old"), Action(READ, "ann")], 0)

@@ -45,14 +45,6 @@ async def until(condition: Callable[[], object], seconds: float = 2.0) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_pool_group_stays_on_one_server(pools: Pools) -> None:
-    cluster = Cluster("a", "b")
-    pool = pools(cluster)
-    for _ in range(3):  # a step after the other
-        await asyncio.gather(*(complete(pool, 4, affinity=f"t{i}") for i in range(6)))
-    assert (len(cluster["a"].asked), len(cluster["b"].asked)) == (36, 36)
-
-
 async def test_pool_server_dies_others_answer(pools: Pools) -> None:
     cluster = Cluster("a", "b")
     pool = pools(cluster)

@@ -10,7 +10,6 @@ import pytest
 
 from atommem.config import PolicyConfig
 from atommem.errors import (
-    ConfigError,
     OutageError,
     PolicyError,
     PromptTooLongError,
@@ -19,8 +18,7 @@ from atommem.errors import (
 from atommem.policy import opening
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ChatPolicy, ServerPolicy
-from atommem.policy.server_pool import ServerPool
-from tests.fake_chat import FakeChat, choice, refusal
+from tests.fake_chat import FakeChat, refusal
 from tests.fake_vllm import FakeServer
 from tests.fakes import WordTokenizer
 
@@ -97,14 +95,6 @@ async def test_chat_policy_sends_messages_and_returns_counts() -> None:
         await chat_policy(FakeChat(refusal(401, "Incorrect"))).complete_chat(MESSAGES, sampling)
 
 
-async def test_chat_policy_cut_or_filtered_reply_has_its_finish_reason() -> None:
-    filtered = refusal(400, "The response was filtered", code="content_filter")
-    policy = chat_policy(FakeChat(choice("cut", "length"), filtered))
-    for text, finish_reason in (("cut", "length"), ("", "content_filter")):
-        completion = await policy.complete_chat(MESSAGES, SAMPLING)
-        assert (completion.text, completion.finish_reason) == (text, finish_reason)
-
-
 async def test_chat_policy_unsupported_parameters_are_dropped_with_a_warning() -> None:
     """OpenAI's reasoning models: another name for max_tokens, no temperature."""
     refusals = [
@@ -119,18 +109,6 @@ async def test_chat_policy_unsupported_parameters_are_dropped_with_a_warning() -
     assert len(server.bodies) == 4, "it remembers"
     for body in server.bodies[2:]:
         assert body.keys() == {"model", "messages", "max_completion_tokens"}
-
-
-async def test_open_policy_one_url_or_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "load_tokenizer", lambda name: WordTokenizer())
-    assert isinstance(opening.open_policy(PolicyConfig(["http://a"], tokenizer="t")), ServerPolicy)
-    several = PolicyConfig(["http://a", "http://b/v1"], model="m", tokenizer="t")
-    pool = opening.open_policy(several)
-    assert isinstance(pool, ServerPool)
-    assert [server.url for server in pool.servers] == ["http://a", "http://b"]
-    assert await opening.policy_identity(several, pool) == {"model": "m", "tokenizer": "t"}
-    with pytest.raises(ConfigError, match="one model folder, or URLs"):
-        PolicyConfig(["folder", "http://a"])
 
 
 def test_open_policy_allows_as_many_open_files_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:

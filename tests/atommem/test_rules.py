@@ -5,9 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from atommem import plugins
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import HashingEmbedder
-from atommem.errors import OutageError
 from atommem.memory.log import Entry, Operation, Outcome, Source, replay
 from atommem.memory.memory import WorkingMemory
 from atommem.memory.rules import (
@@ -31,7 +28,6 @@ from atommem.memory.rules import (
     make_rule,
 )
 from atommem.memory.store import VectorStore
-from atommem.rules.amac import AMac
 from tests.atommem.sessions import CREATE, DELETE, READ, SCRATCHPAD, UPDATE, memory, texts
 from tests.fakes import WordEmbedder, WordTokenizer
 
@@ -196,15 +192,3 @@ async def test_shipped_rules_repeat_their_log_also_after_a_restore(kind: str) ->
         log = await random_log(config)
         assert await random_log(config) == log, name
         assert await random_log(config, restored_at=20) == log, name
-
-
-async def test_amac_after_outage_requests_utility_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = AMac(url="http://127.0.0.1:9", model="m")
-    replies = [OutageError("gone"), SimpleNamespace(text="0.9")]
-    monkeypatch.setattr(rule._chat, "ask", AsyncMock(side_effect=replies))
-    candidate = Candidate("right now", UNIT, Source(0))
-    await rule.prepare(["right now"])
-    assert "utility is unknown" in rule.admit(candidate, store([])).reason
-    for _ in range(2):
-        await rule.prepare(["right now", "right now"])
-    assert rule.score(candidate, store([])) == pytest.approx((0.09 + 0.2 + 0.12) / 0.9)

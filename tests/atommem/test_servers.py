@@ -149,23 +149,6 @@ def test_vllm_server_failure_shows_its_cause(tmp_path: Path) -> None:
             pass
 
 
-def test_vllm_server_interrupted_wait_kills_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    python = fake_vllm_python(tmp_path, "import time; time.sleep(600)")
-    server = VllmServer(python, "m", tmp_path / "log")
-    started: list[Any] = []
-
-    def interrupted() -> bool:
-        started.append(server._process)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(server, "healthy", interrupted)
-    with pytest.raises(KeyboardInterrupt), server:
-        pass
-    assert started[0].poll() is not None
-
-
 def test_vllm_flags_serve_an_adapter_on_its_base_and_fit_a_cpu(tmp_path: Path) -> None:
     adapter = {"base_model_name_or_path": "some/base", "r": 24}
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))

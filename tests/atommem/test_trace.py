@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from atommem.envs.task import Document
-from atommem.episode import Episode, StopReason
+from atommem.episode import Episode
 from atommem.trace import read_trace, write_trace
 from atommem.trace_view import render_trace
 from tests.atommem.sessions import ANSWER, TASK, runner, saying
@@ -36,7 +36,7 @@ def rendered(path: Path, **options: object) -> str:
     return console.file.getvalue()
 
 
-async def test_render_trace_shows_the_whole_episode(tmp_path: Path) -> None:
+async def test_render_trace_shows_whole_and_cut_episodes(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.jsonl", await run_episode(), DATA)
     text = rendered(path)
     for expected in (
@@ -51,17 +51,11 @@ async def test_render_trace_shows_the_whole_episode(tmp_path: Path) -> None:
     assert text.count("y ") < 1000
     assert rendered(path, step=1).count("y") >= 3000
     assert "step 1, reading" not in rendered(path, step=2)
-
-
-async def test_render_trace_of_cut_or_failed_episode(tmp_path: Path) -> None:
-    path = write_trace(tmp_path / "trace.jsonl", await run_episode(), DATA)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:2]) + lines[2][:40])
     trace = read_trace(path)
     assert (trace.complete, len(trace.episode.steps)) == (False, 1)
     assert "the file was cut off here" in rendered(path)
-    failed = Episode("t", 0, error="server gone", stop_reason=StopReason.FAILED)
-    assert "error: server gone" in rendered(write_trace(path, failed, {}))
 
 
 async def test_read_trace_returns_the_written_episode(tmp_path: Path) -> None:

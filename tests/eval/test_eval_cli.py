@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
 import subprocess
 import sys
 import time
@@ -20,63 +17,30 @@ from atommem.envs.task import Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.envs.web.corpus import Corpus, Page, build_corpus
 from atommem.errors import PromptTooLongError
-from atommem.eval import eval_cli
 from atommem.eval.eval_config import parse_arguments
 from atommem.policy.opening import policy_identity
 from atommem.trace import read_trace
 from tests.eval.toys import GONE, ToyPolicy, make_task
 from tests.loopback import make_checkpoint, serving
 
-TASKS = [
-    make_task("a"),
-    make_task("b", right=False),
-    make_task("c", source="musique"),
-    make_task("d", questions=3),
-]
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    save_tasks(TASKS, tmp_path / "tasks.jsonl")
-    return tmp_path / "tasks.jsonl"
-
-
-def arguments(data: Path, *more: str) -> list[str]:
-    settings = ["--embedder", "hashing", "--chunking", "documents", "--max_in_flight", "1"]
-    out = str(data.parent / "out")
-    return ["--policy", "toy", "--data", str(data), "--out", out, *settings, *more]
-
 
 @pytest.mark.slow
 def test_eval_exits_with_3_if_too_many_episodes_have_no_score(
-    data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    data = tmp_path / "tasks.jsonl"
+    save_tasks([make_task(name) for name in "abcd"], data)
+    flags = ["--embedder", "hashing", "--chunking", "documents", "--max_in_flight", "1"]
+    command = eval_command("toy", data, tmp_path / "out", *flags)
     policy.errors = {"c": GONE}
-    assert eval_cli.main(arguments(data)) == 3
+    assert cli.main(command) == 3
     assert "1 of 4 episodes failed" in capsys.readouterr().err
-    assert eval_cli.main(arguments(data, "--max_failed_fraction", "0.25")) == 0
+    assert cli.main([*command, "--max_failed_fraction", "0.25"]) == 0
     policy.errors = {"c": PromptTooLongError("300 tokens")}
-    assert eval_cli.main(arguments(data)) == 3
+    assert cli.main(command) == 3
     policy.errors = {}
-    assert eval_cli.main(arguments(data)) == 3, "an overflow is not tried again"
+    assert cli.main(command) == 3, "an overflow is not tried again"
     assert "1 of 4 episodes overflowed" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_eval_continues_after_an_interruption(
-    data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
-) -> None:
-    policy.until["c"] = lambda: os.kill(os.getpid(), signal.SIGINT) is not None
-    assert cli.main(["eval", *arguments(data)]) == 130
-    assert "the same command continues" in capsys.readouterr().err
-    assert len((data.parent / "out" / "episodes.jsonl").read_text().splitlines()) == 2
-    policy.until.clear()
-    policy.asked.clear()
-    assert eval_cli.main(arguments(data)) == 0
-    assert set(policy.asked) == {"c", "d"}
-    output = capsys.readouterr().out
-    assert re.search(r"EM +83\.3 \[\d+\.\d, \d+\.\d\], n 6", output)
-    assert re.search(r"create +0\.571", output)
 
 
 async def test_policy_identity_changes_with_the_weights(tmp_path: Path) -> None:

@@ -263,21 +263,6 @@ def test_stream_scores_equal_those_by_hand() -> None:
     assert np.argmax(stream_scores([5, 5], [0.9, 0.1])) == 0
 
 
-async def test_generative_agents_beyond_the_threshold_reflect(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("atommem.eval.methods.generative_agents.THRESHOLD", 15)
-    insights = [{"insight": f"insight {n}"} for n in range(7)]
-    questions = ["What grows ?", "Who is who ?", "Why ?", "a fourth"]
-    reply = json.dumps({"questions": questions, "insights": insights, "importance": 8})
-    setup, policy = make_setup(
-        lambda prompt: right(prompt) if "Answer every question" in prompt else reply
-    )
-    await make_method("generative_agents", setup).run(TASK)
-    # After the second and the fourth document: questions, three times insights, and 15 ratings.
-    assert len(policy.prompts) == 4 + 2 * (1 + 3 + 3 * 5) + 1
-
-
 OTHER_TYPES = '{"facts": [1, {}], "memory": 3, "importance": [], "tags": [{}], "actions": 1}'
 
 

@@ -85,12 +85,6 @@ def test_lost_answers_are_counted_at_the_first_stage() -> None:
     assert group["lost"] == {stage: count for count, stage in enumerate(STAGES, 1)}
 
 
-def test_latex_escapes_names_and_marks_bold() -> None:
-    rows = [made("a_b & c", ones(18, 20), categories=("x", "y")), made("d", ones(2, 20))]
-    text = "\n".join(table.latex() for table in make_tables(make_results(rows)))
-    assert "a\\_b \\& c & \\textbf{90.0} [" in text
-
-
 def test_page_escapes_data_and_loads_nothing() -> None:
     evil = "</title><script>alert(1)</script><img src=x>"
     tables = make_tables(make_results([made(evil, ones(1, 2))]))

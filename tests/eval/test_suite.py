@@ -211,16 +211,6 @@ def test_suite_exit_status_and_continuing(
     assert (folder / "out" / "report" / "report.html").is_file()
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_suite_refuses_other_settings_before_anything_runs(folder: Path, policy: ToyPolicy) -> None:
-    assert run(folder, "--columns", "two") == 0
-    policy.asked.clear()
-    with pytest.raises(ConfigError, match=r"two.*environment\.max_reads is 3 there and 2 now"):
-        run(folder, "--max_reads", "2")
-    assert policy.asked == []
-
-
 def test_policy_without_a_place_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="policies=base: give NAME=WHERE"):
         run(folder, "--policies", "base")

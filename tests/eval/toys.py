@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -98,26 +97,22 @@ def make_task(
 class ToyPolicy(TextPolicy):
     """Creates an entry from every chunk, and gives the answer that stands in the question.
 
-    Requests of a task in `errors` raise, those of a task in `until` wait for its condition, and
-    questions of a task in `wrong` are answered with "wrong".
+    Requests of a task in `errors` raise; questions of a task in `wrong` are answered with "wrong".
     """
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
         super().__init__(tokenizer, self._answer)
         self.errors: dict[str, AtomMemError] = {}
         self.wrong: set[str] = set()
-        self.until: dict[str, Callable[[], bool]] = {}
         self.asked: list[str] = []  # the tasks of all requests
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
         found = re.search(r"say-(\w+)-\d+", prompt)
         assert found is not None
-        name, end = found[1], time.monotonic() + 60
+        name = found[1]
         await asyncio.sleep(0)  # as every real one, it lets the other episodes go on
         self.asked.append(name)
-        while name in self.until and not self.until[name]() and time.monotonic() < end:
-            await asyncio.sleep(0.001)
         if name in self.errors:
             raise self.errors[name]
         return await super().complete(prompt_ids, sampling)

@@ -69,16 +69,14 @@ class GatedPolicy(ScriptedPolicy):
         self.open.clear(), self.entered.clear(), self.cancelled.clear()
 
 
-def scripted(
-    script: Callable[[str], str] = note_taker, checkpoint: str = "scripted", **settings: Any
-) -> ServedModel:
+def scripted(script: Callable[[str], str] = note_taker, **settings: Any) -> ServedModel:
     settings = {"embedder": "hashing", "chunk_tokens": 40, **settings}
     policy = settings.pop("policy", None)
     active = settings.pop("active", 64)
     tokenizer = settings.pop("tokenizer", None) or WordTokenizer()
     policy = policy or ScriptedPolicy(tokenizer, script)
     runtime = Runtime.open(policy, tokenizer=tokenizer, **settings)
-    model = ServedModel(runtime, "scripted", checkpoint)
+    model = ServedModel(runtime, "scripted", "scripted")
     model.active = asyncio.Semaphore(active)
     return model
 

@@ -1,4 +1,4 @@
-"""Conversations in use: disconnects, outages, bounds, and sessions loaded again."""
+"""Conversations in use: disconnects, outages, bounds, and other gateways."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from atommem.errors import OutageError, PromptTooLongError
-from atommem.serve import conversations as conversations_module
 from atommem.serve.conversation_log import Event, NotFoundError
 from atommem.serve.conversations import Conversations
 from atommem.serve.streaming import ChatForm, respond
@@ -151,12 +150,3 @@ async def test_stream_that_nobody_reads_does_not_stop_the_work() -> None:
     await anext(response.body_iterator)
     await asyncio.wait_for(ended.wait(), 5)
     assert len([text async for text in response.body_iterator]) == 2
-
-
-def test_conversations_beyond_the_idle_bound_are_loaded_again(
-    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conversations_module, "MAX_RECENT", 2)
-    paths = [new_conversation(http, f"secret {number}") for number in range(4)]
-    for number, path in enumerate(paths):
-        assert ask(http, path, "secret")[1] == f"secret {number}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,10 +13,7 @@ from tests.serve.servers import (
     ask,
     entries,
     items,
-    make_conversations,
     new_conversation,
-    running,
-    scripted,
 )
 
 PARTS = ["Ann lives in Rome.", "Bob lives in Oslo.", "Cid sings."]
@@ -175,20 +171,3 @@ def test_deleted_source_and_item_take_their_entries_along(http: httpx.Client) ->
     assert entries(http, path) == {4: PARTS[2]}, "the other item of the name stays"
     assert item not in http.get(f"{path}/items").text
     assert entries(http, path, at=1) == {1: PARTS[0]}, "the log keeps it"
-
-
-@pytest.mark.slow
-def test_conversation_continues_with_another_checkpoint_and_embedder(tmp_path: Path) -> None:
-    db = tmp_path / "log.db"
-    with running(make_conversations(db)) as first, first.http() as http:
-        path = new_conversation(http, *PARTS)
-    for _ in range(2):  # the second one loads the vectors that the first one stored
-        model = scripted(checkpoint="next", embedder_dim=64)
-        with running(make_conversations(db, model)) as second, second.http() as http:
-            assert ask(http, path, "Where does Bob live?")[1] == PARTS[1]
-            log = http.get(f"{path}/operations").json()["data"]
-            assert {line["checkpoint"] for line in log} == {"scripted", "next"}
-    name = path.rpartition("/")[2]
-    stored = second.conversations.log.load(name, "local", model.agent.embedder.id).vectors
-    assert stored is not None
-    assert (stored.find(PARTS, "entry") >= 0).all()
