@@ -98,7 +98,6 @@ def run(out: Path, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     updates = [entry for entry in read_metrics(trained / METRICS_FILE) if "reward" in entry]
     differences = [entry[DIFFERENCE] for entry in updates if DIFFERENCE in entry]
     found = {"em_before": before.em, "em_after": after.em, "updates": len(updates)}
-    # A --quick run may earn nothing, and trains nothing then.
     found["largest_difference"] = max(differences, default=0.0 if options.quick else float("inf"))
     found["failed"] = before.failed + after.failed + sum(int(entry["failed"]) for entry in updates)
     agrees = found["largest_difference"] <= LARGEST_DIFFERENCE
