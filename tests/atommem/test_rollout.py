@@ -13,9 +13,9 @@ import pytest
 from atommem.actions import Action, Problem, ProblemReason
 from atommem.config import drawn_capacity
 from atommem.envs.task import Document
-from atommem.episode import Episode, Observation, Step, StopReason, add_sums, episode_sums, means
+from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError, TraceError
-from atommem.memory.log import MemoryView, Operation, Outcome
+from atommem.memory.log import MemoryView, Operation
 from atommem.policy.contract import Completion, Sampling, ScriptedPolicy
 from atommem.rollout import Limits, Session, StepTimeoutError, time_limit
 from atommem.session_state import SessionState
@@ -278,25 +278,3 @@ def step(*operations: Operation, finish_reason: str = "stop", problems: int = 0)
     wrong = (Problem(ProblemReason.EMPTY, "x", 0, 1),) * problems
     seen, tokens = (Observation("reading"), MemoryView()), ([1, 2, 3], [4, 5], [-0.1, -0.2])
     return Step(0, *seen, *tokens, "", finish_reason, actions, wrong, operations, 1)
-
-
-def test_means_equal_a_count_by_hand() -> None:
-    kept, rejected = Operation(0, "create"), Operation(0, "create", Outcome.REJECTED)
-    evicted = Operation(0, "delete", entry_id=1, actor="retention:lru")  # not the policy's
-    first = Episode("a", 0, reward=1.0, stop_reason=StopReason.ANSWERED, metrics={"em": 1.0})
-    first.steps = [step(kept, rejected, finish_reason="length"), step(Operation(0, "read")), step()]
-    first.steps[1].operations += (evicted,)
-    second = Episode("a", 1, reward=0.0, stop_reason=StopReason.STEP_LIMIT, metrics={"em": 0.0})
-    second.steps = [step(problems=2)]
-    failed = Episode("b", 0, steps=[step(kept)], stop_reason=StopReason.FAILED)
-    whole = [first, second, failed]
-    counted = means(episode_sums(whole))
-    expected = {
-        **{"episodes": 3, "failed": 1, "reward": 0.5, "reward_std": 0.5, "em": 0.5, "steps": 2.0},
-        **{"actions/create": 2 / 4, "actions/read": 1 / 4, "actions/delete": 0.0},
-        **{"malformed": 2 / 4, "truncated": 1 / 4, "wasted/rejected": 1 / 4},
-        **{"stop/answered": 1 / 3, "stop/failed": 1 / 3, "tokens/completion": 4.0},
-    }
-    assert {name: counted[name] for name in expected} == pytest.approx(expected)
-    parts = [episode_sums(whole[:1]), episode_sums(whole[1:]), episode_sums([])]
-    assert means(add_sums(parts)) == pytest.approx(counted), "sums of parts give the whole"

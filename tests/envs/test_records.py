@@ -17,7 +17,6 @@ from atommem.environment import TaskDescription
 from atommem.envs.scoring.records import (
     EpisodeRecord,
     QuestionRecord,
-    breakdowns,
     compare,
     metric_names,
     record_of,
@@ -84,22 +83,6 @@ RECORDS = [
     ),
     record("c", (0.0, {"type": "comparison", "hops": "2", "level": "hard"})),
 ]
-
-
-def test_breakdowns_are_means_over_questions_by_attribute() -> None:
-    """Numbers sort by size; an attribute with one value (level) has no row."""
-    rows = breakdowns(RECORDS)
-    assert [(row["by"], row["value"], row["mean"], row["n"]) for row in rows] == [
-        *(("type", name, 0.5, 2) for name in ("bridge", "comparison")),
-        ("hops", "2", 0.5, 2),
-        ("hops", "3", 1.0, 1),
-        ("hops", "10", 0.0, 1),
-        ("questions", "1", 0.5, 2),
-        ("questions", "2", 0.5, 2),
-    ]
-    failed = replace(RECORDS[0], stop_reason="failed", questions=())
-    rows = breakdowns([*RECORDS[1:], failed])
-    assert {(row["by"], row["value"]): row["n"] for row in rows}["type", "bridge"] == 1
 
 
 def test_compare_pairs_questions_and_counts_tasks() -> None:
