@@ -135,7 +135,7 @@ def test_installed_recipes_launchers_and_suites_are_found_by_name(
 ) -> None:
     atommem: list[str | Path] = [python.with_name("atommem")]
     plan = run([*atommem, "train", "--dry_run", "--config", "qwen3_0.6b_lora_1gpu"], folder)
-    assert "(single_gpu)" in plan
+    assert "Dry run: grpo" in plan
     launcher = Path(run([*atommem, "configs", "accelerate/ddp"], folder).strip())
     assert launcher.is_relative_to(python.parents[1])
     launch = [python, *LAUNCH, "--config_file", launcher, "--mixed_precision", "no"]
