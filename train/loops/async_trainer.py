@@ -230,9 +230,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
         return self.rollout_worker.spawn(work).result()
 
 
-def batch_of(
-    groups: Sequence[Group], args: AsyncTrainConfig
-) -> tuple[Batch, dict[str, float]]:
+def batch_of(groups: Sequence[Group], args: AsyncTrainConfig) -> tuple[Batch, dict[str, float]]:
     """Make the batch of the groups of one update; also returns its `gradient_shares`."""
     episodes = [episode for group in groups for episode in group.episodes]
     rewards = [episode.reward for episode in episodes]
