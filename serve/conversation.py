@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from prometheus_client import Counter
 from starlette.concurrency import run_in_threadpool
 
-from atommem.api import Answer, answer_steps
+from atommem.answering import Answer, answer_steps
 from atommem.episode import Observation, Step
 from atommem.errors import PromptTooLongError
 from atommem.memory.log import Entry, Operation, to_json
@@ -193,7 +193,8 @@ class Conversation:
             version = ask.version or self.state.version + 1
             events = [*new, _step_event(step, version)]
             if answer is not None:
-                body = {"text": answer.text, "entries": [entry.id for entry in answer.entries]}
+                body: dict[str, Any] = {"text": answer.text, "note": answer.note}
+                body["entries"] = [entry.id for entry in answer.entries]
                 events.append(Event("answer", body, parent=version, response=ask.response))
             done = await self._commit(events)
             if new:
@@ -213,7 +214,8 @@ class Conversation:
             return None
         held = self.session.memory.contents.entries
         entries = tuple(held[entry] for entry in answer.body["entries"] if entry in held)
-        return Answer(ask.body["question"], answer.body["text"], entries, "", ())
+        text, note = answer.body["text"], answer.body.get("note", "")
+        return Answer(ask.body["question"], text, entries, "", (), note)
 
     @_repeated
     async def edit(
