@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from atommem.actions import STOP_ACTION, first
 from atommem.answering import Answer, answer_steps
 from atommem.embedding.embedder import Embedder
 from atommem.episode import Observation, Step
@@ -195,6 +196,9 @@ class AsyncMemory(_Contents):
                     on_step(step)
                 if progress is not None:
                     progress(len(reading.steps), reading.chunks)
+                if first(step.actions, STOP_ACTION.name) is not None:
+                    reading = self._readings[-1] = replace(reading, stopped=True)
+                    break
         return reading
 
     def _reading(self, observations: Sequence[Observation], name: str, again: bool) -> Reading:

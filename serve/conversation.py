@@ -13,6 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from prometheus_client import Counter
 from starlette.concurrency import run_in_threadpool
 
+from atommem.actions import STOP_ACTION, first
 from atommem.answering import Answer, answer_steps
 from atommem.episode import Observation, Step
 from atommem.errors import PromptTooLongError
@@ -140,6 +141,8 @@ class Conversation:
             try:
                 step = await self._model.step(self.session, observations[read])
                 await self._commit([_step_event(step, item)])
+                if first(step.actions, STOP_ACTION.name) and item in self.state.unread:
+                    await self._stop(item, "the policy ended the reading")
             except ConflictError:
                 CONFLICTS.inc()
                 await self.reload()
@@ -321,7 +324,10 @@ async def ask_once(
     session = Session(model.agent, f"call_{secrets.token_hex(16)}")
     for body in items:
         for observation in await _observations_of(model, _item(body, goal=question)):
-            yield await model.step(session, observation)
+            step = await model.step(session, observation)
+            yield step
+            if first(step.actions, STOP_ACTION.name):
+                break
     async for step, answer in answer_steps(session, question, partial(model.step, session)):
         yield step
         if answer is not None:
