@@ -54,8 +54,7 @@ async def answer_steps(
     observation: Observation | None = await environment.reset(task)
     steps: list[Step] = []
     while observation is not None:
-        held = memory.contents.entries
-        shown = tuple(held[item.entry_id] for item in memory.view().retrieved)
+        shown = tuple(memory.contents.find(key) for key, _ in memory.contents.shown)
         step = await take_step(observation)
         steps.append(step)
         is_plain = observation.phase == "answering" and not step.actions

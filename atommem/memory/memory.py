@@ -236,7 +236,7 @@ class WorkingMemory:
         self._cut_marker, self._seed = cut_marker, seed
         self._rules = RuleSet(config.admission, config.retention)
         self._contents, self._log = Contents(), list[Operation]()
-        self._store = VectorStore(embedder.dim)
+        self._store, self._past = VectorStore(embedder.dim), VectorStore(embedder.dim)
         self._query_vector: Vectors | None = None
 
     @property
@@ -340,8 +340,7 @@ class WorkingMemory:
         vector = await self._embed_query(text or None)
         if vector is None:
             return []
-        hits = self._store.search(vector, self._config.retrieve_k)
-        return [(self._contents.entries[entry_id], score) for entry_id, score in hits]
+        return [(self._contents.find(key), score) for key, score in self._search(vector)]
 
     def append(self, operation: Operation) -> None:
         """Append an ``outcome`` or ``observe`` operation, which changes no text."""
@@ -375,6 +374,11 @@ class WorkingMemory:
         query_rows = await embed_texts(self._embedder, queries, "query", vectors)
         store = VectorStore(self._embedder.dim)
         store.add(list(contents.entries), rows)
+        past = VectorStore(self._embedder.dim)
+        if self._config.read_past:
+            earlier = [entry.text for entry in contents.past.values()]
+            past.add(list(contents.past), await embed_texts(self._embedder, earlier, "entry"))
+        self._past = past
         self._contents, self._log, self._store = contents, list(log), store
         self._query_vector = query_rows[0] if queries else None
         self._rules = self._rules.renewed(log)
@@ -385,6 +389,7 @@ class WorkingMemory:
         twin = copy(self)
         twin._contents, twin._log = self._contents.copy(), self._log.copy()
         twin._store, twin._rules = self._store.copy(), self._rules.renewed(self._log)
+        twin._past = self._past.copy()
         return twin
 
     async def undo(self, step: int) -> None:
@@ -398,15 +403,39 @@ class WorkingMemory:
 
     def _commit(self, plan: Plan, query_vector: Vectors | None) -> tuple[Operation, ...]:
         """Apply a plan: synchronise the store, and log what the next view shows."""
+        if self._config.read_past:
+            self._keep_past(plan.contents)
         self._store.update(plan.vectors)
         if query_vector is not None:
-            hits = self._store.search(query_vector, self._config.retrieve_k)
+            hits = self._search(query_vector)
             plan.add("retrieve", actor=MEMORY, scores=tuple(hits))
         elif plan.contents.shown:
             plan.add("retrieve", actor=MEMORY)
         self._contents, self._query_vector = plan.contents, query_vector
         self._log += plan.operations
         return tuple(plan.operations)
+
+    def _keep_past(self, new: Contents) -> None:
+        """Keep the vectors of what a plan replaces or deletes, and drop what the user deletes.
+
+        A text that came and went within one completion was never shown and has no vector.
+        """
+        old = self._contents
+        changes: dict[int, Vectors | None] = dict.fromkeys(old.past.keys() - new.past.keys())
+        for key, entry in new.past.items():
+            before = old.entries.get(entry.id)
+            if key not in old.past and before is not None and before.text == entry.text:
+                changes[key] = self._store.rows([entry.id])[0]
+        self._past.update(changes)
+
+    def _search(self, vector: Vectors) -> list[tuple[int, float]]:
+        """Return the best matches with their scores: entries, and with `read_past` what they were.
+
+        Of equal scores, the present text comes first.
+        """
+        k = self._config.retrieve_k
+        hits = [*self._store.search(vector, k), *self._past.search(vector, k)]
+        return sorted(hits, key=lambda hit: -hit[1])[:k] if len(self._past) else hits
 
     def _resolve(self, actions: Sequence[Action]) -> list[ResolvedAction]:
         """Cut the texts of memory actions, and resolve handles by the present view."""

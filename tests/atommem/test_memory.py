@@ -68,6 +68,27 @@ async def test_update_and_delete_address_handles_as_shown() -> None:
     assert texts(m) == {2: "bob three", 3: "cid three", 4: "new"}
 
 
+async def test_read_past_shows_what_entries_were() -> None:
+    m = memory(read_past=True, retrieve_k=3)
+    created = [Action(CREATE, "ann in rome"), Action(CREATE, "bob in oslo")]
+    await m.apply([*created, Action(READ, "ann bob in oslo")], 0)
+    assert shown(m) == [(1, "bob in oslo"), (2, "ann in rome")]
+    await m.apply([Action(DELETE, handle=1), Action(UPDATE, "ann in bern", 2)], 1)
+    past = [(item.text, item.entry_id < 0) for item in m.view().retrieved]
+    assert past == [("bob in oslo", True), ("ann in bern", False), ("ann in rome", True)]
+    assert m.view().size == 1
+    (refused, *_) = await m.apply([Action(UPDATE, "bob in rome", 1)], 2)
+    assert refused.outcome is Outcome.UNKNOWN_HANDLE
+    for twin in (m.fork(), await memory(read_past=True, retrieve_k=3).restore(m.log)):
+        await twin.apply([Action(READ, "rome")], 3)
+        assert shown(twin)[0] == (1, "ann in rome")
+        await twin.edit(1, None, 4)  # what the user deletes is gone
+        assert shown(twin) == [(1, "bob in oslo")]
+    plain = await memory(retrieve_k=3).restore(m.log)
+    await plain.apply([Action(READ, "ann")], 3)
+    assert shown(plain) == [(1, "ann in bern")]
+
+
 async def test_create_in_full_store_is_rejected_until_delete() -> None:
     m = memory(capacity=1)
     actions = [Action(CREATE, "one"), Action(CREATE, "two"), Action(READ, "one")]
