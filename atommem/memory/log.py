@@ -195,8 +195,11 @@ class Contents:
                 self._update(operation)
             case "delete":
                 entry = self._addressed(operation)
-                self._keep(operation, entry)
-                del self.entries[entry.id]
+                if (key := operation.entry_id or 0) < 0:
+                    del self.past[key]
+                else:
+                    self._keep(operation, entry)
+                    del self.entries[key]
             case "scratchpad":
                 _check_before(operation, "the scratchpad", self.scratchpad)
                 self.scratchpad = _written(operation)
@@ -246,9 +249,9 @@ class Contents:
     def _note_scores(self, operation: Operation) -> None:
         changed: dict[int, Entry] = {}
         for entry_id, score in operation.scores:
-            if entry_id in self.past:
-                continue
             entry = self._present(operation, entry_id)
+            if entry_id < 0:
+                continue
             if operation.kind == "retrieve":
                 count, best = entry.shown + 1, entry.best_similarity
                 entry = replace(
@@ -276,7 +279,8 @@ class Contents:
         return entry
 
     def _present(self, operation: Operation, entry_id: int | None) -> Entry:
-        entry = self.entries.get(entry_id or 0)
+        key = entry_id or 0
+        entry = (self.past if key < 0 else self.entries).get(key)
         if entry is None:
             raise _misfit(operation, f"entry {entry_id} does not exist")
         return entry

@@ -164,7 +164,7 @@ class Plan:
 
     def delete(self, entry: Entry, **values: Any) -> None:
         """Add the deletion of an entry."""
-        self.add(DELETE, entry_id=entry.id, before=entry.text, **values)
+        self.add(DELETE, **{"entry_id": entry.id, "before": entry.text, **values})
 
     def candidate(self, text: str, vector: Vectors, replaces: int | None = None) -> Candidate:
         """Return a text as rules see it."""
@@ -307,7 +307,8 @@ class WorkingMemory:
     ) -> tuple[Operation, ...]:
         """Delete what was written while the source `piece`, or a part of it, was shown.
 
-        An entry goes if any of its texts came from there, even if it was rewritten since. The
+        An entry goes if any of its texts came from there, even if it was rewritten since, or
+        deleted (then it is no longer found by `read_past`). The
         scratchpad and the query are emptied if one of their texts since they were last empty came
         from there. `steps_shown` restricts the piece to these steps; give it if several pieces
         share the name.
@@ -321,13 +322,16 @@ class WorkingMemory:
                 written.discard(target)
             elif _came_from(operation.source, piece, steps_shown):
                 written.add(target)
-        if not written & {SCRATCHPAD, READ, *self._contents.entries}:
+        past = {key: old for key, old in self._contents.past.items() if old.id in written}
+        if not past and not written & {SCRATCHPAD, READ, *self._contents.entries}:
             return ()
         plan = self._plan(step)
         cause: dict[str, Any] = {"actor": USER, "reason": f"forget {piece}"}
         for entry in self.entries():
             if entry.id in written:
                 plan.delete(entry, **cause)
+        for key in sorted(past.keys() & plan.contents.past.keys(), reverse=True):
+            plan.delete(past[key], **cause, entry_id=key)
         if SCRATCHPAD in written:
             plan.add(SCRATCHPAD, before=self._contents.scratchpad, after="", **cause)
         if READ in written:

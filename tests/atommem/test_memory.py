@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -175,6 +176,10 @@ async def test_forget_removes_what_came_from_a_source() -> None:
     await m.forget(BAD, 2)
     # Entry 1 and the scratchpad were rewritten since, by a policy that had read the source.
     assert (texts(m), m.view().scratchpad, m.view().query) == ({3: "cid"}, "", "ann")
+    assert not m.contents.past
+    await m.apply([Action(DELETE, handle=1)], 3)
+    (operation, _) = await m.forget(GOOD, 3)  # what the policy deleted goes as well
+    assert (operation.before, replay(m.log).past) == ("cid", {})
 
 
 SPAN = Source(0, "https://example.org", 3, 9)
@@ -206,7 +211,9 @@ def test_replay_of_written_operations_returns_contents_with_statistics() -> None
     two = Entry(2, "two", 0, 0, 3, 3, 0.25, 0.5, SPAN, 1.0, **counts)
     three = Entry(3, "trois", 2, 2, source=Source(2), score=0.5, details={"steps": 3})
     expected = Contents({2: two, 3: three}, "plan", "query", ((2, 0.25),), 3, len(LOG))
-    assert replay(log) == expected
+    found = replay(log)
+    assert [entry.text for entry in found.past.values()] == ["one", "uno", "three"]
+    assert replace(found, past={}) == expected
 
 
 def exact(rng: np.random.Generator) -> npt.NDArray[np.float64]:
