@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
+from peft import PeftModel
 from rich.console import Console
 from torch.distributed.fsdp import StateDictType
 from transformers import Trainer
@@ -28,6 +29,7 @@ from atommem.train.errors import (
     RolloutFailedError,
     TrainingInterrupted,
 )
+from atommem.train.loops.models import keep_in_float32
 from atommem.train.stop_request import StopRequest
 
 _CONTINUE, _STOP, _BROKEN = range(3)
@@ -56,6 +58,8 @@ class ResumableTrainer(Trainer):
         self._saved_step: int | None = None
         self._has_updated = False
         super().__init__(*args, **kwargs)
+        self._loaded_dtype = self.model.config.dtype or self.model.dtype
+        keep_in_float32(self.model, self.accelerator)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `Trainer.train`; the error that ends a run says how to continue it."""
@@ -86,8 +90,10 @@ class ResumableTrainer(Trainer):
         """Save model, tokenizer, card and settings to the output folder; collective."""
         folder = Path(self.args.output_dir)
         try:
-            self.save_model(str(folder), _internal_call=True)
+            weights = self.accelerator.get_state_dict(self.model_wrapped)
             if self.args.should_save:
+                self._save_in_loaded_dtype(folder, weights)
+                self.processing_class.save_pretrained(folder)
                 save_config(folder, *self.settings)
                 self.create_model_card(model_name=folder.resolve().name)
         except WRITE_ERRORS as error:
@@ -97,13 +103,21 @@ class ResumableTrainer(Trainer):
             ) from error
         return folder
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the whole model, which transformers omits where checkpoints are sharded."""
-        super().save_model(output_dir, _internal_call)
-        if self._writes_shards() and self._writing_to is None:
-            weights = self.accelerator.get_state_dict(self.model)
-            if self.args.should_save:
-                self._save(output_dir, state_dict=weights)
+    def _save_in_loaded_dtype(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+        """Save a model as it was loaded, not in float32 as it is trained; adapters as they are."""
+        model = self.accelerator.unwrap_model(self.model)
+        converted: dict[int, torch.Tensor] = {}  # tied weights stay one tensor
+        if not isinstance(model, PeftModel):
+            for name, _ in model.named_parameters(remove_duplicate=False):
+                weight = weights[name]
+                address = weight.data_ptr()
+                if address not in converted:
+                    converted[address] = weight.to(self._loaded_dtype)
+                weights[name] = converted[address]
+        model.save_pretrained(folder, state_dict=weights)
+        if not isinstance(model, PeftModel):
+            model.config.dtype = self._loaded_dtype
+            model.config.save_pretrained(folder)
 
     def _writes_shards(self) -> bool:
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)

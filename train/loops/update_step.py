@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, gather_object
 from torch.utils.data import DataLoader
 from transformers.utils import logging
 from trl.trainer.utils import use_adapter
 
 from atommem.train.loops.models import reduce_in_float32
-from atommem.train.objective.loss import MASKED, PolicyLoss
+from atommem.train.objective.loss import CORRECTION, PolicyLoss, sums_by_length
 from atommem.train.objective.rows import Row, Tokens
 from atommem.train.packing.micro_batch import MicroBatch, pack_rows, pad_rows
 from atommem.train.packing.planning import MicroBatchPlanner, pair_cost
@@ -110,13 +110,18 @@ class UpdateStep:
             lambda: torch.zeros((), device=self.accelerator.device)
         )
         micro_batches = self._plan(batch.rows)
+        quartiles: list[float] = []
+        if self.loss.vllm_importance_sampling_mode is not None:
+            lengths = gather_object([len(row.logprobs) for row in batch.rows])
+            quartiles = np.quantile(lengths or [0], [0.25, 0.5, 0.75]).tolist()
         with self._sharing(model):
             for index, rows in enumerate(micro_batches):
                 last = index == len(micro_batches) - 1
                 # DeepSpeed steps inside the backward pass that this flag marks.
                 self.accelerator.gradient_state._set_sync_gradients(last)
                 with self._accumulating(model, last):
-                    for name, value in self._backward(model, rows, batch.normalizer).items():
+                    found = self._backward(model, rows, batch.normalizer, quartiles)
+                    for name, value in found.items():
                         sums[name] += value
         loss = sums["loss"]
         if not micro_batches:
@@ -125,11 +130,17 @@ class UpdateStep:
         log = dict(zip(sums, totals, strict=True))
         loss_mean = log.pop("loss") / self.accelerator.num_processes
         packing_ratio, weight = log.pop("raw") / log.pop("computed"), log.pop("weight")
+        for index in range(1, 5):
+            total, of_quarter = log.pop(f"q{index}", 0.0), log.pop(f"weight_q{index}", 0.0)
+            if of_quarter:
+                log[f"{CORRECTION}_q{index}"] = total / of_quarter * weight
         means = {name: total / weight for name, total in log.items()}
-        if means.get(MASKED, 0.0) > 0.5:
+        corrections = [value for name, value in means.items() if name.startswith(CORRECTION)]
+        if corrections and not 0.9 <= min(corrections) <= max(corrections) <= 1.1:
             logger.warning_once(
-                f"vllm_importance_sampling_mode masks or truncates most tokens ({MASKED} in the "
-                "log): the engine samples from another distribution. Check dtypes and temperature."
+                f"vllm_importance_sampling_mode changes the weight of tokens ({CORRECTION} in the "
+                "log, by length from _q1 to _q4; 1 is neutral). Use token_truncate; else the "
+                "engine samples from another distribution: check dtypes and temperature."
             )
         return loss, means | {"loss": loss_mean, "packing_ratio": packing_ratio}
 
@@ -160,7 +171,9 @@ class UpdateStep:
         inputs = pack_rows(rows) if self.prefix_sharing else pad_rows(rows, self._pad_token_id)
         return inputs.to(self.accelerator.device)
 
-    def _backward(self, model: Any, rows: list[Row], normalizer: float) -> dict[str, Any]:
+    def _backward(
+        self, model: Any, rows: list[Row], normalizer: float, quartiles: Sequence[float]
+    ) -> dict[str, Any]:
         """Run the passes of one micro-batch; returns sums over its tokens by log name."""
         raw = sum(len(row) for row in rows if row.weight)
         tokens, inputs = Tokens.of(rows, self.accelerator.device), self._inputs(rows)
@@ -178,6 +191,8 @@ class UpdateStep:
         difference = (logps.detach() - tokens.logprobs).abs()
         log |= {"entropy": entropies.detach(), DIFFERENCE: difference}
         sums = {name: (tokens.weights * value).sum() for name, value in log.items()}
+        if quartiles:
+            sums |= sums_by_length(log[CORRECTION], tokens, quartiles)
         return sums | {
             "loss": loss.detach(),
             "weight": tokens.weights.sum(),
