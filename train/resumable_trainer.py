@@ -20,12 +20,14 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from atommem.config import save_config
 from atommem.errors import AtomMemError, ConfigError
+from atommem.files import let_others_read
 from atommem.process import frozen_heap
 from atommem.train import checkpoints
 from atommem.train.errors import (
     WRITE_ERRORS,
     CheckpointError,
     DivergedError,
+    MemoryFault,
     RolloutFailedError,
     TrainingInterrupted,
 )
@@ -64,7 +66,7 @@ class ResumableTrainer(Trainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `Trainer.train`; the error that ends a run says how to continue it."""
         saves = self.args.save_strategy != SaveStrategy.NO
-        stops = (TrainingInterrupted, RolloutFailedError, DivergedError)
+        stops = (TrainingInterrupted, RolloutFailedError, DivergedError, MemoryFault)
         with self.stop_request.installed() if saves else nullcontext(), frozen_heap():
             try:
                 return super().train(*args, **kwargs)
@@ -115,6 +117,7 @@ class ResumableTrainer(Trainer):
                     converted[address] = weight.to(self._loaded_dtype)
                 weights[name] = converted[address]
         model.save_pretrained(folder, state_dict=weights)
+        let_others_read(folder)
         if not isinstance(model, PeftModel):
             model.config.dtype = self._loaded_dtype
             model.config.save_pretrained(folder)

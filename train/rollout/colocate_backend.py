@@ -73,8 +73,9 @@ class ColocateBackend(Backend):
             clear_device_cache()
             engine.wake_up(["weights"])
         if self._publisher is None:
-            for weight in named_weights(trainer):
-                engine.apply_model(lambda model, weight=weight: model.load_weights([weight]))
+            # Not the model's `load_weights`: kernels may keep weights in another layout.
+            new = {"weights_iterator": named_weights(trainer)}
+            engine.collective_rpc("reload_weights", kwargs=new)
             engine.reset_prefix_cache()
         self._loaded = True
 
