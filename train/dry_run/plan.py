@@ -193,11 +193,6 @@ def _embedder_bytes(config: EmbedderConfig) -> float | None:
 def _warnings(plan: Plan, args: Any) -> list[str]:
     found, run = [], plan.run
     longest, context = plan.workload.longest_row, run.model.config.max_position_embeddings
-    if run.precision.trained < 4 and run.launch.name in ("single", "ddp"):
-        found.append(
-            f"learning_rate={args.learning_rate:g}: with 16-bit weights most updates are lost to "
-            "rounding. Set dtype: float32 (bf16 stays on), or start with FSDP2 or DeepSpeed."
-        )
     if longest > context:
         found.append(
             f"the longest prompt and completion have {longest} tokens, the model's context "
