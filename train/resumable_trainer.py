@@ -110,11 +110,11 @@ class ResumableTrainer(Trainer):
         model = self.accelerator.unwrap_model(self.model)
         converted: dict[int, torch.Tensor] = {}  # tied weights stay one tensor
         if not isinstance(model, PeftModel):
-            for name, _ in model.named_parameters(remove_duplicate=False):
-                weight = weights[name]
-                address = weight.data_ptr()
+            names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+            for name in names & weights.keys():
+                address = weights[name].data_ptr()
                 if address not in converted:
-                    converted[address] = weight.to(self._loaded_dtype)
+                    converted[address] = weights[name].to(self._loaded_dtype)
                 weights[name] = converted[address]
         model.save_pretrained(folder, state_dict=weights)
         let_others_read(folder)

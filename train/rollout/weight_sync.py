@@ -55,7 +55,8 @@ class AdapterPublisher:
             try:
                 active = model.active_adapters[0]
                 save_lora_adapter(model, trainer.accelerator, active, adapter.path)
-                let_others_read(Path(adapter.path))
+                if trainer.accelerator.is_main_process:
+                    let_others_read(Path(adapter.path))
             except WRITE_ERRORS as error:
                 problem = f"the adapter could not be written to {adapter.path}: {error}"
         # The other ranks wait here for the one that writes.
