@@ -31,7 +31,6 @@ from atommem.train.errors import (
     RolloutFailedError,
     TrainingInterrupted,
 )
-from atommem.train.loops.models import keep_in_float32
 from atommem.train.stop_request import StopRequest
 
 _CONTINUE, _STOP, _BROKEN = range(3)
@@ -254,6 +253,23 @@ class ResumableTrainer(Trainer):
             return value
         everywhere = self.accelerator.gather(torch.tensor([value], device=self.accelerator.device))
         return float(everywhere.max())
+
+
+def keep_in_float32(model: Any, accelerator: Any) -> None:
+    """Convert trained 16-bit parameters to float32: in bfloat16, steps of 1e-6 round away.
+
+    DeepSpeed keeps its own float32 copy. accelerate would convert for FSDP2, on every rank; where
+    rank 0 hands out its weights, others need memory that is reserved and never touched.
+    """
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    gets_weights = plugin is not None and plugin.cpu_ram_efficient_loading
+    gets_weights = gets_weights and not accelerator.is_main_process
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+            empty = torch.empty_like(parameter, dtype=torch.float32)
+            parameter.data = empty if gets_weights else parameter.data.float()
 
 
 def _restore_to_numbered_cpu(storage: Any, location: str) -> Any:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from atommem.errors import ConfigError
 from atommem.train.checkpoints import SHARDED_MODEL, list_checkpoints
-from atommem.train.loops.models import keep_in_float32
+from atommem.train.resumable_trainer import keep_in_float32
 from tests.train.distributed_worker import CASES, KINDS, fsdp2_run, fsdp2_update, train_alike
 from tests.train.harness import assert_equal_gradients, save_model, torchrun
 from tests.train.toys import make_model

@@ -12,7 +12,6 @@ from unittest.mock import patch
 
 import torch
 import trl.trainer.utils
-from accelerate.utils import DistributedType
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch.distributed.fsdp import FSDPModule
 from transformers.integrations import deepspeed
@@ -103,23 +102,6 @@ def shard_reference(model: Any, accelerator: Any) -> Any:
             # accelerate keeps the head gathered for a backward pass, which a reference lacks.
             module.set_reshard_after_forward(True, recurse=False)
     return model.eval()
-
-
-def keep_in_float32(model: Any, accelerator: Any) -> None:
-    """Convert trained 16-bit parameters to float32: in bfloat16, steps of 1e-6 round away.
-
-    DeepSpeed keeps its own float32 copy. accelerate would convert for FSDP2, on every rank; where
-    rank 0 hands out its weights, others need memory that is reserved and never touched.
-    """
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        return
-    plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    gets_weights = plugin is not None and plugin.cpu_ram_efficient_loading
-    gets_weights = gets_weights and not accelerator.is_main_process
-    for parameter in model.parameters():
-        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
-            empty = torch.empty_like(parameter, dtype=torch.float32)
-            parameter.data = empty if gets_weights else parameter.data.float()
 
 
 def reduce_in_float32(accelerator: Any) -> None:
