@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("atommem", "envs", "train", "eval", "serve", "demo")
+ROOMS = ("atommem", "envs", "train", "eval", "serve", "demo", "integrations")
 
 
 BROKEN = (

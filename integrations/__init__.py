@@ -1,0 +1,1 @@
+"""Doors to training engines and environment hubs of others: each file is one."""
