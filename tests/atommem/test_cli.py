@@ -17,7 +17,7 @@ from atommem.plugins import shipped_files
 ROOT = Path(__file__).parents[2]
 RECIPE = "train/qwen3_0.6b_lora_1gpu"
 HEAVY = {"torch", "transformers", "trl", "vllm", "datasets", "peft", "accelerate"}
-ROOMS = {"envs", "train", "eval", "serve", "demo"}
+ROOMS = {"envs", "train", "eval", "serve", "demo", "integrations"}
 
 
 def test_cli_prints_commands_and_version(capsys: pytest.CaptureFixture[str]) -> None:
