@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from atommem.actions import ProblemReason
+from atommem.actions import Action, Problem, ProblemReason
 from atommem.episode import Observation, Step
 from atommem.grammar import THINK, boxes_in
 from atommem.memory.log import POLICY, Entry
@@ -79,9 +79,10 @@ def unboxed_answer(step: Step) -> str | None:
     begin += len(THINK) + 2 if begin else 0
     outside: list[str] = []
     at = begin
-    for element in sorted([*step.actions, *step.problems], key=lambda item: item.start):
+    elements: list[Action | Problem] = [*step.actions, *step.problems]
+    for element in sorted(elements, key=lambda item: item.start):
         body = step.text[max(element.start, begin) : element.end]
-        if getattr(element, "reason", None) is ProblemReason.NO_BOX:
+        if isinstance(element, Problem) and element.reason is ProblemReason.NO_BOX:
             return " ".join(_TAG.sub(" ", body).split()) or None
         outside.append(step.text[at : element.start])
         at = max(at, element.end)

@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.no_reading and not SavedMemory.exists(arguments.memory or ""):
             raise ConfigError("--no_reading: needs a saved memory. Give its folder as --memory.")
         with _locked(arguments.memory), warnings.catch_warnings():
-            warnings.showwarning = _print_warning
+            warnings.showwarning = _print_warning  # type: ignore[assignment]
             return asyncio.run(_run(arguments, settings))
     except KeyboardInterrupt:
         folder = arguments.memory

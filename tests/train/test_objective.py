@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import pickle
 import random
 import warnings
 from collections import defaultdict
@@ -19,18 +20,28 @@ from hypothesis import strategies as st
 from trl import GRPOTrainer
 
 from atommem.errors import DataError
+from atommem.train.loops.update_step import policy_loss as configured_loss
 from atommem.train.objective.advantages import group_advantages
-from atommem.train.objective.loss import MASKED, PolicyLoss, correction
+from atommem.train.objective.loss import (
+    CORRECTION,
+    MASKED,
+    PolicyLoss,
+    correction,
+    sums_by_length,
+)
 from atommem.train.objective.rows import (
     LOSS_TYPES,
     EpisodeSize,
     Row,
     Tokens,
+    advantages_of_steps,
     episode_rows,
     merge_equal_rows,
     normalizer,
     token_weight,
 )
+from atommem.train.objective.shares import gradient_shares, signal_report, sums_of_quarters
+from tests.train.harness import make_config
 from tests.train.toys import make_episode
 
 CPU = torch.device("cpu")
@@ -221,7 +232,7 @@ def test_policy_loss_equals_trl(variant: str, on_policy: bool) -> None:
         assert float((got - wanted).abs().max()) <= 1e-6
         # TRL counts a sequence's ratio once, and tokens alike whatever they weigh.
         once = policy_loss.importance_sampling_level == "sequence"
-        for name in set(log) - {"ratio", MASKED}:
+        for name in set(log) - {"ratio", MASKED, CORRECTION}:
             values = log[name].float()
             if once and name != "kl":
                 values = torch.stack([row.mean() for row in values.split(tokens.counts)])
@@ -247,3 +258,74 @@ def test_correction_equals_numbers_by_hand(
     factor, is_changed = correction(difference, [2, 3], mode, low, high)
     assert factor.tolist() == pytest.approx(expected)
     assert is_changed.tolist() == changed
+
+
+UNEVEN = [
+    make_episode("a", 0, 1.0, [(5, 2)]),
+    make_episode("a", 1, 0.0, [(5, 2)]),
+    make_episode("a", 2, 1.0, [(5, 2)] * 3),
+    make_episode("a", 3, 0.0, [(5, 4)] * 7),
+]
+
+
+@pytest.mark.parametrize(
+    ("normalization", "by_steps"),
+    # The advantages are all +-1/2: 1, 1, 3 and 7 steps of 2, 2, 2 and 4 tokens.
+    [("token", [2, 2, 6, 28]), ("step", [1, 1, 3, 7]), ("trajectory", [1, 1, 1, 1])],
+)
+def test_gradient_shares_add_up_the_weights_of_rows(
+    normalization: str, by_steps: list[int]
+) -> None:
+    advantages = group_advantages([episode.reward for episode in UNEVEN], 4)
+    sizes = [EpisodeSize.of(episode) for episode in UNEVEN]
+    log = gradient_shares(sizes, advantages, normalization)
+    rows = episode_rows(UNEVEN, advantages_of_steps(advantages, UNEVEN), normalization)
+    weights = [abs(row.advantage) * row.weight * len(row.logprobs) for row in rows]
+    of_episode = [
+        sum(w for row, w in zip(rows, weights, strict=True) if row.episode == i) for i in range(4)
+    ]
+    shares = [log[f"gradient_share/steps_q{q}"] for q in (1, 2, 3, 4)]
+    assert shares == pytest.approx([n / sum(by_steps) for n in by_steps])
+    assert shares == pytest.approx([w / sum(of_episode) for w in of_episode])
+    assert log["gradient_share/above_mean"] == pytest.approx(
+        (of_episode[0] + of_episode[2]) / sum(of_episode)
+    )
+    # Two episodes of one step, of which one is above the mean, fill two quarters.
+    assert [log[f"above_mean/steps_q{q}"] for q in (1, 2, 3, 4)] == pytest.approx([0.5, 0.5, 1, 0])
+
+
+def test_quarters_share_equal_sizes_evenly() -> None:
+    sums = sums_of_quarters(np.array([6.0, 0.0, 0.0, 3.0, 3.0, 3.0]), np.array([2, 2, 2, 5, 5, 5]))
+    assert sums.tolist() == [3.0, 3.0, 4.5, 4.5]
+
+
+def test_signal_report_names_a_run_without_variance() -> None:
+    assert signal_report([{"loss": 1.0}]) == ""
+    flat = signal_report([{"frac_reward_zero_std": 1.0}] * 3)
+    assert "in none of the 3 updates did the episodes of a group differ" in flat
+
+
+def test_default_correction_keeps_the_weight_of_long_rows() -> None:
+    """Unbiased noise between engine and trainer (mean ratio 1), as others measured it."""
+    loss = configured_loss(make_config("unused", use_vllm=True))
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for length in (100, 500, 2000, 4000):
+        noise = 0.05 * torch.randn(length, generator=generator) - 0.05**2 / 2
+        rows += [Row([1], [2] * length, -noise, 0, 1.0, 1.0)]
+    tokens = Tokens.of(rows, CPU)
+    _, log = loss(torch.zeros(len(tokens.logprobs), requires_grad=True), tokens)
+    sums = sums_by_length(log[CORRECTION], tokens, [200, 1000, 3000])
+    assert [sums[f"weight_q{index}"] for index in range(1, 5)] == [100, 500, 2000, 4000]
+    means = [float(sums[f"q{index}"] / sums[f"weight_q{index}"]) for index in range(1, 5)]
+    assert means == pytest.approx([1.0] * 4, abs=0.01)
+
+
+def test_pickled_row_has_its_ids_once() -> None:
+    row = Row(range(3000), range(500), [-0.5] * 500, 3, 0.25, 2.0)
+    data = pickle.dumps(row)
+    assert len(data) < 4 * (3500 + 500) + 1000
+    copied = pickle.loads(data)
+    for name in ("prompt_ids", "completion_ids", "ids", "logprobs", "old_logprobs"):
+        assert getattr(copied, name).tolist() == getattr(row, name).tolist()
+    assert (copied.episode, copied.advantage, copied.weight) == (3, 0.25, 2.0)
