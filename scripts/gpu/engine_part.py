@@ -34,7 +34,7 @@ from atommem.train.packing.tree_attention import describe_kernel
 from atommem.train.rollout import colocate_backend
 from atommem.train.rollout.server_backend import ServerBackend
 
-SHARE, LENGTH = 0.4, 8192
+SHARE, LENGTH, TINY_LENGTH = 0.4, 8192, 2048
 LIMITS = {torch.bfloat16: 0.1, torch.float32: 1e-3}
 """Mean absolute difference of log-probabilities (nats), by the engine's dtype."""
 RATES = {"lora": "1e-2", "full": "1e-3"}
@@ -146,7 +146,8 @@ def _memory_gb(part: Part) -> float:
 @contextmanager
 def server(part: Part, mode: str, model: Path, log: Path) -> Iterator[list[str]]:
     """Start vLLM on the last GPU, which may be the trainer's; yields the settings that name it."""
-    flags, env = ["--max-model-len", str(LENGTH)], dict(RUNTIME_LORA)
+    flags = ["--max-model-len", str(TINY_LENGTH if part.tiny else LENGTH)]
+    env = dict(RUNTIME_LORA)
     if mode == "lora":
         flags += ["--enable-lora", "--max-lora-rank", "32", "--max-loras", "2"]
     else:
@@ -154,8 +155,6 @@ def server(part: Part, mode: str, model: Path, log: Path) -> Iterator[list[str]]
     if part.device.type == "cuda":
         flags += ["--gpu-memory-utilization", str(SHARE)]
         env["CUDA_VISIBLE_DEVICES"] = str(torch.cuda.device_count() - 1)
-    else:
-        flags[1] = "1024"
     started = time.perf_counter()
     with VllmServer(sys.executable, model, log, *flags, env=env, timeout=240) as running:
         part.add("the server starts", seconds=time.perf_counter() - started)
@@ -195,6 +194,7 @@ def main() -> None:
         flags = flags_of(part, trained, folder)
         make_certain(folder / "model")
         flags += ["--use_vllm", "true", "--learning_rate", RATES[trained]]
+        flags += ["--dtype", "float32"] if part.tiny else []
         probe = Probe(part, LIMITS[torch.float32 if part.tiny else torch.bfloat16])
         if needs_server:
             with server(part, trained, folder / "model", part.arguments.out.parent / "vllm") as own:
@@ -202,7 +202,7 @@ def main() -> None:
         else:
             flags += ["--vllm_mode", "colocate", "--vllm_enable_sleep_mode", str(sleeps).lower()]
             flags += ["--vllm_gpu_memory_utilization", str(SHARE)]
-            flags += ["--vllm_max_model_length", "1024" if part.tiny else str(LENGTH)]
+            flags += ["--vllm_max_model_length", str(TINY_LENGTH if part.tiny else LENGTH)]
             measure_engine(part)
             found = measured_training.run(flags, colocate_backend.ColocateBackend, probe)
     for update in found["updates"]:
