@@ -36,6 +36,7 @@ EPISODES_REFUSED: Refused = {
     "repetition_penalty": (1.0, DISTRIBUTION),
     "log_completions": (False, "log_episodes shows whole episodes, and save_traces keeps them"),
     "hub_strategy": ("end", _PUSHED_LAST),
+    "use_liger_kernel": (False, "it would replace the fused LM head"),
     "router_aux_loss_coef": (0.0, "the term would depend on how rows are packed"),
 }
 REFUSED: Refused = {
@@ -65,7 +66,7 @@ COLD_START_REFUSED: Refused = {
 def check_refused(config: Any, refused: Refused) -> None:
     """Raise ConfigError if a field of `config` has another value than the only accepted one."""
     for name, (only, reason) in refused.items():
-        value = getattr(config, name)
+        value = getattr(config, name, only)
         if str(getattr(value, "value", value)) != str(only):
             raise ConfigError(
                 f"{name}={value}: only {only} is supported, because {reason}. Drop it."
