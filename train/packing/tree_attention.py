@@ -213,17 +213,26 @@ def flex_tree_attention(
 
 
 @cache
-def flash_attention_3(device: torch.device) -> Any:
-    """Return the kernel library, or None: it needs a Hopper GPU and the package ``kernels``."""
+def load_flash_attention(device: torch.device) -> Any:
+    """Return the FlashAttention-3 kernels, or why they do not run here."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
-        return None
+        return "FlashAttention-3 needs a Hopper GPU"
     try:
         from kernels import get_kernel
 
         return get_kernel("kernels-community/flash-attn3", version=1)
+    except ImportError:
+        return "FlashAttention-3 needs the extra gpu: pip install 'atommem[gpu]'"
     except Exception as error:  # any error of a download or an incompatible library
-        logger.warning(f"FlashAttention-3 cannot be loaded ({error}): using flex_attention.")
-        return None
+        return f"FlashAttention-3 cannot be loaded: {error}"
+
+
+def describe_kernel(device: torch.device) -> str:
+    """Name the attention kernel of `device`, and why it is not FlashAttention-3."""
+    if device.type == "cpu":
+        return "dense blocks of scaled_dot_product_attention"
+    flash = load_flash_attention(device)
+    return f"flex_attention ({flash})" if isinstance(flash, str) else "FlashAttention-3"
 
 
 def tree_attention(
@@ -247,12 +256,12 @@ def tree_attention(
     scale = query.size(-1) ** -0.5 if scaling is None else scaling
     device = query.device
     if device.type != "cpu":
-        kernel = flash_attention_3(device) if value.dtype != torch.float32 else None
-        if kernel is not None:
+        flash = load_flash_attention(device)
+        if value.dtype != torch.float32 and not isinstance(flash, str):
             index, *lengths = tree.cached(key_paths, device)
             query, key, value = (x.transpose(1, 2)[0] for x in (query, key, value))
             keys = key.index_select(0, index), value.index_select(0, index)
-            out = kernel.flash_attn_varlen_func(
+            out = flash.flash_attn_varlen_func(
                 query, *keys, *lengths, softmax_scale=scale, causal=True
             )
             return (out[0] if isinstance(out, tuple) else out)[None], None
