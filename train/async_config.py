@@ -90,8 +90,6 @@ class AsyncTrainConfig(EpisodeConfig, TrainingArguments):
         """The addresses in `vllm_server_base_url`."""
         return [url.strip() for url in self.vllm_server_base_url.split(",") if url.strip()]
 
-    _VALID_DICT_FIELDS = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]  # noqa: RUF012  # as TRL does
-
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least(self, max_staleness=0, beta=0, token_budget=1, weight_sync_steps=1)

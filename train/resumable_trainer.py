@@ -100,7 +100,7 @@ class ResumableTrainer(Trainer):
                 self.save_model(str(folder), _internal_call=True)
             if self.args.should_save:
                 save_config(folder, *self.settings)
-                self.create_model_card(model_name=folder.resolve().name, tags=self.tags)
+                self.create_model_card(model_name=folder.resolve().name, tags=[*self.tags])
         except WRITE_ERRORS as error:
             raise CheckpointError(
                 f"the trained model could not be written to {folder}: {error}. Run the same "

@@ -270,8 +270,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         "(with num_iterations 1) is on-policy.",
     )
 
-    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "vllm_engine_kwargs"]  # noqa: RUF012  # as TRL does
-
     @property
     def updates_per_rollout(self) -> int:
         """Updates on the episodes of one rollout."""

@@ -32,8 +32,6 @@ SEAM = {
     # Methods of Trainer around ours: checkpoints that are whole or absent, a norm that is finite.
     "_save_checkpoint",
     "_get_grad_norm",
-    # Fields that take JSON objects.
-    "_VALID_DICT_FIELDS",
     # Attention along tries.
     "_attn_implementation",
     "_supports_attention_backend",

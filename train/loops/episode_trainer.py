@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import set_seed
+from trl import SyncRefModelCallback
 
 from atommem.envs.scoring.records import EpisodeRecord, summarize
 from atommem.episode import Episode, add_sums
@@ -69,8 +70,9 @@ class EpisodeTrainer(ResumableTrainer):
             raise ConfigError("fsdp_version=1: not supported. Use fsdp_version: 2.")
         tune_lm_head_for_cpu(self.accelerator.device.type)
         self.reference = make_reference(self.model, args, self.accelerator, quantization_config)
+        if self.reference is not None and args.sync_ref_model:
+            self.add_callback(SyncRefModelCallback(self.reference, self.accelerator))
         set_seed(args.seed, device_specific=True)
-        self.model.add_model_tags(self.tags)
         self._update = UpdateStep(
             self.accelerator,
             self.model,

@@ -23,11 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from transformers import AttentionInterface, AttentionMaskInterface, logging
+from transformers import AttentionInterface, AttentionMaskInterface
 
 ATTENTION_NAME = "atommem_tree"
-logger = logging.get_logger(__name__)
-
 
 BLOCK = 128
 """Queries and keys per block of `flex_mask`."""
