@@ -7,23 +7,27 @@ import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from accelerate.utils import DistributedType
+from huggingface_hub import ModelCardData
+from peft import PeftModel
 from rich.console import Console
 from torch.distributed.fsdp import StateDictType
 from transformers import Trainer
 
 from atommem.config import save_config
 from atommem.errors import AtomMemError, ConfigError
+from atommem.files import let_others_read
 from atommem.process import frozen_heap
 from atommem.train import checkpoints
 from atommem.train.errors import (
     WRITE_ERRORS,
     CheckpointError,
     DivergedError,
+    MemoryFault,
     RolloutFailedError,
     TrainingInterrupted,
 )
@@ -46,9 +50,6 @@ class ResumableTrainer(Trainer):
         settings: Dataclasses whose fields go into ``atommem_config.json``.
     """
 
-    tags: ClassVar = ["atommem"]
-    """Tags of the model card."""
-
     def __init__(self, *args: Any, settings: Sequence[Any] = (), **kwargs: Any) -> None:
         self.stop_request = StopRequest()
         self.settings = settings
@@ -57,6 +58,8 @@ class ResumableTrainer(Trainer):
         self._saved_step: int | None = None
         """The last update that is in a checkpoint (0: none is needed); unset before training."""
         super().__init__(*args, **kwargs)
+        self._loaded_dtype = self.model.config.dtype or self.model.dtype
+        keep_in_float32(self.model, self.accelerator)
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
         """Train as `Trainer.train`; the error that ends a run says how to continue it."""
@@ -64,7 +67,7 @@ class ResumableTrainer(Trainer):
             self._check_launcher(Path(resume_from_checkpoint))
             self.load_extra_state(Path(resume_from_checkpoint))
         saves = self.args.save_strategy != "no"
-        stops = (TrainingInterrupted, RolloutFailedError, DivergedError)
+        stops = (TrainingInterrupted, RolloutFailedError, DivergedError, MemoryFault)
         with self.stop_request.installed() if saves else nullcontext(), frozen_heap():
             try:
                 return super().train(resume_from_checkpoint, **kwargs)
@@ -90,23 +93,52 @@ class ResumableTrainer(Trainer):
         """Save model, tokenizer, card and settings to the output folder; collective."""
         folder = Path(self.args.output_dir)
         try:
-            if self._writes_shards():  # transformers would save nothing
-                weights = self.accelerator.get_state_dict(self.model)
-                if self.args.should_save:
-                    model = self.accelerator.unwrap_model(self.model)
-                    model.save_pretrained(folder, state_dict=weights)
-                    self.processing_class.save_pretrained(folder)
-            else:
-                self.save_model(str(folder), _internal_call=True)
+            weights = self.accelerator.get_state_dict(self.model_wrapped)
             if self.args.should_save:
+                self._save_in_loaded_dtype(folder, weights)
+                self.processing_class.save_pretrained(folder)
                 save_config(folder, *self.settings)
-                self.create_model_card(model_name=folder.resolve().name, tags=[*self.tags])
+                self.create_model_card()
         except WRITE_ERRORS as error:
             raise CheckpointError(
                 f"the trained model could not be written to {folder}: {error}. Run the same "
                 "command with --resume to write it."
             ) from error
         return folder
+
+    def _save_in_loaded_dtype(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+        """Save a model as it was loaded, not in float32 as it is trained; adapters as they are."""
+        model = self.accelerator.unwrap_model(self.model)
+        converted: dict[int, torch.Tensor] = {}  # tied weights stay one tensor
+        if not isinstance(model, PeftModel):
+            names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+            for name in names & weights.keys():
+                address = weights[name].data_ptr()
+                if address not in converted:
+                    converted[address] = weights[name].to(self._loaded_dtype)
+                weights[name] = converted[address]
+        model.save_pretrained(folder, state_dict=weights)
+        let_others_read(folder)
+        if not isinstance(model, PeftModel):
+            model.config.dtype = self._loaded_dtype
+            model.config.save_pretrained(folder)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write the model's card to the output folder."""
+        base, folder = self.model.config.name_or_path, Path(self.args.output_dir)
+        data = ModelCardData(
+            base_model=base if base and not Path(base).exists() else None,
+            library_name="peft" if isinstance(self.model, PeftModel) else "transformers",
+            tags=["atommem", "memory-policy"],
+        )
+        name = folder.resolve().name
+        text = (
+            "A policy that reads with a memory, trained with AtomMem: `atommem eval --policy`, "
+            "`atommem serve` and `atommem ask` use it. `atommem_config.json` is how it was prompted."
+        )
+        if self.is_world_process_zero():
+            card = f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{text}\n"
+            (folder / "README.md").write_text(card, encoding="utf-8")
 
     def _writes_shards(self) -> bool:
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
@@ -223,6 +255,23 @@ class ResumableTrainer(Trainer):
             return value
         everywhere = self.accelerator.gather(torch.tensor([value], device=self.accelerator.device))
         return float(everywhere.max())
+
+
+def keep_in_float32(model: Any, accelerator: Any) -> None:
+    """Convert trained 16-bit parameters to float32: in bfloat16, steps of 1e-6 round away.
+
+    DeepSpeed keeps its own float32 copy. accelerate would convert for FSDP2, on every rank; where
+    rank 0 hands out its weights, others need memory that is reserved and never touched.
+    """
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    gets_weights = plugin is not None and plugin.cpu_ram_efficient_loading
+    gets_weights = gets_weights and not accelerator.is_main_process
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+            empty = torch.empty_like(parameter, dtype=torch.float32)
+            parameter.data = empty if gets_weights else parameter.data.float()
 
 
 def _restore_to_numbered_cpu(storage: Any, location: str) -> Any:

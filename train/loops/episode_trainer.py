@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from accelerate.utils import set_seed
@@ -38,7 +38,6 @@ class EpisodeTrainer(ResumableTrainer):
         kwargs: Further arguments of `ResumableTrainer` and transformers' `Trainer`.
     """
 
-    tags: ClassVar = ["atommem", "grpo"]
     _order: TaskOrder
     _rollout_log: RolloutLog
 

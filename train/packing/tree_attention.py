@@ -104,7 +104,8 @@ def key_paths(tree: Tree, device: torch.device) -> tuple[Any, ...]:
     """Return each segment's path of keys, as variable-length attention takes them.
 
     In order: indices of the keys, segment after segment; cumulative lengths of queries and of
-    keys; the longest of each.
+    keys; the longest of each. Every layer gathers the keys: at most ``num_generations x
+    micro_batch_tokens`` keys and values if rows share prefixes within their group.
     """
     paths: list[np.ndarray] = []
     above: list[tuple[int, int, int]] = []

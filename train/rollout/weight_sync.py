@@ -16,6 +16,7 @@ from peft import PeftType
 from torch.distributed.tensor import DTensor
 
 from atommem.errors import ConfigError, OutageError
+from atommem.files import let_others_read
 from atommem.policy.server_pool import Adapter
 from atommem.train.errors import WRITE_ERRORS
 
@@ -85,6 +86,7 @@ def save_adapter(model: Any, accelerator: Any, folder: Path) -> None:
     partial = folder.with_name(f".{folder.name}")
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial, selected_adapters=[name], state_dict=weights)
+    let_others_read(partial)
     # peft gives every adapter but "default" a folder of its own.
     (partial if name == "default" else partial / name).rename(folder)
     shutil.rmtree(partial, ignore_errors=True)
