@@ -134,7 +134,7 @@ class ResumableTrainer(Trainer):
         name = folder.resolve().name
         text = (
             "A policy that reads with a memory, trained with AtomMem: `atommem eval --policy`, "
-            "`atommem serve` and `atommem ask` use it. `atommem_config.json` is how it was prompted."
+            "`atommem serve` and `atommem ask` use it. `atommem_config.json` holds its prompts."
         )
         if self.is_world_process_zero():
             card = f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{text}\n"
