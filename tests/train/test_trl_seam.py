@@ -42,9 +42,12 @@ SEAM = {
     "accelerate.commands.config.config_args.load_config_from_file",
 }
 ELSEWHERE = {
-    # argparse, collections, httpcore, jsonargparse, os, SQLAlchemy, torch, of the standard library
-    # and other packages
+    *("_Converter", "_PARSER", "_actions", "_parse_and_convert", "_get_entity_infos"),  # of parsers
+    *("_exit", "_replace", "_mapping", "_pool"),  # of os, namedtuple, SQLAlchemy, httpcore
+    "_scaled_dot_product_flash_attention_for_cpu",  # of torch
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
 }
+"""Private names of other packages."""
 
 
 def trees() -> Iterator[ast.Module]:
