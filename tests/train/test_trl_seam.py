@@ -38,11 +38,18 @@ SEAM = {
     # An embedder that DeepSpeed leaves whole.
     "transformers.integrations.deepspeed",
     "_hf_deepspeed_config_weak_ref",
+    # The revision of a model on the hub that was loaded.
+    "_commit_hash",
+    # A user's function as a tool, and why it cannot be one.
+    "transformers.utils.chat_template_utils",
+    # Room for an engine that wakes.
+    "accelerate.utils.memory.clear_device_cache",
     # The launcher's file in the dry run.
     "accelerate.commands.config.config_args.load_config_from_file",
 }
+BY_NAME = ("getattr", "setattr", "hasattr", "patch.object")
 ELSEWHERE = {
-    *("_Converter", "_PARSER", "_actions", "_parse_and_convert", "_get_entity_infos"),  # of parsers
+    *("_Converter", "_PARSER", "_actions", "_parse_and_convert", "_get_entity_infos", "_typehint"),
     *("_exit", "_replace", "_mapping", "_pool"),  # of os, namedtuple, SQLAlchemy, httpcore
     "_scaled_dot_product_flash_attention_for_cpu",  # of torch
     "_scaled_dot_product_flash_attention_for_cpu_backward",
@@ -71,14 +78,14 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 
 def private_names(tree: ast.AST) -> Iterator[str]:
-    """Private names that are read from something, or given to `patch` and `getattr`."""
+    """Private names that are read from something, or given to `getattr` and `patch.object`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and re.match(r"_[^_]", node.attr):
             yield node.attr
-        if isinstance(node, ast.Call):
-            for argument in node.args:
-                if isinstance(argument, ast.Constant) and re.match(r"_[a-z]", str(argument.value)):
-                    yield str(argument.value)
+        if isinstance(node, ast.Call) and len(node.args) > 1 and ast.unparse(node.func) in BY_NAME:
+            name = ast.unparse(node.args[1]).strip("'")
+            if re.match(r"_[a-z]", name):
+                yield name
 
 
 def defined_names(tree: ast.AST) -> Iterator[str]:
