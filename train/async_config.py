@@ -55,6 +55,7 @@ class AsyncTrainConfig(EpisodeConfig, TrainingArguments):
     model_init_kwargs: dict[str, Any] | None = setting(
         None, "Further arguments of `from_pretrained`, a JSON object."
     )
+    trust_remote_code: bool = setting(False, "Run code that a model on the hub brings.")
     temperature: float = setting(1.0, "Sampling temperature.")
     epsilon: float = setting(0.2, "PPO clip below: ratio >= 1 - epsilon.")
     learning_rate: float = setting(1e-6, "The initial learning rate.")

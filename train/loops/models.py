@@ -62,7 +62,6 @@ def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
         "revision": config.model_revision,
         "dtype": config.dtype,
         "attn_implementation": config.attn_implementation,
-        "trust_remote_code": config.trust_remote_code,
         **(args.model_init_kwargs or {}),
     }
     if not (Path(str(config.model_name_or_path)) / "adapter_config.json").is_file():

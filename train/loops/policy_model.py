@@ -62,7 +62,8 @@ def make_policy(
 
 def load_model(name: str, args: Any, quantization_config: Any = None, **defaults: Any) -> Any:
     """Load a model by the architecture in its configuration, with ``args.model_init_kwargs``."""
-    loading = {"dtype": "float32", **defaults, **(args.model_init_kwargs or {})}
+    loading = {"dtype": "float32", "trust_remote_code": args.trust_remote_code, **defaults}
+    loading |= args.model_init_kwargs or {}
     if quantization_config is not None:
         loading["quantization_config"] = quantization_config
     found = {key: loading[key] for key in ("revision", "trust_remote_code") if loading.get(key)}
