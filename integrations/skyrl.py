@@ -58,7 +58,7 @@ class SkyRLGenerator(GeneratorInterface):
     async def _sample(
         self, prompt_ids: list[int], sampling: Sampling
     ) -> tuple[list[int], list[float] | None, bool]:
-        params = asdict(replace(sampling, top_k=sampling.top_k or -1)) | {"logprobs": 0}
+        params = asdict(sampling) | {"top_k": sampling.top_k or -1, "logprobs": 0}
         request = {
             "prompt_token_ids": [prompt_ids],
             "sampling_params": params,
