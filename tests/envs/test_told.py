@@ -10,8 +10,8 @@ import pytest
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
-from atommem.envs.notes import NotesExpert
 from atommem.envs.synthetic.expert import ExpertPolicy
+from atommem.envs.synthetic.notes import NotesExpert
 from atommem.envs.synthetic.told import RELATIONS, ToldConfig, generate
 from atommem.envs.task import Task
 from atommem.episode import Episode
