@@ -25,7 +25,7 @@ from trl.distributed import DistributedBackend
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 
 from atommem.config import MemoryConfig
-from atommem.errors import BudgetSpentError, ConfigError, OutageError
+from atommem.errors import BudgetSpentError, ConfigError, OutageError, PolicyError
 from atommem.policy.contract import Completion
 from atommem.policy.decoding import Row as DecodeRow
 from atommem.policy.local import LocalPolicy
@@ -218,7 +218,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
             worker, outage = self.rollout_worker, None
             try:
                 self._weight_sync.publish(self, worker and worker.runner.agent.policy)
-            except OutageError as error:
+            except (OutageError, PolicyError) as error:
                 outage = error
             self.sync_stop(outage)
             self.model_version += 1

@@ -26,7 +26,7 @@ from trl import GRPOTrainer
 
 from atommem.envs.scoring.records import record_of
 from atommem.episode import Episode
-from atommem.errors import OutageError
+from atommem.errors import OutageError, PolicyError
 from atommem.process import no_full_collection
 from atommem.rollout import EpisodeRunner
 from atommem.train.console import episode_bar
@@ -251,7 +251,7 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
         with self._rollout_log.clock.busy(SYNC):
             try:
                 self.backend.publish(self)
-            except OutageError as error:
+            except (OutageError, PolicyError) as error:
                 broken = error
         self.sync_stop(broken)
 
