@@ -19,7 +19,8 @@ from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server_pool import Adapter
 
 PROBE = Sampling(temperature=0.0, max_tokens=8)
-PROBE_TEXT = "Where does Tom live?"
+PROBE_IDS = list(range(1, 9))
+"""A prompt of any vocabulary."""
 STANDARD_DEVIATION = 0.1
 """Of the random weights: they change completions more than rounding, and stay finite."""
 LEAST_CHANGE = 1e-3
@@ -32,7 +33,7 @@ async def check_adapter(
 ) -> None:
     """Raise PolicyError if a module of `adapter` has no effect on what `sample` returns.
 
-    `sample` completes a fixed prompt with `PROBE` and an adapter. It gets copies with random
+    `sample` completes `PROBE_IDS` with `PROBE` and an adapter. It gets copies with random
     weights in all modules of one name (``q_proj``), beside the adapter's folder.
     """
     weights = load_file(Path(adapter.path) / _WEIGHTS)

@@ -18,7 +18,7 @@ from atommem.policy.server_pool import Adapter
 from atommem.policy.vllm_engine import VllmEnginePolicy
 from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.backends import Backend
-from atommem.train.rollout.canary import PROBE, PROBE_TEXT, check_adapter
+from atommem.train.rollout.canary import PROBE, PROBE_IDS, check_adapter
 from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.rollout.weight_sync import AdapterPublisher, check_servable, named_weights
 from atommem.train.train_config import TrainConfig
@@ -73,8 +73,7 @@ class ColocateBackend(Backend):
 
     async def _sample(self, adapter: Adapter) -> Completion:
         self.policy.use_adapter(adapter)
-        ids = self.policy.tokenizer.encode(PROBE_TEXT)
-        return await self.policy.complete(ids, PROBE)  # type: ignore[no-any-return]
+        return await self.policy.complete(PROBE_IDS, PROBE)  # type: ignore[no-any-return]
 
     def _sleep(self) -> None:
         if self._sleeps:

@@ -22,7 +22,7 @@ from atommem.policy.contract import Completion
 from atommem.policy.server_pool import Adapter, PooledServer, ServerPool
 from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.backends import Backend
-from atommem.train.rollout.canary import PROBE, PROBE_TEXT, check_adapter
+from atommem.train.rollout.canary import PROBE, PROBE_IDS, check_adapter
 from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.rollout.weight_sync import (
     KEPT,
@@ -61,7 +61,7 @@ class AdapterSync:
         if self._main and not self._checked:
             for server in pool.serving:
                 with suppress(OutageError):  # the pool drops it at the next request
-                    trainer.run_async(_check_server(server, adapter, pool.tokenizer))
+                    trainer.run_async(_check_server(server, adapter))
             self._checked = True
         if self._main:
             for old in outdated:
@@ -74,10 +74,10 @@ class AdapterSync:
                 await _unload(pool, old.name)
 
 
-async def _check_server(server: PooledServer, adapter: Adapter, tokenizer: Any) -> None:
+async def _check_server(server: PooledServer, adapter: Adapter) -> None:
     async def sample(other: Adapter) -> Completion:
         await server.load_adapter(other)
-        completion = await server.complete(tokenizer.encode(PROBE_TEXT), PROBE)
+        completion = await server.complete(PROBE_IDS, PROBE)
         if other != adapter:
             await server.unload_adapter(other.name)
         return completion
