@@ -47,7 +47,9 @@ async def check_adapter(
         canary = Adapter(f"{adapter.name}-{name}", f"{adapter.path}-{name}")
         shutil.copytree(adapter.path, canary.path)
         noise = {
-            key: STANDARD_DEVIATION * torch.randn(weights[key].shape, generator=generator)
+            key: (STANDARD_DEVIATION * torch.randn(weights[key].shape, generator=generator)).to(
+                weights[key].dtype
+            )
             for key in keys
         }
         save_file(weights | noise, Path(canary.path) / _WEIGHTS)
