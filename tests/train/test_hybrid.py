@@ -49,7 +49,7 @@ def make_hybrid() -> Any:
         linear_num_value_heads=2,
         pad_token_id=PAD,
         eos_token_id=EOS,
-        initializer_range=0.3,
+        initializer_range=0.1,  # a larger spread enlarges rounding
     )
     return Qwen3_5ForCausalLM(config)
 
@@ -71,8 +71,13 @@ def test_padded_rows_of_a_hybrid_equal_rows_one_by_one() -> None:
         return logps, list(torch.autograd.grad(logps.sum(), list(model.parameters())))
 
     together, alone = scores([rows]), scores([[row] for row in rows])
-    torch.testing.assert_close(together[0], alone[0], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(together[0], alone[0], atol=1e-6, rtol=0)
     torch.testing.assert_close(together[1], alone[1], atol=1e-5, rtol=1e-4)
+    # What stands in the other rows changes not a bit.
+    others = [make_row(row.prompt_ids[::-1].tolist(), [1] * len(row.logprobs)) for row in rows]
+    mixed = pad_rows([rows[0], others[1], rows[2]], PAD).score(model)[0].split([3, 4, 5])
+    for index in (0, 2):
+        assert torch.equal(mixed[index], together[0].split([3, 4, 5])[index])
 
 
 @pytest.mark.slow
