@@ -191,7 +191,7 @@ def test_engine_calls_have_the_order_of_trl(
         model = get_peft_model(model, lora)
     backend = make_colocate_backend(sleeping_rollouts(tmp_path), model)
     accelerator = Accelerator(cpu=True)
-    trainer: Any = SimpleNamespace(accelerator=accelerator, model=model, run_async=asyncio.run)
+    trainer: Any = SimpleNamespace(accelerator=accelerator, model=model)
     # Two updates with two rollouts each; the second needs the weights again.
     for _ in range(2):
         backend.publish(trainer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,7 +69,7 @@ class ColocateBackend(Backend):
             self._asleep = False
         if self._adapter is not None and not self._checked:
             if trainer.accelerator.is_main_process:
-                trainer.run_async(check_adapter(self._adapter, self._sample))
+                asyncio.run(check_adapter(self._adapter, self._sample))
                 self.policy.use_adapter(self._adapter)
             self._checked = True
         yield
