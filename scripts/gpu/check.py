@@ -28,8 +28,10 @@ from typing import Any, TextIO
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-PACKAGES = ("torch", "transformers", "accelerate", "trl", "peft", "datasets", "numpy", "triton")
-PACKAGES += ("vllm", "kernels")
+PACKAGES = (
+    *("torch", "transformers", "accelerate", "trl", "peft", "datasets", "numpy", "triton"),
+    *("vllm", "kernels"),
+)
 
 
 @dataclass(frozen=True)
