@@ -5,6 +5,7 @@ A TRL field that cannot be honoured is refused with its reason, never ignored.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -72,6 +73,17 @@ def check_refused(config: Any, refused: Refused) -> None:
             )
 
 
+def check_parallelism(launcher: Mapping[str, Any]) -> None:
+    """Raise ConfigError for tensor, context or sequence parallelism of the launcher."""
+    for name in ("tp", "cp", "sp"):
+        field = f"parallelism_config_{name}_size"
+        if (size := int(launcher.get(field) or 1)) > 1:
+            raise ConfigError(
+                f"{field}={size}: only 1 is supported, because every process trains on rows of its "
+                "own. Shard with dp_shard_size (FSDP2); vLLM servers may be tensor-parallel."
+            )
+
+
 @dataclass
 class StageConfig:
     """Settings of all stages, mixed into a TRL configuration, before it."""
@@ -106,6 +118,8 @@ class StageConfig:
         self.dataloader_pin_memory &= gpu  # type: ignore[attr-defined]  # TRL's; else torch warns
         super().__post_init__()  # type: ignore[misc]  # TRL's
         check_refused(self, self.refused)
+        # As `accelerate launch` hands it on.
+        check_parallelism({name.lower(): value for name, value in os.environ.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, as transformers' callbacks report them, and the run's `facts`."""

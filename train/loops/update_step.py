@@ -23,6 +23,7 @@ from atommem.train.packing.micro_batch import MicroBatch, pack_rows, pad_rows
 from atommem.train.packing.planning import MicroBatchPlanner, pair_cost
 from atommem.train.packing.tree_attention import (
     ATTENTION_NAME,
+    describe_kernel,
     register_tree_attention,
     tree_obstacle,
     use_tree_attention,
@@ -95,6 +96,8 @@ class UpdateStep:
         )
         if self.prefix_sharing:
             register_tree_attention()
+            if accelerator.device.type != "cpu":
+                accelerator.print(f"attention along tries: {describe_kernel(accelerator.device)}")
             if reference is not None:
                 accelerator.unwrap_model(reference).set_attn_implementation(ATTENTION_NAME)
 

@@ -218,20 +218,25 @@ def flex_tree_attention(
 
 
 @cache
-def has_flash_attention_3(device: torch.device) -> bool:
-    """Return whether TRL's kernel runs here: needs a Hopper GPU and the ``kernels`` library."""
-    if (
-        device.type != "cuda"
-        or torch.cuda.get_device_capability(device)[0] != 9
-        or not is_kernels_available()
-    ):
-        return False
+def flash_obstacle(device: torch.device) -> str | None:
+    """Return why TRL's FlashAttention-3 kernel does not run here; None if it does."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return "FlashAttention-3 needs a Hopper GPU"
+    if not is_kernels_available():  # or its version is not one that transformers takes
+        return "FlashAttention-3 needs the extra gpu: pip install 'atommem[gpu]'"
     try:
         trl_packing._flash_attn()
     except Exception as error:  # any error of a download or an incompatible library
-        logger.warning(f"FlashAttention-3 cannot be loaded ({error}): using flex_attention.")
-        return False
-    return True
+        return f"FlashAttention-3 cannot be loaded: {error}"
+    return None
+
+
+def describe_kernel(device: torch.device) -> str:
+    """Name the attention kernel of `device`, and why it is not FlashAttention-3."""
+    if device.type == "cpu":
+        return "dense blocks of scaled_dot_product_attention"
+    obstacle = flash_obstacle(device)
+    return "FlashAttention-3" if obstacle is None else f"flex_attention ({obstacle})"
 
 
 def tree_attention(
@@ -255,7 +260,7 @@ def tree_attention(
     scale = query.size(-1) ** -0.5 if scaling is None else scaling
     device = query.device
     if device.type != "cpu":
-        if value.dtype != torch.float32 and has_flash_attention_3(device):
+        if value.dtype != torch.float32 and flash_obstacle(device) is None:
             arguments = tree.cached(kernel_arguments, device)
             return trl_packing.tree_attention(
                 module, query, key, value, None, scaling=scale, **arguments
