@@ -61,6 +61,7 @@ from atommem.train.objective.rows import (
     merge_equal_rows,
     normalizer,
 )
+from atommem.train.objective.shares import gradient_shares
 from atommem.train.rollout.rollouts import TaskOrder, plan_groups, run_groups
 from atommem.train.settings import Settings, Stage
 from atommem.train.stages import make_rollouts, prepare_reporters
@@ -209,10 +210,14 @@ class TinkerTrainer:
                 f"{len(errors)} of {len(episodes)} episodes of update {update + 1} failed, more "
                 f"than max_failed_fraction={self.args.max_failed_fraction:g}: {min(errors)}"
             )
-        rows, over = update_rows(episodes, self.args)
+        rows, over, shares = update_rows(episodes, self.args)
         started = time.perf_counter()
         rate = self._rates[update]
-        log |= {"learning_rate": rate, **(self.step(rows, over, rate) if rows else {"loss": 0.0})}
+        log |= {
+            "learning_rate": rate,
+            **shares,
+            **(self.step(rows, over, rate) if rows else {"loss": 0.0}),
+        }
         log["seconds/train"] = time.perf_counter() - started
         self.state.global_step += 1
         self.state.epoch = self.state.global_step / self._order.updates_per_epoch
@@ -356,19 +361,21 @@ class TinkerTrainer:
         return folder
 
 
-def update_rows(episodes: Sequence[Episode], args: Any) -> tuple[list[Row], float]:
-    """Return the rows of an update's episodes, group after group, and their normalizer.
+def update_rows(
+    episodes: Sequence[Episode], args: Any
+) -> tuple[list[Row], float, dict[str, float]]:
+    """Return the rows of an update's episodes (group after group), their normalizer and shares.
 
     The baseline of a group counts episodes, whatever their number of steps; failed ones leave it.
     """
     rewards = [episode.reward for episode in episodes]
+    sizes = [EpisodeSize.of(episode, args.overlong_filtering) for episode in episodes]
     advantages = group_advantages(rewards, args.num_generations or 1, str(args.scale_rewards))
     by_step = advantages_of_steps(advantages, episodes)
     rows = episode_rows(episodes, by_step, args.normalization, args.overlong_filtering)
-    sizes = [EpisodeSize.of(episode, args.overlong_filtering) for episode in episodes]
-    return merge_equal_rows(rows), normalizer(
-        sizes, args.normalization, args.max_completion_length or 1
-    )
+    over = normalizer(sizes, args.normalization, args.max_completion_length or 1)
+    shares = gradient_shares(sizes, advantages, args.normalization)
+    return merge_equal_rows(rows), over, shares
 
 
 def learning_rates(args: Any, steps: int) -> list[float]:

@@ -72,7 +72,7 @@ def compare_update(given: dict[str, Any], out: Path) -> dict[str, float]:
     trainer = TinkerTrainer(settings, connect(URL))
     for update in (0, 1):
         episodes, _ = trainer.collect(update)
-        rows, over = update_rows(episodes, trainer.args)
+        rows, over, _ = update_rows(episodes, trainer.args)
         if update == 0:
             trainer.step(rows, over, learning_rate=1e-2)
     before = trainer.download("before", out / "before")
