@@ -180,25 +180,34 @@ class TinkerTrainer:
 
     def train(self) -> None:
         """Run all updates; a stop request or an outage ends the run with a checkpoint."""
-        state, args = self.state, self.args
+        from tinker import TinkerError
+
         self._call("on_train_begin")
-        if self.held_out and args.eval_on_start and not state.global_step:
-            self.evaluate()
         with self.stop_request.installed(), no_full_collection():
             try:
-                while state.global_step < state.max_steps:
-                    self._update()
-                    step = state.global_step
-                    if self.held_out and step % int(args.eval_steps or 1) == 0:
-                        self.evaluate()
-                    if str(args.save_strategy.value) != "no" and step % int(args.save_steps) == 0:
-                        self.save()
+                self._train()
             except (TrainingInterrupted, RolloutFailedError, DivergedError) as stop:
                 self.save()
-                last = checkpoints.last_checkpoint(args.output_dir)
-                hint = f"The same command with --resume continues from {last}."
-                raise type(stop)(f"{str(stop).rstrip('.')}. {hint}") from stop
+                raise type(stop)(f"{str(stop).rstrip('.')}. {self._resume_hint()}") from stop
+            except TinkerError as error:
+                message = f"the Tinker server failed: {error}. {self._resume_hint()}"
+                raise RolloutFailedError(message) from error
         self._call("on_train_end")
+
+    def _train(self) -> None:
+        state, args = self.state, self.args
+        if self.held_out and args.eval_on_start and not state.global_step:
+            self.evaluate()
+        while state.global_step < state.max_steps:
+            self._update()
+            if self.held_out and state.global_step % int(args.eval_steps or 1) == 0:
+                self.evaluate()
+            if args.save_strategy != "no" and state.global_step % int(args.save_steps) == 0:
+                self.save()
+
+    def _resume_hint(self) -> str:
+        last = checkpoints.last_checkpoint(self.args.output_dir)
+        return f"The same command with --resume continues from {last or 'the start'}."
 
     def _update(self) -> None:
         update = self.state.global_step
@@ -261,9 +270,13 @@ class TinkerTrainer:
 
         args = self.args
         data = make_data(rows, over, args.server_reduction)
-        passes = self.client.forward_backward(data, args.loss_fn, loss_config(args))
-        reply = passes.result()
+        reply = self.client.forward_backward(data, args.loss_fn, loss_config(args)).result()
         self._check_reduction(reply)
+        tokens = Tokens.of(rows, torch.device("cpu"))
+        logprobs = torch.from_numpy(trained_logprobs(reply, rows))
+        loss, by_token = self._loss(logprobs, tokens, tokens.old_logprobs)
+        if not loss.isfinite():
+            raise DivergedError(f"the loss of update {self.state.global_step + 1} is {loss}")
         adam = tinker.AdamParams(
             learning_rate=learning_rate,
             beta1=args.adam_beta1,
@@ -273,17 +286,11 @@ class TinkerTrainer:
             grad_clip_norm=args.max_grad_norm,
         )
         metrics = self.client.optim_step(adam).result().metrics or {}
-        tokens = Tokens.of(rows, torch.device("cpu"))
-        logprobs = torch.from_numpy(trained_logprobs(reply, rows))
-        loss, by_token = self._loss(logprobs, tokens, tokens.old_logprobs)
+        log = {name.removeprefix("skyrl.ai/"): float(value) for name, value in metrics.items()}
         by_token |= {DIFFERENCE: (logprobs - tokens.logprobs).abs()}
-        weight = tokens.weights.sum()
-        log = {name: float((tokens.weights * v).sum() / weight) for name, v in by_token.items()}
-        log |= {name.removeprefix("skyrl.ai/"): float(value) for name, value in metrics.items()}
-        loss = float(loss / over)
-        if not math.isfinite(loss):
-            raise DivergedError(f"the loss of update {self.state.global_step + 1} is {loss}")
-        return log | {"loss": loss}
+        for name, values in by_token.items():
+            log[name] = float((tokens.weights * values).sum() / tokens.weights.sum())
+        return log | {"loss": float(loss / over)}
 
     def _check_reduction(self, reply: Any) -> None:
         """Refuse SkyRL's jax backend under another reduction: it would reweight rows silently."""
