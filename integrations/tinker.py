@@ -7,12 +7,17 @@ are multiplied into the advantages.
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import tarfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import numpy as np
+from safetensors import safe_open
 
 from atommem.config import is_loopback
 from atommem.errors import ConfigError, OutageError, PolicyError
@@ -130,3 +135,20 @@ def trained_logprobs(reply: Any, rows: Sequence[Row]) -> np.ndarray:
     return np.concatenate(
         [np.asarray(out["logprobs"].data, np.float32)[-len(row.logprobs) :] for out, row in outputs]
     )
+
+
+def unpack_adapter(archive: bytes, folder: Path) -> None:
+    """Unpack an adapter that peft can load.
+
+    SkyRL's configuration names no modules, so peft would take its own and leave the others'
+    weights out.
+    """
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(folder, filter="data")
+    with safe_open(folder / "adapter_model.safetensors", "pt") as weights:
+        modules = {name.partition(".lora_")[0].rpartition(".")[2] for name in weights.keys()}
+    file = folder / "adapter_config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["target_modules"] = config.get("target_modules") or sorted(modules)
+    config["task_type"] = "CAUSAL_LM"
+    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

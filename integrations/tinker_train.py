@@ -9,11 +9,9 @@ the memories, the environment and the logs.
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import math
 import shutil
-import tarfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -42,6 +40,7 @@ from atommem.integrations.tinker import (
     loss_config,
     make_data,
     trained_logprobs,
+    unpack_adapter,
 )
 from atommem.process import no_full_collection
 from atommem.train import checkpoints
@@ -361,8 +360,7 @@ class TinkerTrainer:
         rest = self.service.create_rest_client()
         url = rest.get_checkpoint_archive_url(run, checkpoint).result().url
         archive = httpx.get(url, follow_redirects=True, timeout=600).raise_for_status().content
-        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-            files.extractall(folder, filter="data")
+        unpack_adapter(archive, folder)
         self.tokenizer.save_pretrained(folder)
         save_config(folder, *self.settings.stored)
         return folder
@@ -388,19 +386,10 @@ def update_rows(
 def learning_rates(args: Any, steps: int) -> list[float]:
     """Return the learning rate of each update, by ``lr_scheduler_type`` and warm-up."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate)
-    schedule = get_scheduler(
-        args.lr_scheduler_type,
-        optimizer,
-        args.get_warmup_steps(steps),
-        steps,
-        scheduler_specific_kwargs=args.lr_scheduler_kwargs,
-    )
-    rates = []
-    for _ in range(steps):
-        rates.append(float(optimizer.param_groups[0]["lr"]))
-        optimizer.step()
-        schedule.step()
-    return rates
+    kwargs = {"scheduler_specific_kwargs": args.lr_scheduler_kwargs}
+    warmup = args.get_warmup_steps(steps)
+    schedule = get_scheduler(args.lr_scheduler_type, optimizer, warmup, steps, **kwargs)
+    return [args.learning_rate * schedule.lr_lambdas[0](step) for step in range(steps)]
 
 
 def run(settings: Settings) -> Path:

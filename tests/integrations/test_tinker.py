@@ -14,7 +14,9 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 
+from atommem.config import load_config
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, OutageError
@@ -224,18 +226,25 @@ def test_run_trains_on_sampled_ids_and_resumes_where_it_was(
     assert [entry["step"] for entry in entries] == [1, 2, 3]
     assert {"reward", "em", "loss", "ratio", "tokens/completion"} <= entries[-1].keys()
 
+    name = "base_model.model.layers.0.mlp.up_proj.lora_A.weight"
+    contents = {
+        "adapter_config.json": b'{"r": 8, "target_modules": null}',
+        "adapter_model.safetensors": save({name: torch.zeros(1)}),
+    }
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as files:
-        info = tarfile.TarInfo("adapter_config.json")
-        files.addfile(info, io.BytesIO())
+        for file, content in contents.items():
+            info = tarfile.TarInfo(file)
+            info.size = len(content)
+            files.addfile(info, io.BytesIO(content))
     response = httpx.Response(
         200, content=archive.getvalue(), request=httpx.Request("GET", "http://127.0.0.1")
     )
     monkeypatch.setattr(httpx, "get", lambda url, **_: response)
     folder = rest.download("final", model.parent / "final")
-    stored = json.loads((folder / "atommem_config.json").read_text(encoding="utf-8"))
-    assert stored["chunking"] == "documents"
-    assert (folder / "adapter_config.json").is_file()
+    assert load_config(folder)["chunking"] == "documents"
+    adapter = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    assert adapter["target_modules"] == ["up_proj"]
 
 
 def test_run_leaves_failed_episodes_out_and_ends_with_a_checkpoint_if_most_fail(
