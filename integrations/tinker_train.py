@@ -126,7 +126,7 @@ class TinkerTrainer:
         self.held_out: list[Any] = list(kind.read_tasks(args.eval_data)) if args.eval_data else []
         groups = (args.generation_batch_size or 0) // (args.num_generations or 1)
         self._order = TaskOrder(len(self.tasks), groups, bool(args.shuffle_dataset), args.seed)
-        self.state = TrainerState(is_hyper_param_search=False)
+        self.state = TrainerState()
         self.client = self._make_client(settings.model.lora_r, resume)
         self.policy = TinkerPolicy(None, self.tokenizer, self._context_length())
         self.runner = make_rollouts(settings, self.tokenizer).runner(
@@ -143,7 +143,7 @@ class TinkerTrainer:
         self._files = EpisodeFiles(args, described, settings.run.memory)
         self._rollout_log = RolloutLog(described, settings.run.memory)
         table = ConsoleTable(GRPO_COLUMNS, Console(highlight=False))
-        reporters = [kind() for kind in get_reporting_integration_callbacks(args.report_to)]
+        reporters = [make() for make in get_reporting_integration_callbacks(args.report_to)]
         self._callbacks = [table, MetricsFile(), *reporters]
         self._saved_step = self.state.global_step
         self._loop = asyncio.Runner()

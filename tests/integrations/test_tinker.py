@@ -94,7 +94,8 @@ def test_make_data_gives_the_server_our_loss_and_gradient(
 
 # A run ------------------------------------------------------------------------------------------
 
-WORDS = ["Anna", "Oslo", "Rome", r"\boxed{Oslo}", r"\boxed{Rome}", "<eos>", "<pad>"]
+ANSWERS = [rf"<final_answer>\boxed{{{city}}}</final_answer>" for city in ("Oslo", "Rome")]
+WORDS = ["Anna", "Oslo", *ANSWERS, "<eos>", "<pad>"]
 
 
 def done(value: Any) -> Any:
@@ -137,7 +138,7 @@ class Service:
     async def sample_async(self, prompt: Any, count: int, settings: Any) -> Any:
         if self.breaks and settings.seed % 2:
             raise tinker.APIConnectionError(request=httpx.Request("POST", "http://127.0.0.1"))
-        answer = WORDS[3 + (settings.seed + self.updates) % 2]
+        answer = ANSWERS[(settings.seed + self.updates) % 2]
         ids = [*self.tokenizer.encode(answer, add_special_tokens=False), settings.stop[0]]
         self.sampled.append(prompt.to_ints() + ids)
         sequence = SimpleNamespace(tokens=ids, logprobs=[-0.5] * len(ids), stop_reason="stop")
