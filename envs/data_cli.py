@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,10 @@ from atommem.envs.benchmarks.multihop import (
     get_benchmark,
     with_aliases,
 )
+from atommem.envs.synthetic.told import SOURCE as TOLD
+from atommem.envs.synthetic.told import SPLITS as TOLD_SPLITS
+from atommem.envs.synthetic.told import ToldConfig
+from atommem.envs.synthetic.told import generate as generate_told
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Task
 from atommem.envs.task_files import (
@@ -64,6 +69,8 @@ def build_long_documents(argv: Sequence[str]) -> int:
     Raises:
         AtomMemError: A setting is wrong, or a file is missing or damaged.
     """
+    if pop_flags(argv, ["benchmark"])[0].get("benchmark") == [TOLD]:
+        return _build_told(argv)
     args = _build_parser().read(argv)
     config = make(BuildConfig, {**vars(args), "documents": args.docs})
     benchmark = get_benchmark(args.benchmark)
@@ -93,12 +100,35 @@ def build_long_documents(argv: Sequence[str]) -> int:
     return _save(tqdm(tasks, "building", config.n, unit="task", disable=None), args.out, settings)
 
 
+def _build_told(argv: Sequence[str]) -> int:
+    parser = Parser("atommem data build", "Write told facts: short texts in plain English.")
+    parser.add_argument("--benchmark", required=True, choices=[TOLD], help=argparse.SUPPRESS)
+    parser.add_argument("--split", required=True, choices=TOLD_SPLITS, help="They share no name.")
+    parser.add_argument("--n", type=int, required=True, help="Tasks to write.")
+    parser.add_argument("--seed", type=int, default=42, help="Seed of every draw (%(default)s).")
+    parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
+    parser.add_settings("texts", ToldConfig)
+    args = parser.parse_args(argv)
+    config = make(ToldConfig, args)
+    check_least(args, n=1)
+    check_out(args.out)
+    settings = {"source": TOLD, "split": args.split, "n": args.n, "seed": args.seed}
+    tasks = generate_told(config, args.n, args.seed, args.split)
+    progress = tqdm(tasks, "generating", args.n, unit="task", disable=None)
+    return _save(progress, args.out, {**settings, "texts": asdict(config)})
+
+
 def _build_parser() -> Parser:
     parser = Parser(
         "atommem data build",
         "Build long-document tasks: the gold documents of questions, shuffled among distractors.",
     )
-    parser.add_argument("--benchmark", required=True, choices=list(BENCHMARKS), help="Its format.")
+    parser.add_argument(
+        "--benchmark",
+        required=True,
+        choices=[*BENCHMARKS, TOLD],
+        help="Its format, or told: short texts that are generated (--benchmark told --help).",
+    )
     parser.add_argument("--split", required=True, choices=SPLITS, help="Official file to look for.")
     parser.add_argument(
         "--input",

@@ -1,4 +1,4 @@
-"""Sample from a server of the Tinker API, and hand it rows: hosted Tinker, SkyRL, and others.
+"""Rows as a server of the Tinker API takes them: hosted Tinker, SkyRL, and others.
 
 A row is what that API takes: token ids, their log-probabilities at sampling, and an advantage of
 every token. Its losses have neither normalizer nor token weights nor a KL term, so the first two
@@ -13,20 +13,17 @@ import os
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+import tinker
 from safetensors import safe_open
 
 from atommem.config import is_loopback
-from atommem.errors import ConfigError, OutageError, PolicyError
-from atommem.policy.contract import Completion, Sampling, check_request, make_completion
+from atommem.errors import ConfigError
 from atommem.servers.client import PLAIN_HTTP
 from atommem.train.objective.rows import Row
-
-if TYPE_CHECKING:
-    import tinker
 
 KEY = "TINKER_API_KEY"
 ROW_MEAN = "row_mean"
@@ -35,10 +32,6 @@ REDUCTIONS = ("sum", ROW_MEAN)
 
 def connect(base_url: str | None) -> tinker.ServiceClient:
     """Return a client of the server; None is hosted Tinker."""
-    try:
-        import tinker
-    except ImportError as error:
-        raise ConfigError(f"a Tinker server: {error}. pip install 'atommem[tinker]'.") from error
     os.environ.setdefault("TINKER_TELEMETRY", "0")
     key = os.environ.get(KEY)
     if base_url is None:
@@ -52,45 +45,6 @@ def connect(base_url: str | None) -> tinker.ServiceClient:
             f"it, or set {PLAIN_HTTP}=1 on a private network."
         )
     return tinker.ServiceClient(base_url=base_url, api_key=key or "tml-none")
-
-
-class TinkerPolicy:
-    """Sample from the weights that `sampler` holds; set it again after an update."""
-
-    def __init__(self, sampler: Any, tokenizer: Any, context_length: int | None = None) -> None:
-        self.sampler = sampler
-        self.tokenizer = tokenizer
-        self._context_length = context_length
-
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Sample one completion; raises as `Policy.complete` does."""
-        import tinker
-
-        check_request(prompt_ids, sampling, self._context_length)
-        settings = tinker.SamplingParams(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k or -1,
-            seed=sampling.seed,
-            stop=[self.tokenizer.eos_token_id],
-        )
-        prompt = tinker.ModelInput.from_ints(prompt_ids)
-        try:
-            reply = await self.sampler.sample_async(prompt, 1, settings)
-        except tinker.APIStatusError as error:
-            if error.status_code in (408, 409, 429) or error.status_code >= 500:
-                raise OutageError(f"the Tinker server failed: {error}") from error
-            raise PolicyError(f"the Tinker server refused a completion: {error}") from error
-        except tinker.TinkerError as error:
-            raise OutageError(f"the Tinker server failed: {error}") from error
-        (sampled,) = reply.sequences
-        stopped = sampled.stop_reason == "stop"
-        source = "the Tinker server"
-        return make_completion(self.tokenizer, sampled.tokens, sampled.logprobs, stopped, source)
-
-    async def close(self) -> None:
-        """Do nothing: the client ends with the process."""
 
 
 def loss_config(args: Any) -> dict[str, float] | None:
@@ -112,8 +66,6 @@ def make_data(rows: Sequence[Row], normalizer: float, reduction: str) -> list[ti
         reduction: How the server adds up token losses: ``sum``, or ``row_mean``, by which it
             divides those of a row by the row's length and the sum by the number of rows.
     """
-    import tinker
-
     data = []
     for row in rows:
         targets = row.ids[1:].astype(np.int64)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
+import tinker
 import torch
 from rich.console import Console
 from transformers import TrainerControl, TrainerState, get_scheduler
@@ -32,16 +33,17 @@ from atommem.environment import find_environment
 from atommem.envs.scoring.records import record_of
 from atommem.episode import Episode, add_sums
 from atommem.errors import ConfigError
+from atommem.integrations.engine import EnginePolicy
 from atommem.integrations.tinker import (
     REDUCTIONS,
     ROW_MEAN,
-    TinkerPolicy,
     connect,
     loss_config,
     make_data,
     trained_logprobs,
     unpack_adapter,
 )
+from atommem.policy.contract import Sampling
 from atommem.process import no_full_collection
 from atommem.train import checkpoints
 from atommem.train.console import GRPO_COLUMNS, ConsoleTable, MetricsFile
@@ -128,10 +130,10 @@ class TinkerTrainer:
         self._order = TaskOrder(len(self.tasks), groups, bool(args.shuffle_dataset), args.seed)
         self.state = TrainerState()
         self.client = self._make_client(settings.model.lora_r, resume)
-        self.policy = TinkerPolicy(None, self.tokenizer, self._context_length())
-        self.runner = make_rollouts(settings, self.tokenizer).runner(
-            self.policy, args.max_in_flight
-        )
+        self.sampler: Any = None
+        errors = (tinker.TinkerError,)
+        policy = EnginePolicy(self.tokenizer, self.sample, errors, self._context_length())
+        self.runner = make_rollouts(settings, self.tokenizer).runner(policy, args.max_in_flight)
         if args.max_steps > 0:
             self.state.max_steps = args.max_steps
         else:
@@ -179,8 +181,6 @@ class TinkerTrainer:
 
     def train(self) -> None:
         """Run all updates; a stop request or an outage ends the run with a checkpoint."""
-        from tinker import TinkerError
-
         self._call("on_train_begin")
         with self.stop_request.installed(), no_full_collection():
             try:
@@ -188,7 +188,7 @@ class TinkerTrainer:
             except (TrainingInterrupted, RolloutFailedError, DivergedError) as stop:
                 self.save()
                 raise type(stop)(f"{str(stop).rstrip('.')}. {self._resume_hint()}") from stop
-            except TinkerError as error:
+            except tinker.TinkerError as error:
                 message = f"the Tinker server failed: {error}. {self._resume_hint()}"
                 raise RolloutFailedError(message) from error
         self._call("on_train_end")
@@ -261,12 +261,26 @@ class TinkerTrainer:
 
     def publish(self) -> None:
         """Let the sampler have the current weights."""
-        self.policy.sampler = self.client.save_weights_and_get_sampling_client()
+        self.sampler = self.client.save_weights_and_get_sampling_client()
+
+    async def sample(
+        self, prompt_ids: list[int], sampling: Sampling
+    ) -> tuple[list[int], list[float], bool]:
+        """Sample one completion of token ids, as `EnginePolicy` has it."""
+        settings = tinker.SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or -1,
+            seed=sampling.seed,
+            stop=[self.tokenizer.eos_token_id],
+        )
+        prompt = tinker.ModelInput.from_ints(prompt_ids)
+        (sampled,) = (await self.sampler.sample_async(prompt, 1, settings)).sequences
+        return sampled.tokens, sampled.logprobs, sampled.stop_reason == "stop"
 
     def step(self, rows: Sequence[Row], over: float, learning_rate: float) -> dict[str, float]:
         """Train on `rows` with the normalizer `over`; returns what is logged."""
-        import tinker
-
         args = self.args
         data = make_data(rows, over, args.server_reduction)
         reply = self.client.forward_backward(data, args.loss_fn, loss_config(args)).result()

@@ -14,6 +14,7 @@ from atommem.arguments import load_yaml
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, load_templates
 from atommem.prompts import PromptBuilder
+from atommem.run import make_run, stored_settings
 from atommem.train.dry_run.shapes import read_launch
 from atommem.train.settings import parse
 from atommem.train.train_cli import main
@@ -23,6 +24,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 TRAIN = sorted((CONFIGS / "train").glob("*.yaml"))
 EVAL = sorted((CONFIGS / "eval").glob("*.yaml"))  # parsed by tests/goldens
 TEMPLATES = sorted((CONFIGS / "templates").glob("*.yaml"))
+ENGINES = sorted((CONFIGS / "engines").glob("*.yaml"))
 HOTPOTQA = str(CONFIGS / "train" / "qwen3_8b_hotpotqa.yaml")
 LAUNCHERS = {
     "single_gpu": ("single", 1, 1),
@@ -49,7 +51,7 @@ def _other_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_configs_are_all_tested() -> None:
     launchers = [CONFIGS / "accelerate" / f"{name}.yaml" for name in LAUNCHERS]
-    tested = [*launchers, *TRAIN, *EVAL, *TEMPLATES]
+    tested = [*launchers, *TRAIN, *EVAL, *TEMPLATES, *ENGINES]
     assert sorted(CONFIGS.rglob("*.yaml")) == sorted(tested)
     assert all(load_templates(str(path)).system for path in TEMPLATES)
 
@@ -75,6 +77,15 @@ def test_recipe_leaves_room_for_thoughts(path: Path) -> None:
     if "Qwen3" in settings["model_name_or_path"]:
         quiet = settings.get("chat_template_kwargs") == {"enable_thinking": False}
         assert quiet or settings["max_completion_length"] >= 4096
+
+
+@pytest.mark.parametrize("path", ENGINES, ids=stem)
+def test_episodes_of_engine_recipe_are_those_of_our_own(path: Path) -> None:
+    values = load_yaml(path, "engines")
+    theirs = set(values) - {"skyrl", "verl"}
+    run = make_run({name: values[name] for name in theirs}, stored_settings(None)).to_flat()
+    own = settings_of("--config", HOTPOTQA)
+    assert {name: run[name] for name in theirs} == {name: own[name] for name in theirs}
 
 
 def settings_of(*flags: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from atommem.config import MemoryConfig, fields_of, load_config
 from atommem.errors import ConfigError
+from atommem.files import let_others_read
 from atommem.train.errors import CheckpointError
 
 MANIFEST = "checkpoint_complete.json"
@@ -49,6 +50,7 @@ def publish_checkpoint(partial: Path, output_dir: Path, args: Any) -> Path:
 
     A folder of that name, left by a run that continued from an earlier checkpoint, is replaced.
     """
+    let_others_read(partial)
     files = [path for path in partial.rglob("*") if path.is_file()]
     manifest = {
         "saved_ns": time.time_ns(),

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
+from peft import PeftModel
 from rich.console import Console
 from torch.distributed.fsdp import StateDictType
 from transformers import Trainer
@@ -19,12 +20,14 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from atommem.config import save_config
 from atommem.errors import AtomMemError, ConfigError
+from atommem.files import let_others_read
 from atommem.process import frozen_heap
 from atommem.train import checkpoints
 from atommem.train.errors import (
     WRITE_ERRORS,
     CheckpointError,
     DivergedError,
+    MemoryFault,
     RolloutFailedError,
     TrainingInterrupted,
 )
@@ -56,11 +59,13 @@ class ResumableTrainer(Trainer):
         self._saved_step: int | None = None
         self._has_updated = False
         super().__init__(*args, **kwargs)
+        self._loaded_dtype = self.model.config.dtype or self.model.dtype
+        keep_in_float32(self.model, self.accelerator)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `Trainer.train`; the error that ends a run says how to continue it."""
         saves = self.args.save_strategy != SaveStrategy.NO
-        stops = (TrainingInterrupted, RolloutFailedError, DivergedError)
+        stops = (TrainingInterrupted, RolloutFailedError, DivergedError, MemoryFault)
         with self.stop_request.installed() if saves else nullcontext(), frozen_heap():
             try:
                 return super().train(*args, **kwargs)
@@ -86,8 +91,10 @@ class ResumableTrainer(Trainer):
         """Save model, tokenizer, card and settings to the output folder; collective."""
         folder = Path(self.args.output_dir)
         try:
-            self.save_model(str(folder), _internal_call=True)
+            weights = self.accelerator.get_state_dict(self.model_wrapped)
             if self.args.should_save:
+                self._save_in_loaded_dtype(folder, weights)
+                self.processing_class.save_pretrained(folder)
                 save_config(folder, *self.settings)
                 self.create_model_card(model_name=folder.resolve().name)
         except WRITE_ERRORS as error:
@@ -97,13 +104,22 @@ class ResumableTrainer(Trainer):
             ) from error
         return folder
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the whole model, which transformers omits where checkpoints are sharded."""
-        super().save_model(output_dir, _internal_call)
-        if self._writes_shards() and self._writing_to is None:
-            weights = self.accelerator.get_state_dict(self.model)
-            if self.args.should_save:
-                self._save(output_dir, state_dict=weights)
+    def _save_in_loaded_dtype(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+        """Save a model as it was loaded, not in float32 as it is trained; adapters as they are."""
+        model = self.accelerator.unwrap_model(self.model)
+        converted: dict[int, torch.Tensor] = {}  # tied weights stay one tensor
+        if not isinstance(model, PeftModel):
+            names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+            for name in names & weights.keys():
+                address = weights[name].data_ptr()
+                if address not in converted:
+                    converted[address] = weights[name].to(self._loaded_dtype)
+                weights[name] = converted[address]
+        model.save_pretrained(folder, state_dict=weights)
+        let_others_read(folder)
+        if not isinstance(model, PeftModel):
+            model.config.dtype = self._loaded_dtype
+            model.config.save_pretrained(folder)
 
     def _writes_shards(self) -> bool:
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
@@ -237,6 +253,23 @@ class ResumableTrainer(Trainer):
             return value
         everywhere = self.accelerator.gather(torch.tensor([value], device=self.accelerator.device))
         return float(everywhere.max())
+
+
+def keep_in_float32(model: Any, accelerator: Any) -> None:
+    """Convert trained 16-bit parameters to float32: in bfloat16, steps of 1e-6 round away.
+
+    DeepSpeed keeps its own float32 copy. accelerate would convert for FSDP2, on every rank; where
+    rank 0 hands out its weights, others need memory that is reserved and never touched.
+    """
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    gets_weights = plugin is not None and plugin.cpu_ram_efficient_loading
+    gets_weights = gets_weights and not accelerator.is_main_process
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+            empty = torch.empty_like(parameter, dtype=torch.float32)
+            parameter.data = empty if gets_weights else parameter.data.float()
 
 
 def _restore_to_numbered_cpu(storage: Any, location: str) -> Any:

@@ -23,6 +23,8 @@ _LOCAL_POLICY = "the local policy samples the episodes"
 _PUSHED_LAST = "the model is pushed when training has ended"
 _WHOLE_ROWS = "rows are whole steps, padded per batch"
 
+CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
 Refused = Mapping[str, tuple[Any, str]]
 """Fields that cannot be honoured: the only accepted value and the reason."""
 
@@ -105,6 +107,11 @@ class StageConfig:
     @property
     def template_kwargs(self) -> dict[str, Any]:
         return self.chat_template_kwargs or {}
+
+    @property
+    def n_gpu(self) -> int:
+        """GPUs of this process: more would make transformers use `nn.DataParallel`."""
+        return min(1, super().n_gpu)  # type: ignore[misc]  # TRL's
 
     def __post_init__(self) -> None:
         import torch
@@ -254,6 +261,12 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         2, "Checkpoints that are kept; the last and the best one always are."
     )
     learning_rate: float = setting(1e-6, "The initial learning rate.")
+    vllm_importance_sampling_mode: str = setting(
+        "token_truncate",
+        "How the loss is corrected for vLLM's slightly different probabilities: a ratio of every "
+        "token or the product over a step (sequence_...), clamped (..._truncate) or set to 0 "
+        "(..._mask) beyond clip_min and clip_max. Products shrink the gradient of long steps.",
+    )
     vllm_server_base_url: str | None = setting(
         None, "URLs of vLLM servers, with commas; unset: vllm_server_host, vllm_server_port."
     )
@@ -296,6 +309,8 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
                 "Give a file of held-out tasks, eval_strategy=steps and eval_steps."
             )
         check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))
+        mode = self.vllm_importance_sampling_mode
+        check_choice("vllm_importance_sampling_mode", mode, CORRECTIONS)
         check_least(self, dynamic_sampling=0, micro_batch_tokens=1, max_in_flight=1)
         check_least(self, steps_per_generation=1, num_iterations=1)
         episodes = self.per_device_train_batch_size * (self.steps_per_generation or 1)

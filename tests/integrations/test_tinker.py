@@ -13,16 +13,16 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import tinker
 import torch
 from safetensors.torch import save
 
 from atommem.config import load_config
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
-from atommem.errors import ConfigError, OutageError
-from atommem.integrations.tinker import ROW_MEAN, TinkerPolicy, connect, loss_config, make_data
+from atommem.errors import ConfigError
+from atommem.integrations.tinker import ROW_MEAN, connect, loss_config, make_data
 from atommem.integrations.tinker_train import LOSS_FNS, TinkerTrainer
-from atommem.policy.contract import Sampling
 from atommem.train.checkpoints import last_checkpoint
 from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.errors import TrainingFault
@@ -31,8 +31,6 @@ from atommem.train.objective.rows import EpisodeSize, Row, Tokens, normalizer, t
 from atommem.train.settings import parse
 from atommem.train.train_config import TrainConfig
 from tests.fakes import word_level
-
-tinker = pytest.importorskip("tinker")
 
 
 def server_loss(datum: Any, logprobs: torch.Tensor, loss_fn: str, config: Any) -> torch.Tensor:
@@ -287,11 +285,3 @@ def test_connect_never_sends_a_key_over_plain_http(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("TINKER_API_KEY")
     with pytest.raises(ConfigError, match="TINKER_API_KEY"):
         connect(None)
-
-
-async def test_policy_reports_an_outage(model: Path) -> None:
-    service = Service(word_level(WORDS), str(model))
-    service.breaks = True
-    policy = TinkerPolicy(service, service.tokenizer)
-    with pytest.raises(OutageError, match="Tinker server"):
-        await policy.complete([1, 2], Sampling(seed=1))

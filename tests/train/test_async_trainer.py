@@ -125,6 +125,8 @@ def test_async_lora_requests_name_the_adapter_of_their_version(tmp_path: Path) -
     asked = Counter(cluster["a"].asked + cluster["b"].asked)
     assert asked == Counter(dict.fromkeys(names[:3], 24))
     assert set(cluster["a"].models) == {"policy", *names[2:]}  # the older ones were unloaded
+    for weights in tmp_path.glob("out/adapters/*/*.safetensors"):  # a server may be another user's
+        assert weights.stat().st_mode == weights.with_name("adapter_config.json").stat().st_mode
 
 
 class FakePolicy(Closable):

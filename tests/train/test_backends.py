@@ -163,8 +163,9 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Any:
         yield vllm_double
 
 
-def sleeping_rollouts(tmp_path: Path) -> Rollouts:
-    args = make_config(tmp_path / "out", use_vllm=True, vllm_enable_sleep_mode=True)
+def sleeping_rollouts(tmp_path: Path, **settings: Any) -> Rollouts:
+    engine = {"use_vllm": True, "vllm_enable_sleep_mode": True}
+    args = make_config(tmp_path / "out", **engine, **settings)
     return make_rollouts(args, make_tokenizer())
 
 
@@ -197,6 +198,17 @@ def test_engine_calls_have_the_order_of_trl(
             with backend.rollout(trainer):
                 asyncio.run(backend.policy.complete([1, 2], Sampling(1.0, max_tokens=2)))
     assert double.calls == ["build", calls[-1], *4 * calls]
+
+
+@pytest.mark.slow
+def test_engine_has_bfloat16_and_room_for_all_episodes(tmp_path: Path, double: Any) -> None:
+    make_model().save_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    rollouts = sleeping_rollouts(tmp_path, bf16=True, per_device_train_batch_size=256)
+    engine = make_colocate_backend(rollouts, model).policy.engine
+    assert engine.args.dtype == "bfloat16"
+    assert engine.args.max_num_seqs == 256
+    assert engine.args.load_format == "dummy"
 
 
 @pytest.mark.slow

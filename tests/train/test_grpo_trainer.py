@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers import Qwen3ForCausalLM
 from trl.trainer.utils import RepeatSampler
 
 from atommem.environment import TaskDescription
@@ -23,7 +24,7 @@ from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.objective.advantages import group_advantages
-from atommem.train.objective.loss import MASKED
+from atommem.train.objective.loss import CORRECTION, MASKED
 from atommem.train.rollout.rollouts import RolloutGroup, TaskOrder, run_groups
 from tests.train.harness import (
     assert_equal_gradients,
@@ -209,7 +210,26 @@ def test_old_logprobs_of_another_engine_are_recomputed(tmp_path: Path) -> None:
         "vllm_importance_sampling_clip_max": 1.0,
     }
     trainer, _ = train_on_halves(tmp_path, -0.5, max_steps=2, **correction)
-    assert trainer.state.log_history[0][MASKED] == 1.0
+    log = trainer.state.log_history[0]
+    assert log[MASKED] == log[CORRECTION] == log[f"{CORRECTION}_q1"] == 1.0
+
+
+@pytest.mark.slow
+def test_bfloat16_model_is_trained_in_float32_and_saved_as_it_was(tmp_path: Path) -> None:
+    """Steps of 1e-6 are below the resolution of most bfloat16 weights."""
+    start = make_model().bfloat16()
+    start.save_pretrained(tmp_path / "model")
+    config = make_config(tmp_path / "out", learning_rate=1e-6, beta=0.1)
+    config.model_init_kwargs = {"dtype": "bfloat16"}
+    trainer, _, _ = make_trainer(str(tmp_path / "model"), config, mixed_episode)
+    trainer.train()
+    assert trainer.ref_model.dtype == torch.bfloat16
+    pairs = zip(trainer.model.parameters(), start.parameters(), strict=True)
+    changed = [(new != old.float()).flatten() for new, old in pairs]
+    assert torch.cat(changed).float().mean() > 0.9
+    saved = Qwen3ForCausalLM.from_pretrained(trainer.save_final(), dtype="auto")
+    for new, trained in zip(saved.parameters(), trainer.model.parameters(), strict=True):
+        torch.testing.assert_close(new, trained.detach().bfloat16(), atol=0, rtol=0)
 
 
 @pytest.mark.slow

@@ -51,15 +51,15 @@ class Precision:
     def of(cls, dtype: str, bf16: bool, launch: Launch, lora: bool) -> Precision:
         """Return the precision of a run.
 
-        FSDP2 keeps trained weights in float32 under mixed precision; DeepSpeed keeps bfloat16 and a
-        float32 master copy; others keep what was loaded. Adapters are float32.
+        Trained weights are float32, under DeepSpeed bfloat16 with a float32 master copy. Frozen
+        ones keep what was loaded.
         """
         loaded = BYTES[dtype]
-        compute = 2 if bf16 else loaded
+        compute = 2 if bf16 else loaded if lora else 4
         if launch.name.startswith("zero"):
             kept = 2 if bf16 else 4
             return cls(kept, kept, compute, master=4 if bf16 else 0)
-        return cls(4 if lora or (bf16 and launch.name == "fsdp") else loaded, loaded, compute)
+        return cls(4, loaded, compute)
 
 
 @dataclass(frozen=True, slots=True)

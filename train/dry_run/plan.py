@@ -224,11 +224,6 @@ def find_warnings(plan: Plan, args: Any, environment: Any) -> list[str]:
     found = [*memory_warnings(plan), *diverging(args, environment)]
     run, longest = plan.run, plan.workload.longest_row
     context = run.model.config.max_position_embeddings
-    if run.precision.trained < 4 and run.launch.name in ("single", "ddp"):
-        found.append(
-            f"learning_rate={args.learning_rate:g}: with 16-bit weights most updates are lost to "
-            "rounding. Set dtype: float32 (bf16 stays on), or start with FSDP2 or DeepSpeed."
-        )
     if longest > context:
         found.append(
             f"the longest prompt and completion have {longest} tokens, the model's context "

@@ -106,7 +106,11 @@ def flex_mask(tree: Tree, device: torch.device) -> BlockMask:
 
 
 def kernel_arguments(tree: Tree, device: torch.device) -> dict[str, Any]:
-    """Return the arguments of TRL's `tree_attention` kernel: each segment's path of keys."""
+    """Return the arguments of TRL's `tree_attention` kernel: each segment's path of keys.
+
+    It gathers them in every layer: at most ``num_generations x micro_batch_tokens`` keys and
+    values if rows share prefixes within their group.
+    """
     paths: list[np.ndarray] = []
     above: list[tuple[int, int, int]] = []
     for span in tree.spans:

@@ -88,5 +88,6 @@ def make_local_backend(rollouts: Rollouts, model: Any) -> LocalBackend:
         rollouts.tokenizer,
         max_batch_size=args.rollout_batch_size,
         max_batch_tokens=args.rollout_batch_tokens,
+        autocast=bool(args.bf16),
     )
     return LocalBackend(rollouts.runner(policy, args.max_in_flight))

@@ -73,8 +73,9 @@ class ColocateBackend(Backend):
             clear_device_cache()
             engine.wake_up(["weights"])
         if self._publisher is None:
-            for weight in named_weights(trainer):
-                engine.apply_model(lambda model, weight=weight: model.load_weights([weight]))
+            # Not the model's `load_weights`: kernels may keep weights in another layout.
+            new = {"weights_iterator": named_weights(trainer)}
+            engine.collective_rpc("reload_weights", kwargs=new)
             engine.reset_prefix_cache()
         self._loaded = True
 
@@ -130,12 +131,22 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
             "vllm_mode=colocate: vLLM on CPU cannot take new full weights. Train a LoRA adapter "
             "(use_peft: true), or sample locally (use_vllm: false)."
         )
-    # Whole prompts in a batch, unless the user has another limit.
-    ours = {"max_num_batched_tokens": max(4096, args.vllm_max_model_length or 0)}
+    # Whole prompts in a batch, and all episodes, unless the user has another limit.
+    episodes = args.per_device_train_batch_size * (args.steps_per_generation or 1)
+    ours = {
+        "max_num_batched_tokens": max(4096, args.vllm_max_model_length or 0),
+        "max_num_seqs": max(128, episodes),
+        "disable_log_stats": True,
+    }
+    # Full weights arrive before the first rollout; a checkpoint's buffers are not among them.
+    buffers = dict(base.named_buffers()).keys() & base.state_dict().keys()
+    if not adapted and not buffers:
+        ours["load_format"] = "dummy"
     settings = {
         "model": base.config.name_or_path,
         "revision": (args.model_init_kwargs or {}).get("revision"),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        # What is trained is in float32, which vLLM's fast attention kernels do not take.
+        "dtype": "bfloat16" if args.bf16 else str(model.dtype).removeprefix("torch."),
         "max_model_len": args.vllm_max_model_length,
         "gpu_memory_utilization": args.vllm_gpu_memory_utilization,
         "enable_sleep_mode": args.vllm_enable_sleep_mode,

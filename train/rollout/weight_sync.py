@@ -14,6 +14,7 @@ from accelerate.utils import broadcast_object_list
 from torch.distributed.tensor import DTensor
 
 from atommem.errors import ConfigError, OutageError
+from atommem.files import let_others_read
 from atommem.policy.server_pool import Adapter
 from atommem.train.errors import WRITE_ERRORS
 
@@ -54,6 +55,8 @@ class AdapterPublisher:
             try:
                 active = model.active_adapters[0]
                 save_lora_adapter(model, trainer.accelerator, active, adapter.path)
+                if trainer.accelerator.is_main_process:
+                    let_others_read(Path(adapter.path))
             except WRITE_ERRORS as error:
                 problem = f"the adapter could not be written to {adapter.path}: {error}"
         # The other ranks wait here for the one that writes.

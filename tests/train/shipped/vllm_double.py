@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -44,6 +43,9 @@ class LLMEngine:
             self.model = AutoModelForCausalLM.from_pretrained(
                 args.model, dtype=getattr(torch, args.dtype)
             ).eval()
+        if getattr(args, "load_format", "auto") == "dummy":
+            for parameter in self.model.parameters():
+                parameter.data.fill_(math.nan)
         longest = args.max_model_len or self.model.config.max_position_embeddings
         self.model_config = SimpleNamespace(max_model_len=longest)
         self._awake = {"weights", "kv_cache"}
@@ -67,14 +69,12 @@ class LLMEngine:
         record(f"wake {tags[0]}")
         self._awake |= set(tags)
 
-    def apply_model(self, work: Callable[[Any], Any]) -> None:
-        work(SimpleNamespace(load_weights=self.load_weights))
-
     @torch.no_grad()
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def collective_rpc(self, method: str, kwargs: dict[str, Any]) -> None:
+        assert method == "reload_weights"
         assert "weights" in self._awake, "weights were loaded into an engine that sleeps"
         record("load")
-        for name, weight in weights:
+        for name, weight in kwargs["weights_iterator"]:
             self.model.get_parameter(name).copy_(weight)
 
     def reset_prefix_cache(self) -> None:
