@@ -136,7 +136,7 @@ class Demo:
         """Train on demonstrations of a faulty expert."""
         recipe = self.recipe.cold_start
         rates = asdict(recipe.faults).items()
-        faults = ", ".join(f"{rate:.0%} of {name}s" for name, rate in rates if rate)
+        faults = ", ".join(f"{rate:.0%} of {name}s" for name, rate in rates if 0 < rate < 1)
         title = f"Cold start on {recipe.episodes} episodes of an expert that forgets {faults}"
         with self._timed("sft", title):
             episodes = self._demonstrate(recipe.episodes)

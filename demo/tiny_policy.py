@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from atommem.actions import STOP_ACTION
 from atommem.config import MemoryConfig
 from atommem.demo.recipe import PolicySize
 from atommem.dialects import get_dialect, split_template
@@ -50,7 +51,10 @@ def prompt_words(environment: EnvironmentConfig, memory: MemoryConfig) -> list[s
         for part in split_template(piece)
         for word in part.literal.split()
     ]
-    return [*words, *(f"<{slash}{tag}>" for tag in dialect.tags.values() for slash in ("", "/"))]
+    tags = [*dialect.tags.values()]
+    if getattr(environment, "early_stop", False):
+        tags.append(str(STOP_ACTION.tag))
+    return [*words, *(f"<{slash}{tag}>" for tag in tags for slash in ("", "/"))]
 
 
 def make_model(size: PolicySize, tokenizer: Any) -> Any:

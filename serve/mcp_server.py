@@ -21,7 +21,7 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute, Route
 
-from atommem.api import Answer
+from atommem.answering import Answer
 from atommem.serve.conversation import Conversation
 from atommem.serve.conversations import Conversations
 from atommem.serve.middleware import LOCAL, LOGGER, error_location
