@@ -1,3 +1,4 @@
+# ruff: noqa: E402, I001
 """The stage `tinker`: its loss against ours, and a run on a service in memory."""
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+
+pytest.importorskip("tinker")
 import tinker
 import torch
 from safetensors.torch import save
