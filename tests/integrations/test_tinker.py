@@ -1,4 +1,3 @@
-# ruff: noqa: E402, I001
 """The stage `tinker`: its loss against ours, and a run on a service in memory."""
 
 from __future__ import annotations
