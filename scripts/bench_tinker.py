@@ -142,7 +142,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/bench_tinker"))
     parser.add_argument("--policy", type=Path, help="a cold-started policy of the demo")
     parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--episodes", type=int, default=256, help="of an update")
+    parser.add_argument("--episodes", type=int, default=128, help="of an update")
     parser.add_argument("--learning_rate", type=float, default=1.5e-3)
     parser.add_argument("--heldout", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
@@ -155,7 +155,7 @@ def main() -> int:
         demo.learn_to_copy()
         demo.cold_start()
         model = out / "cold_start"
-    count = options.updates * options.episodes // 8
+    count = options.updates * options.episodes // 16
     train, heldout = (
         list(generate(FULL.world, size, 10 * options.seed + stream))
         for size, stream in ((max(count, 64), 3), (options.heldout, 1))
@@ -164,7 +164,7 @@ def main() -> int:
     save_tasks(heldout, out / "heldout.parquet")
     given: dict[str, Any] = {"config": GRPO_CONFIG, "model_name_or_path": model, "base_url": URL}
     given |= {"data": out / "train.parquet", "max_steps": options.updates, "seed": options.seed}
-    given |= {"per_device_train_batch_size": options.episodes, "num_generations": 8}
+    given |= {"per_device_train_batch_size": options.episodes, "num_generations": 16}
     given |= {"lora_r": RANK, "server_reduction": "row_mean", "save_strategy": "no"}
     given |= {"learning_rate": options.learning_rate}
     evaluated = {"eval_data": out / "heldout.parquet", "eval_strategy": "steps"}
