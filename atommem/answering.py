@@ -98,15 +98,15 @@ def _note(session: Session, last: Step, text: str | None) -> str:
     log = session.memory.log
     acted = len({item.step for item in log if item.actor == POLICY})
     counts = f"{acted} of {session.steps} steps had an action"
+    advice = "a policy that was trained for this, or a larger instruct model"
     if text is not None:
-        return f"the policy wrote this without a box ({ended}); {counts}"
+        found = f"the policy wrote this without a box ({ended}); {counts}"
+        return found if acted else f"{found}, so nothing was remembered. Try {advice}."
     wrote = " ".join(last.text.split())
     wrote = f"{wrote[:_LONGEST]!r}{'...' if len(wrote) > _LONGEST else ''}" if wrote else "nothing"
     reasons = {problem.reason for problem in last.problems}
     if cut or ProblemReason.UNCLOSED_THINKING in reasons:
-        advice = "a larger --max_tokens"
+        advice = "a larger max_tokens"
     elif acted:
-        advice = "a larger --max_reads, or --temperature 0"
-    else:
-        advice = "a policy that was trained for this, or a larger instruct model"
+        advice = "a larger max_reads, or temperature 0"
     return f"no answer: the policy wrote {wrote} ({ended}); {counts}. Try {advice}."

@@ -42,7 +42,10 @@ def prompt_words(environment: EnvironmentConfig, memory: MemoryConfig) -> list[s
     dialect = get_dialect(memory.dialect, memory.templates)
     kind = find_environment(environment.environment)
     section, shown = kind.section(memory.templates, environment), kind.shown(environment)
-    pieces = [*asdict(dialect.templates).values()]
+    templates = asdict(dialect.templates)
+    if not memory.read_past:
+        del templates["past"]
+    pieces = [*templates.values()]
     pieces += [words for name, words in section.pieces.items() if name in shown]
     words = [
         word

@@ -134,7 +134,8 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
             *_, answer = [event async for event in memory.ask(question, response)]
         assert isinstance(answer, Answer)
         entries = [entry.text for entry in answer.entries]
-        return {"answer": answer.text, "entries": entries, "response": response}
+        note = {"note": answer.note} if answer.note else {}
+        return {"answer": answer.text, **note, "entries": entries, "response": response}
 
     return mcp
 

@@ -174,12 +174,12 @@ def _item(
 def answer_message(response: str, text: str | None, note: str = "") -> dict[str, Any]:
     """Return the message of an answer, with a ``note`` if there is one (see `Answer`)."""
     return {
-        **({"note": note} if note else {}),
         "id": f"msg_a{response.removeprefix('resp_')}",
         "type": "message",
         "role": "assistant",
         "status": "incomplete" if text is None else "completed",
         "content": [{"type": "output_text", "text": text or "", "annotations": []}],
+        **({"note": note} if note else {}),
     }
 
 
