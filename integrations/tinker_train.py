@@ -129,10 +129,9 @@ class TinkerTrainer:
         groups = (args.generation_batch_size or 0) // (args.num_generations or 1)
         self._order = TaskOrder(len(self.tasks), groups, bool(args.shuffle_dataset), args.seed)
         self.state = TrainerState()
-        self.client = self._make_client(settings.model.lora_r, resume)
-        self.sampler: Any = None
-        errors = (tinker.TinkerError,)
-        policy = EnginePolicy(self.tokenizer, self.sample, errors, self._context_length())
+        context, errors = self._context_length(), (tinker.TinkerError,)
+        self.client, self.sampler = self._make_client(settings.model.lora_r, resume), None
+        policy = EnginePolicy(self.tokenizer, self.sample, errors, context)
         self.runner = make_rollouts(settings, self.tokenizer).runner(policy, args.max_in_flight)
         if args.max_steps > 0:
             self.state.max_steps = args.max_steps
@@ -221,11 +220,8 @@ class TinkerTrainer:
         rows, over, shares = update_rows(episodes, self.args)
         started = time.perf_counter()
         rate = self._rates[update]
-        log |= {
-            "learning_rate": rate,
-            **shares,
-            **(self.step(rows, over, rate) if rows else {"loss": 0.0}),
-        }
+        trained = self.step(rows, over, rate) if rows else {"loss": 0.0}
+        log |= {"learning_rate": rate, **shares, **trained}
         log["seconds/train"] = time.perf_counter() - started
         self.state.global_step += 1
         self.state.epoch = self.state.global_step / self._order.updates_per_epoch
@@ -248,9 +244,8 @@ class TinkerTrainer:
         sums = add_sums([self._rollout_log.sums(every, self.runner.agent.activity)])
         tokens = int(sums["tokens/prompt"] + sums["tokens/completion"])
         self.state.num_input_tokens_seen += tokens
-        flat = [
-            bool(g.replaced) or not has_variance([e.reward for e in g.episodes]) for g in groups
-        ]
+        rewards = [None if g.replaced else [e.reward for e in g.episodes] for g in groups]
+        flat = [group is None or not has_variance(group) for group in rewards]
         log = {
             **rollout_means(sums, 1),
             "frac_reward_zero_std": sum(flat) / len(flat),
