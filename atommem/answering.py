@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from atommem.actions import Action, Problem, ProblemReason
+from atommem.actions import ANSWER, Action, Problem, ProblemReason
 from atommem.episode import Observation, Step
 from atommem.grammar import THINK, boxes_in
 from atommem.memory.log import POLICY, Entry
@@ -52,6 +52,7 @@ async def answer_steps(
     await factory.prepare(task)
     environment = factory()
     observation: Observation | None = await environment.reset(task)
+    tag = session.agent.dialect.tags.get(ANSWER, ANSWER)
     steps: list[Step] = []
     while observation is not None:
         shown = tuple(memory.contents.find(key) for key, _ in memory.contents.shown)
@@ -60,7 +61,7 @@ async def answer_steps(
         is_plain = observation.phase == "answering" and not step.actions
         observation = (await environment.step(step)).observation
         answer = None
-        text = unboxed_answer(step) if is_plain or observation is None else None
+        text = unboxed_answer(step, tag) if is_plain or observation is None else None
         if text is not None or observation is None:
             boxed = next(iter((await environment.score()).answers), None)
             note = "" if boxed is not None else _note(session, step, text)
@@ -69,26 +70,29 @@ async def answer_steps(
         yield step, answer
 
 
-def unboxed_answer(step: Step) -> str | None:
+def unboxed_answer(step: Step, tag: str) -> str | None:
     """Return the answer in a completion that does not have its form.
 
-    That is the body of an answer without a box, or else the text outside of thoughts and other
-    elements, or a box in it.
+    That is the body of an answer (in its `tag`) without a box or an end, or else the text outside
+    of thoughts and other elements; of either, a box in it.
     """
     begin = step.text.lower().rfind(f"</{THINK}>") + 1
     begin += len(THINK) + 2 if begin else 0
-    outside: list[str] = []
-    at = begin
+    outside, at = "", begin
     elements: list[Action | Problem] = [*step.actions, *step.problems]
     for element in sorted(elements, key=lambda item: item.start):
-        body = step.text[max(element.start, begin) : element.end]
-        if isinstance(element, Problem) and element.reason is ProblemReason.NO_BOX:
-            return " ".join(_TAG.sub(" ", body).split()) or None
-        outside.append(step.text[at : element.start])
+        if isinstance(element, Problem) and (
+            element.reason is ProblemReason.NO_BOX
+            or (element.reason is ProblemReason.UNCLOSED and element.tag == tag)
+        ):
+            outside = _TAG.sub(" ", step.text[max(element.start, begin) : element.end])
+            break
+        outside += step.text[at : element.start] + " "
         at = max(at, element.end)
-    text = " ".join([*outside, step.text[at:]])
-    boxes = [box for box in boxes_in(text) if box]
-    return boxes[-1] if boxes else " ".join(text.split()) or None
+    else:
+        outside += step.text[at:]
+    boxes = [box for box in boxes_in(outside) if box]
+    return boxes[-1] if boxes else " ".join(outside.split()) or None
 
 
 def _note(session: Session, last: Step, text: str | None) -> str:

@@ -73,6 +73,7 @@ def texts(memory: AsyncMemory | Memory) -> list[str]:
         (ANSWERED, "six", ""),
         ("<think>Was it five?</think> It is six.", "It is six.", "without a box"),
         ("<final_answer>six</final_answer>", "six", "without a box"),
+        ("<final_answer>\\boxed{six}", "six", "without a box"),
         ("So \\boxed{six}, I think", "six", "without a box"),
         ("<create_memory>five</create_memory>", None, "no answer: the policy wrote '<create_mem"),
         ("", None, "no answer: the policy wrote nothing (1 tokens, stop); 1 of 4 steps had an act"),

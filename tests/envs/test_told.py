@@ -10,7 +10,8 @@ import pytest
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
-from atommem.envs.notes import NotesPolicy
+from atommem.envs.synthetic.expert import ExpertPolicy
+from atommem.envs.synthetic.notes import NotesExpert
 from atommem.envs.synthetic.told import RELATIONS, ToldConfig, generate
 from atommem.envs.task import Task
 from atommem.episode import Episode
@@ -26,9 +27,9 @@ def tasks_of(split: str, count: int, **settings: object) -> list[Task]:
 
 def read(tasks: list[Task]) -> list[Episode]:
     tokenizer = WordTokenizer()
-    policy = NotesPolicy(get_dialect("paper"), tokenizer, tokenizer.eos_token_id)
+    expert = NotesExpert(get_dialect("paper"))
     runner = make_episode_runner(
-        policy=policy,
+        policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
         tokenizer=tokenizer,
         embedder=HashingEmbedder(256),
         factory=longdoc(tokenizer, chunking="documents", max_reads=0),
@@ -37,14 +38,14 @@ def read(tasks: list[Task]) -> list[Episode]:
     )
     episodes = []
     for task in tasks:
-        policy.start(task)
+        expert.start(task)
         episodes.append(asyncio.run(runner.run(task)))
     return episodes
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_reader_without_faults_answers_every_told_question(split: str) -> None:
-    tasks = tasks_of(split, 40)
+    tasks = tasks_of(split, 25)
     episodes = read(tasks)
     assert {episode.reward for episode in episodes} == {1.0}
     used = {note["kind"] for task in tasks for note in task.metadata["notes"]}
@@ -76,7 +77,7 @@ def test_told_splits_share_no_name_and_test_has_wordings_of_its_own() -> None:
 
 def test_told_levels_set_paragraphs_hops_and_corrections() -> None:
     for level, most in ((1, 2), (2, 4), (3, 6), (4, 12)):
-        tasks = tasks_of("train", 80, levels=(level, level))
+        tasks = tasks_of("train", 60, levels=(level, level))
         assert max(len(task.documents) for task in tasks) == most
         details = [task.questions[0].metadata for task in tasks]
         assert (max(detail["hops"] for detail in details) == 2) == (level > 2)
