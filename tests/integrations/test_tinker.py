@@ -197,6 +197,7 @@ def make_trainer(model: Path, service: Service | None = None, **given: Any) -> T
     return TinkerTrainer(parsed, service, resume)
 
 
+@pytest.mark.slow
 def test_run_trains_on_sampled_ids_and_resumes_where_it_was(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
