@@ -18,7 +18,7 @@ from peft import PeftModel
 from torch.utils.data import DataLoader
 
 from atommem.config import MemoryConfig
-from atommem.errors import BudgetSpentError, ConfigError, OutageError
+from atommem.errors import BudgetSpentError, ConfigError, OutageError, PolicyError
 from atommem.policy.contract import Completion
 from atommem.policy.decoding import Row as DecodeRow
 from atommem.policy.local import LocalPolicy
@@ -185,7 +185,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         with self._rollout_log.clock.busy(SYNC):
             try:
                 self._weight_sync.publish(self, worker and worker.runner.agent.policy)
-            except OutageError as error:
+            except (OutageError, PolicyError) as error:
                 outage = error
             self.sync_stop(outage)
         self.model_version += 1
