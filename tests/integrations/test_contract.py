@@ -7,6 +7,7 @@ A peer is tested where it is installed: see scripts/engine_env.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -315,6 +316,30 @@ def test_verl_agent_loop_runs_real_episodes(data: str, monkeypatch: pytest.Monke
     prompts.config, prompts.data_files, prompts.prompt_key = {}, [data], "prompt"
     prompts._read_files_and_tokenize()
     assert [row["task"] for row in prompts.dataframe] == list(TASKS)
+
+
+def test_tinker_gets_our_weights_as_advantages(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = SimpleNamespace(
+        Datum=SimpleNamespace, ModelInput=SimpleNamespace(from_ints=lambda ids: ids)
+    )
+    monkeypatch.setitem(sys.modules, "tinker", client)
+    door = pytest.importorskip("atommem.integrations.tinker", exc_type=ImportError)
+    stage = pytest.importorskip("atommem.integrations.tinker_train", exc_type=ImportError)
+    args = SimpleNamespace(
+        num_generations=SAMPLES,
+        overlong_filtering=False,
+        scale_rewards="none",
+        normalization="token",
+        max_completion_length=8,
+    )
+    rows, total, _ = stage.update_rows(EPISODES, args)
+    found: Weights = {}
+    for datum in door.make_data(rows, total, "sum"):
+        inputs = datum.loss_fn_inputs
+        (value,) = set(inputs["advantages"][inputs["advantages"] != 0].tolist())
+        found[*datum.model_input, int(inputs["target_tokens"][-1])] = value
+    expected = {row: weight for row, weight in own_weights().items() if weight}
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_openenv_session_trains_on_our_weights_divided_by_the_deviation(
