@@ -59,7 +59,8 @@ class ResumableTrainer(Trainer):
         self._saved_step: int | None = None
         self._has_updated = False
         super().__init__(*args, **kwargs)
-        self._loaded_dtype = self.model.config.dtype or self.model.dtype
+        loaded = str(self.model.config.dtype or self.model.dtype)  # a name once it was saved
+        self._loaded_dtype = getattr(torch, loaded.removeprefix("torch."))
         keep_in_float32(self.model, self.accelerator)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
