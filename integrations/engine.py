@@ -12,7 +12,7 @@ from typing import Any
 
 from atommem.environment import find_environment
 from atommem.episode import Episode, Step
-from atommem.errors import ConfigError, DataError, OutageError, format_error, suggest
+from atommem.errors import DataError, OutageError, format_error, suggest
 from atommem.policy.contract import Completion, Policy, Sampling, check_request, make_completion
 from atommem.rollout import ENCODE_THREADS, EpisodeRunner
 from atommem.run import RunConfig, build_agent, make_run, stored_settings
@@ -23,23 +23,18 @@ Sample = Callable[[list[int], Sampling], Awaitable[tuple[list[int], list[float] 
 
 @dataclass(frozen=True)
 class Episodes:
-    """The tasks of a training run by id, and the settings of an episode."""
+    """The tasks of a run by id, and the settings of an episode."""
 
     tasks: dict[str, Any]
     run: RunConfig
 
     @classmethod
     def read(cls, data: str, model: str, settings: Mapping[str, Any] | None = None) -> Episodes:
-        """Read a task file, and `settings` by name on top of those stored with `model`.
-
-        Raises:
-            AtomMemError: A setting or the file is wrong.
-        """
+        """Read a task file, and `settings` by name on top of those stored with `model`."""
         settings = dict(settings or {})
         stored = stored_settings(model, settings.get("environment"))
-        run = make_run(settings, stored)
-        read = find_environment(stored["environment"]).read_tasks
-        return cls({task.id: task for task in read(data)}, run)
+        read_tasks = find_environment(stored["environment"]).read_tasks
+        return cls({task.id: task for task in read_tasks(data)}, make_run(settings, stored))
 
     def task(self, name: str) -> Any:
         """Return the task with this id."""
@@ -49,21 +44,13 @@ class Episodes:
 
     def runner(self, policy: Policy, tokenizer: Any) -> EpisodeRunner:
         """Make the loop around `policy`."""
-        threads = ENCODE_THREADS
-        agent = build_agent(
-            self.run, policy, tokenizer=tokenizer, encode_threads=threads, keep_prompts=True
-        )
-        return EpisodeRunner(agent)
+        options = {"encode_threads": ENCODE_THREADS, "keep_prompts": True}
+        return EpisodeRunner(build_agent(self.run, policy, tokenizer=tokenizer, **options))
 
 
 @dataclass
 class EnginePolicy:
-    """A policy that samples with an engine's own client, by token ids.
-
-    Attributes:
-        outages: The client's errors that fail an episode; others end the run.
-        context_length: Of prompt and completion together.
-    """
+    """Samples with an engine's own client, by token ids; `outages` are errors of that client."""
 
     tokenizer: Any
     sample: Sample
@@ -84,13 +71,9 @@ class EnginePolicy:
 
 
 def sampled_steps(episode: Episode) -> list[Step]:
-    """Return the steps that have tokens to train on: none of a failed episode.
-
-    Raises:
-        ConfigError: The episode has no reward.
-    """
+    """Return the steps that have tokens to train on: none of a failed episode."""
     if episode.failed:
         return []
     if episode.reward is None:
-        raise ConfigError(f"task {episode.task_id!r}: has no gold answer, so no reward. Remove it.")
+        raise DataError(f"task {episode.task_id!r}: has no gold answer, so no reward. Remove it.")
     return [step for step in episode.steps if step.token_ids]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from openenv.core.harness import (
     ResourceSession,
@@ -26,16 +27,13 @@ from atommem.config import PolicyConfig
 from atommem.episode import Episode
 from atommem.integrations.engine import Episodes, sampled_steps
 from atommem.policy.opening import open_policy
-from atommem.rollout import EpisodeRunner
-
-Result = TypeVar("Result")
 
 
 class MemorySession(ResourceSession):
     """One episode of our loop."""
 
-    def __init__(self, episode: Coroutine[Any, Any, Episode], loop: _LoopThread) -> None:
-        self._running = loop.spawn(episode)
+    def __init__(self, running: Future[Episode]) -> None:
+        self._running = running
 
     def wait_for_completion(self, timeout_s: float | None = None) -> int:
         """Wait for the episode's end; 1 if it failed."""
@@ -91,21 +89,20 @@ class MemorySessions(ResourceSessionFactory):
         runner = self.episodes.runner(policy, policy.tokenizer)
         temperature = float((sampling or {}).get("temperature", 1.0))
         own = replace(runner.agent.sampling, temperature=temperature, top_p=1.0, top_k=0)
-        self.open(runner.copy(sampling=own))
-
-    def open(self, runner: EpisodeRunner) -> None:
-        """Run the sessions' episodes with `runner`."""
-        self.runner, self.loop = runner, _LoopThread()
+        self.runner = runner.copy(sampling=own)
         self._samples: Counter[str] = Counter()
+        # One event loop for all sessions: TRL waits for each in a thread of its own.
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def create(
         self, task: Any, seed: int | None = None, episode_id: str | None = None
     ) -> MemorySession:
         """Start an episode of the task whose id is the prompt."""
         name = task if isinstance(task, str) else task[-1]["content"]
-        found = self.episodes.task(name)
         self._samples[name] += 1
-        return MemorySession(self.runner.run(found, self._samples[name] - 1), self.loop)
+        episode = self.runner.run(self.episodes.task(name), self._samples[name] - 1)
+        return MemorySession(asyncio.run_coroutine_threadsafe(episode, self._loop))
 
 
 def make_trace(episode: Episode) -> TrainingTrace:
@@ -122,14 +119,3 @@ def make_trace(episode: Episode) -> TrainingTrace:
             for index, step in enumerate(sampled_steps(episode))
         ]
     )
-
-
-class _LoopThread:
-    """An event loop in a thread: TRL's sessions wait in threads of their own."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
-
-    def spawn(self, work: Coroutine[Any, Any, Result]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -1,8 +1,7 @@
 """Training with SkyRL 0.3 on several nodes: ``python -m atommem.integrations.skyrl --config NAME``.
 
-SkyRL brings Ray, FSDP or Megatron, and vLLM with tensor parallelism. Its step-wise trajectories are
-our episodes: a row for each step, the advantage from the last row and the same for all of them.
-Other arguments are SkyRL's own overrides, KEY=VALUE.
+Its step-wise trajectories are our episodes: a row for each step, the advantage from the last row
+and the same for all of them. Other arguments are SkyRL's own overrides, KEY=VALUE.
 """
 
 from __future__ import annotations
@@ -10,15 +9,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
+from aiohttp import ClientError
+from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.entrypoints.main_base import BasePPOExp
 from skyrl.train.generators.base import GeneratorInterface
+from skyrl.train.utils import validate_cfg
+from skyrl.train.utils.utils import initialize_ray
 
 from atommem.arguments import split_config
 from atommem.episode import Episode, Observation, Step, episode_sums, means
-from atommem.errors import ConfigError, OutageError
+from atommem.errors import OutageError
 from atommem.integrations.engine import EnginePolicy, Episodes, sampled_steps
 from atommem.memory.log import MemoryView
 from atommem.policy.contract import Sampling
@@ -30,19 +32,13 @@ class SkyRLGenerator(GeneratorInterface):
     def __init__(
         self, episodes: Episodes, client: Any, tokenizer: Any, context_length: int | None = None
     ) -> None:
-        import aiohttp
-
         self.episodes, self.client = episodes, client
-        outages = (aiohttp.ClientError, OSError, TimeoutError)
+        outages = (ClientError, OSError)
         policy = EnginePolicy(tokenizer, self._sample, outages, context_length)
         self.runner = episodes.runner(policy, tokenizer)
 
     async def generate(self, input_batch: Any) -> Any:
-        """Return the rows of all episodes, in the batch's order.
-
-        Raises:
-            OutageError: Every episode failed.
-        """
+        """Return the rows of all episodes, in the batch's order."""
         names, given = input_batch["trajectory_ids"], input_batch["sampling_params"]
         sampling = Sampling(
             given["temperature"], given["top_p"], max(given["top_k"], 0), given["max_tokens"]
@@ -62,15 +58,13 @@ class SkyRLGenerator(GeneratorInterface):
     async def _sample(
         self, prompt_ids: list[int], sampling: Sampling
     ) -> tuple[list[int], list[float] | None, bool]:
-        params = asdict(replace(sampling, top_k=sampling.top_k or -1)) | {"logprobs": 0}
-        session = params.pop("affinity")
-        reply = await self.client.generate(
-            {
-                "prompt_token_ids": [prompt_ids],
-                "sampling_params": params,
-                "session_ids": [session],
-            }
-        )
+        params = asdict(sampling) | {"top_k": sampling.top_k or -1, "logprobs": 0}
+        request = {
+            "prompt_token_ids": [prompt_ids],
+            "sampling_params": params,
+            "session_ids": [params.pop("affinity")],
+        }
+        reply = await self.client.generate(request)
         logprobs = (reply["response_logprobs"] or [None])[0]
         return reply["response_ids"][0], logprobs, reply["stop_reasons"][0] == "stop"
 
@@ -114,23 +108,24 @@ class MemoryExperiment(BasePPOExp):
     """SkyRL's experiment on task files, with `SkyRLGenerator`."""
 
     def __init__(self, cfg: Any, settings: dict[str, Any]) -> None:
-        model = cfg.trainer.policy.model.path
-        files = [*cfg.data.train_data, *(cfg.data.val_data or [])]
-        read = [Episodes.read(file, model, settings) for file in files]
-        train = len(cfg.data.train_data)
-        self.train_tasks = [name for episodes in read[:train] for name in episodes.tasks]
-        self.held_out = [name for episodes in read[train:] for name in episodes.tasks]
-        tasks = {name: task for episodes in read for name, task in episodes.tasks.items()}
-        self.episodes = Episodes(tasks, read[0].run)
+        def read(files: Sequence[str] | None) -> list[Episodes]:
+            return [
+                Episodes.read(name, cfg.trainer.policy.model.path, settings) for name in files or ()
+            ]
+
+        train, held_out = read(cfg.data.train_data), read(cfg.data.val_data)
+        self.prompts, self.held_out = Prompts(train), Prompts(held_out)
+        tasks = {name: task for one in (*train, *held_out) for name, task in one.tasks.items()}
+        self.episodes = replace(train[0], tasks=tasks)
         super().__init__(cfg)
 
     def get_train_dataset(self) -> Any:
         """Return the tasks to train on."""
-        return TaskDataset(self.train_tasks)
+        return self.prompts
 
     def get_eval_dataset(self) -> Any:
         """Return the held-out tasks, if there are any."""
-        return TaskDataset(self.held_out) if self.held_out else None
+        return self.held_out or None
 
     def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> Any:
         """Return the episodes' generator."""
@@ -138,21 +133,15 @@ class MemoryExperiment(BasePPOExp):
         return SkyRLGenerator(self.episodes, inference_engine_client, tokenizer, length)
 
 
-class TaskDataset:
-    """SkyRL's prompts: the ids of tasks, whose prompts the episodes write."""
+class Prompts(list[dict[str, Any]]):
+    """SkyRL's data set: the ids of tasks, whose prompts the episodes write."""
 
-    def __init__(self, tasks: Sequence[str]) -> None:
-        self.tasks = list(tasks)
-
-    def __len__(self) -> int:
-        """Return the number of tasks."""
-        return len(self.tasks)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return a prompt as SkyRL's collated ones are."""
-        name = self.tasks[index]
-        prompt = [{"role": "user", "content": name}]
-        return {"prompt": prompt, "env_class": None, "env_extras": {}, "uid": name}
+    def __init__(self, episodes: Sequence[Episodes]) -> None:
+        names = [name for one in episodes for name in one.tasks]
+        other = {"env_class": None, "env_extras": {}}
+        super().__init__(
+            {"prompt": [{"role": "user", "content": name}], "uid": name, **other} for name in names
+        )
 
     def collate_fn(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the prompts as they are."""
@@ -160,26 +149,13 @@ class TaskDataset:
 
 
 def read_arguments(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
-    """Return SkyRL's validated configuration and the settings of an episode.
-
-    Raises:
-        ConfigError: A setting is missing or unknown.
-    """
-    from skyrl.train.config import SkyRLTrainConfig
-    from skyrl.train.utils import validate_cfg
-
+    """Return SkyRL's validated configuration and the settings of an episode."""
     overrides, settings = split_config(argv, "engines")
-    theirs = settings.pop("skyrl", {})
-    step_wise = {"generator.step_wise_trajectories": True}
-    lines = [f"{name}={value}" for name, value in (theirs | step_wise).items()]
-    try:
-        cfg = SkyRLTrainConfig.from_cli_overrides([*lines, *overrides])
-        validate_cfg(cfg)
-    except (ValueError, AssertionError) as error:
-        raise ConfigError(f"SkyRL refuses a setting: {error}") from error
-    for file in [*cfg.data.train_data, *(cfg.data.val_data or [])]:
-        if not Path(file).is_file():
-            raise ConfigError(f"data={file}: there is no such file. Make it: atommem data build.")
+    theirs = settings.pop("skyrl", {}) | {"generator.step_wise_trajectories": True}
+    lines = ["null" if value is None else value for value in theirs.values()]
+    lines = [f"{name}={value}" for name, value in zip(theirs, lines, strict=True)]
+    cfg = SkyRLTrainConfig.from_cli_overrides([*lines, *overrides])
+    validate_cfg(cfg)
     return cfg, settings
 
 
@@ -188,15 +164,9 @@ def train(cfg: Any, settings: dict[str, Any]) -> None:
     MemoryExperiment(cfg, settings).run()
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Start Ray, or join the cluster of this job, and train."""
+if __name__ == "__main__":
     import ray
-    from skyrl.train.utils.utils import initialize_ray
 
-    cfg, settings = read_arguments(sys.argv[1:] if argv is None else argv)
+    cfg, settings = read_arguments(sys.argv[1:])
     initialize_ray(cfg)
     ray.get(ray.remote(num_cpus=1)(train).remote(cfg, settings))
-
-
-if __name__ == "__main__":
-    main()

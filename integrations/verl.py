@@ -38,11 +38,7 @@ class MemoryAgentLoop(AgentLoopBase):
         self.episodes, self.runner = _open(data, model, json.dumps(settings or {}), self.tokenizer)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
-        """Return the rows of an episode; verl gives all of them the last one's advantage.
-
-        Raises:
-            OutageError: The episode failed. verl trains on the others of its group.
-        """
+        """Return the rows of an episode; raise for a failed one, which verl then leaves out."""
         rollout = self.rollout_config
         length = rollout.max_model_len or rollout.prompt_length + rollout.response_length
         sampling = Sampling(
@@ -122,12 +118,9 @@ class TaskDataset(RLHFDataset):
         self.dataframe = Dataset.from_list(rows)
 
 
-class _Unopened:
-    """Stands for the policy until an agent loop brings its own."""
-
-
 @lru_cache(maxsize=4)
 def _open(data: str, model: str, settings: str, tokenizer: Any) -> tuple[Episodes, EpisodeRunner]:
     """Read the tasks and load the embedder once for all agent loops of a process."""
     episodes = Episodes.read(data, model, json.loads(settings))
-    return episodes, episodes.runner(_Unopened(), tokenizer)  # type: ignore[arg-type]
+    policy: Any = None  # an agent loop brings its own
+    return episodes, episodes.runner(policy, tokenizer)

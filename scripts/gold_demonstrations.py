@@ -23,7 +23,8 @@ from common import command_line, last_line, make_agent
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
-from atommem.envs.notes import Note, NotesPolicy
+from atommem.envs.synthetic.expert import ExpertPolicy
+from atommem.envs.synthetic.notes import Note, NotesExpert
 from atommem.envs.task import Task
 from atommem.envs.task_files import iter_tasks
 from atommem.rollout import EpisodeRunner
@@ -55,12 +56,13 @@ async def demonstrate(
     tasks: list[Task], tokenizer: Any, out: Path | None, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Run the reader on every task, write the traces, and return what they amount to."""
-    policy = NotesPolicy(get_dialect(MEMORY.dialect), tokenizer, tokenizer.eos_token_id)
+    expert = NotesExpert(get_dialect(MEMORY.dialect))
+    policy = ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id)
     stored = {**asdict(MEMORY), "max_reads": 0, **settings}
     agent = make_agent(policy, HashingEmbedder(256), tokenizer, stored=stored)
     rewards, steps = [], []
     for number, task in enumerate(map(with_notes, tasks)):
-        policy.start(task)
+        expert.start(task)
         episode = await EpisodeRunner(agent).run(task)
         rewards.append(episode.metrics["em"])
         steps += episode.steps

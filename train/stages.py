@@ -15,7 +15,6 @@ from typing import Any
 
 from httpx import HTTPError
 from huggingface_hub import HfApi
-from trl import get_peft_config
 
 from atommem.embedding import make_embedder
 from atommem.environment import find_environment
@@ -85,11 +84,10 @@ def make_async_trainer(settings: Settings) -> Any:
             "it asynchronously."
         )
     tokenizer = load_tokenizer(model)
-    args.model_init_kwargs = {"revision": model.model_revision, **(args.model_init_kwargs or {})}
+    loading = model_arguments(model, args)
     return AsyncMemoryGRPOTrainer(
-        model=name,
         make_runner=partial(make_runner, make_rollouts(settings, tokenizer), name),
-        peft_config=get_peft_config(model),
+        **loading,
         **episode_arguments(settings, tokenizer),
     )
 
@@ -137,7 +135,7 @@ def launch(
     prepare_reporters(args)
     trainer = make_trainer(settings)
     facts = {name: value for part in settings.stored for name, value in asdict(part).items()}
-    facts["checkpoint"] = str(trainer.model.config._name_or_path)
+    facts["checkpoint"] = str(trainer.model.config.name_or_path)
     args.facts = facts | {"atommem_version": version("atommem")}
     use_console(trainer, columns)
     try:

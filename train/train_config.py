@@ -39,6 +39,7 @@ EPISODES_REFUSED: Refused = {
     "repetition_penalty": (1.0, DISTRIBUTION),
     "log_completions": (False, "log_episodes shows whole episodes, and save_traces keeps them"),
     "hub_strategy": ("end", _PUSHED_LAST),
+    "use_liger_kernel": (False, "it would replace the fused LM head"),
     "router_aux_loss_coef": (0.0, "the term would depend on how rows are packed"),
 }
 REFUSED: Refused = {
@@ -68,7 +69,7 @@ COLD_START_REFUSED: Refused = {
 def check_refused(config: Any, refused: Refused) -> None:
     """Raise ConfigError if a field of `config` has another value than the only accepted one."""
     for name, (only, reason) in refused.items():
-        value = getattr(config, name)
+        value = getattr(config, name, only)
         if str(getattr(value, "value", value)) != str(only):
             raise ConfigError(
                 f"{name}={value}: only {only} is supported, because {reason}. Drop it."
@@ -281,8 +282,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         "Updates that share a rollout, each on its own per_device_train_batch_size episodes; 1 "
         "(with num_iterations 1) is on-policy.",
     )
-
-    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "vllm_engine_kwargs"]  # noqa: RUF012  # as TRL does
 
     @property
     def updates_per_rollout(self) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from atommem.config import check_choice, check_probabilities, setting
-from atommem.envs.notes import Note
+from atommem.envs.synthetic.notes import Note
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError
 

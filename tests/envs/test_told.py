@@ -10,7 +10,8 @@ import pytest
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
-from atommem.envs.notes import NotesPolicy
+from atommem.envs.synthetic.expert import ExpertPolicy
+from atommem.envs.synthetic.notes import NotesExpert
 from atommem.envs.synthetic.told import RELATIONS, ToldConfig, generate
 from atommem.envs.task import Task
 from atommem.episode import Episode
@@ -26,9 +27,9 @@ def tasks_of(split: str, count: int, **settings: object) -> list[Task]:
 
 def read(tasks: list[Task]) -> list[Episode]:
     tokenizer = WordTokenizer()
-    policy = NotesPolicy(get_dialect("paper"), tokenizer, tokenizer.eos_token_id)
+    expert = NotesExpert(get_dialect("paper"))
     runner = make_episode_runner(
-        policy=policy,
+        policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
         tokenizer=tokenizer,
         embedder=HashingEmbedder(256),
         factory=longdoc(tokenizer, chunking="documents", max_reads=0),
@@ -37,7 +38,7 @@ def read(tasks: list[Task]) -> list[Episode]:
     )
     episodes = []
     for task in tasks:
-        policy.start(task)
+        expert.start(task)
         episodes.append(asyncio.run(runner.run(task)))
     return episodes
 

@@ -148,7 +148,7 @@ def fsdp2_update(folder: Path, kind: str) -> dict[str, Any]:
     trainer, recorder, _ = make_trainer(model, args, mixed_episode, peft_config=peft_config)
     trainer.train()
     # The reference of an adapter is the model without it.
-    named = trainer.accelerator.unwrap_model(trainer.ref_model or trainer.model).named_parameters()
+    named = trainer.accelerator.unwrap_model(trainer.reference or trainer.model).named_parameters()
     return {
         "reference": {name: whole(p) for name, p in named if "lora_" not in name},
         "gradients": recorder.gradients[0],

@@ -19,7 +19,6 @@ import torch
 from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
-from trl.distributed import DistributedBackend
 
 from atommem.errors import ConfigError, OutageError
 from atommem.policy.contract import Sampling
@@ -70,17 +69,15 @@ def make_server_trainer(
 
 
 class FakeTransfer:
-    """Takes weights as TRL's `WeightTransferClient` does, and records calls."""
+    """Takes weights as `WeightTransfer` does, and records calls."""
 
     def __init__(self, url: str, trainer: Any, timeout: float = 0.0) -> None:
         self.url, self.description = url, describe_weights(trainer)
         self.calls: list[str] = []
         self.weights: dict[str, torch.Tensor] = {}
-        self.pause, self.resume, self.destroy = (
-            partial(self.calls.append, name) for name in ("pause", "resume", "destroy")
-        )
+        self.close = partial(self.calls.append, "close")
 
-    def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+    def send(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
         self.calls.append("send")
         self.weights = {name: weight.clone() for name, weight in iterator}
 
@@ -102,10 +99,10 @@ def test_full_weights_go_to_the_server_and_a_lost_one_is_joined_again(tmp_path: 
     trainer.close()
     first, second = clients
     assert (first.url, second.url) == ("http://a", "http://a")
-    assert first.calls == [*["pause", "send", "resume"] * 2, "destroy"]
-    assert second.calls == ["pause", "send", "resume", "destroy"]
+    assert first.calls == ["send", "send", "close"]
+    assert second.calls == ["send", "close"]
     state = dict(trainer.model.named_parameters())
-    assert first.description["names"] == list(first.weights) == list(state)
+    assert [weight.name for weight in first.description] == list(first.weights) == list(state)
     # The last update got the weights after two steps: not those of the end.
     assert any(not torch.equal(second.weights[name], state[name]) for name in state)
 
@@ -116,7 +113,7 @@ def test_broken_transfer_ends_the_run_after_all_gathers(tmp_path: Path) -> None:
     sent: list[Iterator[Any]] = []
 
     class Breaks(FakeTransfer):
-        def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+        def send(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
             sent.append(iterator)
             next(iterator)
             raise RuntimeError("NCCL went away")
@@ -130,7 +127,7 @@ def test_broken_transfer_ends_the_run_after_all_gathers(tmp_path: Path) -> None:
 def test_broken_transfer_whose_thread_still_sends_is_an_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """TRL's client sends on a thread, and raises when the server answers an error."""
+    """It is sent on a thread, and ends when the server answers an error."""
     gathering = threading.Event()
 
     def gathered(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -138,14 +135,14 @@ def test_broken_transfer_whose_thread_still_sends_is_an_outage(
         time.sleep(0.1)
         yield "weight", torch.zeros(1)
 
-    def send_weights(iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+    def send(iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
         threading.Thread(target=list, args=(iterator,)).start()
         gathering.wait()
         raise RuntimeError("500")
 
     monkeypatch.setattr("atommem.train.rollout.server_backend.named_weights", gathered)
     trainer = SimpleNamespace(accelerator=SimpleNamespace(is_main_process=True))
-    client = mock.Mock(send_weights=send_weights)
+    client = mock.Mock(send=send)
     pool = ServerPool(["http://a"], tokenizer=WordTokenizer())
     with pytest.raises(OutageError, match=r"broke during a weight transfer: .*500"):
         FullWeightSync(1.0, lambda *arguments: client).publish(trainer, pool)
@@ -188,9 +185,7 @@ def test_engine_calls_have_the_order_of_trl(
         model = get_peft_model(model, lora)
     backend = make_colocate_backend(sleeping_rollouts(tmp_path), model)
     accelerator = Accelerator(cpu=True)
-    trainer: Any = SimpleNamespace(
-        accelerator=accelerator, model=model, _dist=DistributedBackend(accelerator)
-    )
+    trainer: Any = SimpleNamespace(accelerator=accelerator, model=model)
     # Two updates with two rollouts each; the second needs the weights again.
     for _ in range(2):
         backend.publish(trainer)

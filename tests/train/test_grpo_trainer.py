@@ -223,7 +223,7 @@ def test_bfloat16_model_is_trained_in_float32_and_saved_as_it_was(tmp_path: Path
     config.model_init_kwargs = {"dtype": "bfloat16"}
     trainer, _, _ = make_trainer(str(tmp_path / "model"), config, mixed_episode)
     trainer.train()
-    assert trainer.ref_model.dtype == torch.bfloat16
+    assert trainer.reference.dtype == torch.bfloat16
     pairs = zip(trainer.model.parameters(), start.parameters(), strict=True)
     changed = [(new != old.float()).flatten() for new, old in pairs]
     assert torch.cat(changed).float().mean() > 0.9

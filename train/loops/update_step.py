@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from accelerate.utils import DistributedType, gather_object
 from torch.utils.data import DataLoader
-from transformers.utils import logging
-from trl.trainer.utils import use_adapter
+from transformers import logging
 
 from atommem.train.errors import MemoryFault
 from atommem.train.loops.models import reduce_in_float32
+from atommem.train.loops.policy_model import use_reference
 from atommem.train.objective.loss import CORRECTION, PolicyLoss, sums_by_length
 from atommem.train.objective.rows import Row, Tokens
 from atommem.train.packing.micro_batch import MicroBatch, pack_rows, pad_rows
@@ -136,7 +136,7 @@ class UpdateStep:
                 if shortage:
                     continue
                 # DeepSpeed steps inside the backward pass that this flag marks.
-                self.accelerator.gradient_state._set_sync_gradients(last)
+                self.accelerator.sync_gradients = last
                 try:
                     with self._accumulating(model, last):
                         found = self._backward(model, rows, batch.normalizer, quartiles)
@@ -236,13 +236,13 @@ class UpdateStep:
 
     @torch.no_grad()
     def _reference_logps(self, model: Any, inputs: MicroBatch) -> torch.Tensor:
-        """Score the rows under the reference: TRL's copy, or the model without its adapter."""
+        """Score the rows under the reference: a copy, or the model without its adapter."""
         with self.accelerator.autocast():
             if self._reference is not None:
                 return inputs.score(self._reference)[0]
             adapted = self.accelerator.unwrap_model(model)
             trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
-            with use_adapter(adapted, adapter_name="ref" if "ref" in adapted.peft_config else None):
+            with use_reference(adapted):
                 # peft freezes them, but FSDP2 chooses gradient dtypes in its first pass.
                 for parameter in trained:
                     parameter.requires_grad_(True)
@@ -264,11 +264,6 @@ def update_counter(count: int) -> DataLoader[Any]:
     updates: Any = [{"update": index} for index in range(count)]
     # Its own generator, so that it does not draw from the global one.
     return DataLoader(updates, generator=torch.Generator())
-
-
-def environment_reward(**_: Any) -> list[float]:
-    """Fill TRL's required argument; environments score episodes, so it is never called."""
-    raise AssertionError("episodes are scored by their environment")
 
 
 def save_batches(folder: Path, rank: int, rollout: int, batches: Sequence[Batch]) -> None:

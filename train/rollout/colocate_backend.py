@@ -20,6 +20,9 @@ from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.rollout.weight_sync import AdapterPublisher, check_servable, named_weights
 from atommem.train.train_config import TrainConfig
 
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM has room for; a smaller adapter fits, too."""
+
 
 class ColocateBackend(Backend):
     """Samples from an engine that shares the device with the trainer.
@@ -121,11 +124,12 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
     os.environ.setdefault("MASTER_PORT", str(get_open_port()))
     adapter: dict[str, Any] = {}
     if adapted:
-        from trl.experimental.async_grpo.async_grpo_trainer import round_lora_rank
-
         config = model.peft_config[model.active_adapters[0]]
         rank = max([config.r, *config.rank_pattern.values()])
-        adapter = {"enable_lora": True, "max_lora_rank": round_lora_rank(rank)}
+        adapter = {
+            "enable_lora": True,
+            "max_lora_rank": min(size for size in LORA_RANKS if size >= rank),
+        }
     elif current_platform.is_cpu():  # not the model's device: FSDP2's is still on the CPU here
         raise ConfigError(
             "vllm_mode=colocate: vLLM on CPU cannot take new full weights. Train a LoRA adapter "

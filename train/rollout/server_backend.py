@@ -1,7 +1,7 @@
 """Sampling from vLLM servers, and how they get the trained weights.
 
 LoRA adapters are saved to a folder that every server loads. Full weights go to one server over
-NCCL with TRL's client; `vllm serve --data-parallel-size N` makes a server of N engines.
+NCCL (`WeightTransfer`); `vllm serve --data-parallel-size N` makes a server of N engines.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate.utils import broadcast_object_list
 from peft import PeftModel
 
@@ -21,19 +20,9 @@ from atommem.policy.server_pool import ServerPool
 from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.backends import Backend
 from atommem.train.rollout.rollouts import Rollouts
-from atommem.train.rollout.weight_sync import (
-    KEPT,
-    AdapterPublisher,
-    describe_weights,
-    named_weights,
-)
+from atommem.train.rollout.weight_sync import KEPT, AdapterPublisher, named_weights
+from atommem.train.rollout.weight_transfer import connect_nccl
 from atommem.train.train_config import TrainConfig
-
-FULL_WEIGHTS = (
-    "For full weights start the server as VLLM_SERVER_DEV_MODE=1 vllm serve MODEL "
-    '--weight-transfer-config \'{"backend":"nccl"}\'; or train a LoRA adapter (use_peft: true), '
-    "with servers started with --enable-lora."
-)
 
 
 class AdapterSync:
@@ -96,9 +85,7 @@ class FullWeightSync:
         broken: Exception | None = None
         if trainer.accelerator.is_main_process:
             try:
-                self._client.pause()  # also clears the prefix cache of the old weights
-                self._client.send_weights(weights)
-                self._client.resume()
+                self._client.send(weights)
             except Exception as error:  # the other ranks are still gathering, and must not hang
                 broken = error
         for _ in weights:  # gathering a parameter takes all ranks
@@ -126,7 +113,7 @@ class FullWeightSync:
 
     def _leave(self) -> None:
         if self._client is not None:
-            self._client.destroy()
+            self._client.close()
         self._client = None
 
 
@@ -143,23 +130,6 @@ class _SharedIterator(Iterator[Any]):
     def __next__(self) -> Any:
         with self._lock:
             return next(self._iterator)
-
-
-def connect_nccl(url: str, trainer: Any, timeout: float) -> Any:
-    """Return TRL's weight transfer client, connected."""
-    from trl.experimental.async_grpo.vllm_client import VLLMClient
-    from trl.experimental.async_grpo.weight_transfer import WeightTransferClient
-
-    if not torch.cuda.is_available():
-        raise ConfigError(f"{url}: NCCL needs GPUs on both sides. {FULL_WEIGHTS}")
-    try:
-        transfer = WeightTransferClient(VLLMClient(url, timeout), describe_weights(trainer))
-        transfer.init_weight_transfer()
-    except ImportError as error:
-        raise ConfigError(f"full weights need vLLM in this process: {error}") from error
-    except (OSError, RuntimeError) as error:
-        raise OutageError(f"{url}: {error}. {FULL_WEIGHTS}") from error
-    return transfer
 
 
 class ServerBackend(Backend):

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
-from trl import import_utils
 
 from atommem.policy import vllm_engine
 from atommem.policy.contract import Sampling
@@ -149,8 +148,6 @@ def install(on_cpu: bool = False) -> None:
     def fields(*args: Any, **named: Any) -> SimpleNamespace:
         return SimpleNamespace(args=args, **named)
 
-    # TRL would import more of it.
-    import_utils.is_vllm_available = lambda **_: False
     module: Any = ModuleType("vllm")
     module.__spec__ = ModuleSpec("vllm", None)
     module.EngineArgs = module.SamplingParams = module.LoRARequest = fields
