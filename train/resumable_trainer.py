@@ -138,6 +138,7 @@ class ResumableTrainer(Trainer):
             "`atommem serve` and `atommem ask` use it. `atommem_config.json` holds its prompts."
         )
         if self.is_world_process_zero():
+            folder.mkdir(parents=True, exist_ok=True)  # TRL writes a card before a checkpoint
             card = f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{text}\n"
             (folder / "README.md").write_text(card, encoding="utf-8")
 

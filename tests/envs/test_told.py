@@ -45,7 +45,7 @@ def read(tasks: list[Task]) -> list[Episode]:
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_reader_without_faults_answers_every_told_question(split: str) -> None:
-    tasks = tasks_of(split, 40)
+    tasks = tasks_of(split, 25)
     episodes = read(tasks)
     assert {episode.reward for episode in episodes} == {1.0}
     used = {note["kind"] for task in tasks for note in task.metadata["notes"]}
@@ -77,7 +77,7 @@ def test_told_splits_share_no_name_and_test_has_wordings_of_its_own() -> None:
 
 def test_told_levels_set_paragraphs_hops_and_corrections() -> None:
     for level, most in ((1, 2), (2, 4), (3, 6), (4, 12)):
-        tasks = tasks_of("train", 80, levels=(level, level))
+        tasks = tasks_of("train", 60, levels=(level, level))
         assert max(len(task.documents) for task in tasks) == most
         details = [task.questions[0].metadata for task in tasks]
         assert (max(detail["hops"] for detail in details) == 2) == (level > 2)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,8 +28,13 @@ from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.colocate_backend import make_colocate_backend
 from atommem.train.rollout.rollouts import Rollouts
-from atommem.train.rollout.server_backend import FullWeightSync, ServerBackend, WeightSync
-from atommem.train.rollout.weight_sync import describe_weights
+from atommem.train.rollout.server_backend import (
+    AdapterSync,
+    FullWeightSync,
+    ServerBackend,
+    WeightSync,
+)
+from atommem.train.rollout.weight_sync import AdapterPublisher, describe_weights
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
 from tests.train.harness import make_config, make_rollouts, make_trainer
@@ -213,3 +219,27 @@ def test_full_weights_into_vllm_on_cpu_are_refused(tmp_path: Path, double: Any) 
     double.install(on_cpu=True)
     with pytest.raises(ConfigError, match="use_peft: true"):
         make_colocate_backend(sleeping_rollouts(tmp_path), make_model())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ignored", [None, "q_proj"])
+def test_adapter_that_a_server_ignores_ends_the_run(tmp_path: Path, ignored: str | None) -> None:
+    """An adapter is 0 at first, so that its copies with random weights show what it can do."""
+    cluster = Cluster("a", "b")
+    cluster["b"].ignored = ignored
+    sync = AdapterSync(AdapterPublisher(tmp_path / "adapters"))
+    trainer = make_server_trainer(tmp_path, cluster, sync, updates=2, peft_config=LORA)
+    with nullcontext() if ignored is None else pytest.raises(RolloutFailedError) as failure:
+        trainer.train()
+    trainer.close()
+    for server in cluster.servers.values():
+        assert list(server.models) == ["policy"]
+        assert server.asked[0] == server.loads[0] == server.asked[-1].removesuffix("-v_proj")
+        assert {name.removeprefix(server.loads[0]) for name in server.asked} == {
+            "",
+            "-q_proj",
+            "-v_proj",
+        }
+    if ignored is not None:
+        assert "vLLM ignores 2 of the adapter's weights, such as base_model" in str(failure.value)
+        assert "q_proj.lora_B.weight" in str(failure.value)

@@ -24,11 +24,11 @@ PUBLIC = (*LIBRARIES, "accelerate.utils")
 SEAM = {
     # Log-probabilities and entropies without whole logits, and what makes them fast on CPU.
     "trl.trainer.utils.add_fused_lm_head",
-    "trl.trainer.utils",
     "_CHUNKED_LOGPROB_CHUNK_SIZE",
     "_use_triton",
-    # ZeRO-3's hooks around sampling.
+    # Under DeepSpeed: ZeRO-3's hooks around sampling, and a reference model.
     "trl.models.unwrap_model_for_generation",
+    "trl.models.prepare_deepspeed",
     # Methods of Trainer around ours: checkpoints that are whole or absent, a norm that is finite.
     "_save_checkpoint",
     "_get_grad_norm",
@@ -124,7 +124,9 @@ def found_names() -> set[str]:
     seam = set(inherited(atommem.train)) - {"_abc_impl"}
     own = {name for tree in parsed for name in defined_names(tree)}
     used = {name for tree in parsed for name in private_names(tree)}
-    return seam | (used - own) | {name for tree in parsed for name in imported(tree)}
+    names = seam | (used - own) | {name for tree in parsed for name in imported(tree)}
+    # A module is counted if none of its names is.
+    return {name for name in names if not any(other.startswith(f"{name}.") for other in names)}
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from peft import PeftModel
 from torch.utils.data import DataLoader
 
 from atommem.config import MemoryConfig
-from atommem.errors import BudgetSpentError, ConfigError, OutageError
+from atommem.errors import BudgetSpentError, ConfigError, OutageError, PolicyError
 from atommem.policy.contract import Completion
 from atommem.policy.decoding import Row as DecodeRow
 from atommem.policy.local import LocalPolicy
@@ -38,7 +38,7 @@ from atommem.train.objective.rows import (
 )
 from atommem.train.objective.shares import gradient_shares
 from atommem.train.rollout.rollouts import Rollouts, TaskOrder
-from atommem.train.rollout.server_backend import make_server_pool, make_weight_sync
+from atommem.train.rollout.server_backend import WeightSync, make_server_pool, make_weight_sync
 from atommem.train.rollout.weight_sync import check_servable, named_weights
 
 Result = TypeVar("Result")
@@ -82,7 +82,9 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         super().__init__(model, args, tasks, processing_class, update=update, **kwargs)
         # One adapter more than requests may name: a version is loaded before the oldest one goes.
         kept = args.max_staleness + 2
-        self._weight_sync = make_weight_sync(args, lora, kept) if args.use_vllm else CopySync()
+        self._weight_sync: WeightSync | CopySync = (
+            make_weight_sync(args, lora, kept) if args.use_vllm else CopySync()
+        )
         self.model_version = 0
         """How often the weights were published."""
         self._rollout_log = RolloutLog([], MemoryConfig())
@@ -183,7 +185,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         with self._rollout_log.clock.busy(SYNC):
             try:
                 self._weight_sync.publish(self, worker and worker.runner.agent.policy)
-            except OutageError as error:
+            except (OutageError, PolicyError) as error:
                 outage = error
             self.sync_stop(outage)
         self.model_version += 1

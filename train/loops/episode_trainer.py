@@ -102,7 +102,7 @@ class EpisodeTrainer(ResumableTrainer):
         for name, value in values.items():
             self._logged[name].append(value)
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         """Log an update with what `log_with_update` got since the last one: means, and maxima."""
         if "loss" in logs:
             for name, values in self._logged.items():

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from atommem.envs.scoring.records import record_of
 from atommem.episode import Episode
-from atommem.errors import OutageError
+from atommem.errors import OutageError, PolicyError
 from atommem.process import no_full_collection
 from atommem.rollout import EpisodeRunner
 from atommem.train.console import episode_bar
@@ -213,7 +213,7 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         with self._rollout_log.clock.busy(SYNC):
             try:
                 self.backend.publish(self)
-            except OutageError as error:
+            except (OutageError, PolicyError) as error:
                 broken = error
         self.sync_stop(broken)
 

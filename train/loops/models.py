@@ -53,10 +53,10 @@ def loading_whole() -> Iterator[None]:
 
 
 def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
-    """Return ``model``, ``peft_config`` and ``quantization_config`` for a TRL trainer.
+    """Return ``model``, ``peft_config`` and ``quantization_config`` for a trainer.
 
-    A path is passed on, with its loading arguments in ``args.model_init_kwargs``, because TRL loads
-    the reference model from the same place. A folder with a peft adapter is loaded here, trainable.
+    A path is passed on, with its loading arguments in ``args.model_init_kwargs``, because the
+    reference comes from the same place. A folder with a peft adapter is loaded here, trainable.
     """
     loading = {
         "revision": config.model_revision,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from accelerate.utils import DistributedType, set_seed
 from peft import PeftModel, get_peft_model
 from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM
+from trl.models import prepare_deepspeed
 from trl.trainer.utils import add_fused_lm_head
 
 from atommem.errors import ConfigError
@@ -75,7 +75,7 @@ def load_model(name: str, args: Any, quantization_config: Any = None, **defaults
 
 def make_reference(
     policy: Any, args: Any, accelerator: Any, quantization_config: Any = None
-) -> Any | None:
+) -> Any:
     """Load and place the model of the KL term; None without one, or if `policy` has an adapter."""
     if not args.beta or isinstance(policy, PeftModel):
         return None
@@ -85,7 +85,7 @@ def make_reference(
     model = load_model(name, args, quantization_config, **defaults)
     _prepare_head(model, args, ("log_probs",))
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        return _deepspeed_reference(model, accelerator)
+        return prepare_deepspeed(model, accelerator)
     if accelerator.is_fsdp2:
         return shard_reference(model, accelerator)
     return accelerator.prepare_model(model, evaluation_mode=True)
@@ -138,17 +138,3 @@ def _add_reference_adapter(model: PeftModel) -> None:
     for name, parameter in model.named_parameters():
         if ".default." in name:
             model.get_parameter(name.replace(".default.", ".ref.")).data.copy_(parameter.data)
-
-
-def _deepspeed_reference(model: Any, accelerator: Any) -> Any:
-    """Shard the reference under ZeRO-3; otherwise each rank holds all of it."""
-    import deepspeed
-
-    config = deepcopy(accelerator.state.deepspeed_plugin.deepspeed_config)
-    zero = config["zero_optimization"]
-    for unused in ("optimizer", "scheduler"):
-        config.pop(unused, None)
-    zero.pop("offload_optimizer", None)
-    if zero["stage"] != 3:
-        zero["stage"] = 0
-    return deepspeed.initialize(model=model, config=config)[0].eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +14,12 @@ from accelerate.utils.memory import clear_device_cache
 from peft import PeftModel
 
 from atommem.errors import ConfigError
+from atommem.policy.contract import Completion
+from atommem.policy.server_pool import Adapter
 from atommem.policy.vllm_engine import VllmEnginePolicy
 from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.backends import Backend
+from atommem.train.rollout.canary import PROBE, PROBE_IDS, check_adapter
 from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.rollout.weight_sync import AdapterPublisher, check_servable, named_weights
 from atommem.train.train_config import TrainConfig
@@ -43,6 +47,8 @@ class ColocateBackend(Backend):
         self._publisher = publisher
         self._sleeps = sleeps
         self._asleep = self._loaded = False
+        self._adapter: Adapter | None = None
+        self._checked = False
         self._sleep()
 
     def publish(self, trainer: Any) -> None:
@@ -51,6 +57,7 @@ class ColocateBackend(Backend):
         if self._publisher is not None:
             adapter, _ = self._publisher.save(trainer)
             self.policy.use_adapter(adapter)
+            self._adapter = adapter
 
     @contextmanager
     def rollout(self, trainer: Any) -> Iterator[None]:
@@ -60,8 +67,17 @@ class ColocateBackend(Backend):
                 self._load_weights(trainer)
             self.policy.engine.wake_up(["kv_cache"])
             self._asleep = False
+        if self._adapter is not None and not self._checked:
+            if trainer.accelerator.is_main_process:
+                asyncio.run(check_adapter(self._adapter, self._sample))
+                self.policy.use_adapter(self._adapter)
+            self._checked = True
         yield
         self._sleep()
+
+    async def _sample(self, adapter: Adapter) -> Completion:
+        self.policy.use_adapter(adapter)
+        return await self.policy.complete(PROBE_IDS, PROBE)  # type: ignore[no-any-return]
 
     def _sleep(self) -> None:
         if self._sleeps:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from accelerate.utils import broadcast_object_list
 from peft import PeftModel
 
 from atommem.errors import ConfigError, OutageError
-from atommem.policy.server_pool import ServerPool
+from atommem.policy.contract import Completion
+from atommem.policy.server_pool import Adapter, PooledServer, ServerPool
 from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.backends import Backend
+from atommem.train.rollout.canary import PROBE, PROBE_IDS, check_adapter
 from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.rollout.weight_sync import KEPT, AdapterPublisher, named_weights
 from atommem.train.rollout.weight_transfer import connect_nccl
@@ -30,19 +33,25 @@ class AdapterSync:
 
     def __init__(self, publisher: AdapterPublisher) -> None:
         self._publisher = publisher
-        self._main = False
+        self._main = self._checked = False
 
     def publish(self, trainer: Any, pool: ServerPool | None) -> None:
         """Save and load the adapter, and unload outdated ones; all ranks together.
 
         Every rank with a pool makes all servers load it: loading twice is a no-op, and ranks need
-        not agree on which servers are lost. OutageError if no server takes it.
+        not agree on which servers are lost. OutageError if no server takes it. The main rank checks
+        that servers apply the first one (`check_adapter`).
         """
         adapter, outdated = self._publisher.save(trainer)
         if pool is None:
             return
         trainer.run_async(pool.use_adapter(adapter))
         self._main = trainer.accelerator.is_main_process
+        if self._main and not self._checked:
+            for server in pool.serving:
+                with suppress(OutageError):  # the pool drops it at the next request
+                    trainer.run_async(_check_server(server, adapter))
+            self._checked = True
         if self._main:
             for old in outdated:
                 trainer.run_async(_unload(pool, old.name))
@@ -52,6 +61,20 @@ class AdapterSync:
         if self._main:
             for old in self._publisher.close():
                 await _unload(pool, old.name)
+
+
+async def _check_server(server: PooledServer, adapter: Adapter) -> None:
+    async def sample(other: Adapter) -> Completion:
+        await server.load_adapter(other)
+        completion = await server.complete(PROBE_IDS, PROBE)
+        if other != adapter:
+            await server.unload_adapter(other.name)
+        return completion
+
+    try:
+        await check_adapter(adapter, sample)
+    finally:
+        await server.load_adapter(adapter)
 
 
 async def _unload(pool: ServerPool, name: str) -> None:
