@@ -6,7 +6,7 @@ every engine: the baseline counts episodes and never rows, and a failed episode 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,16 @@ class Episodes:
     run: RunConfig
 
     @classmethod
-    def read(cls, data: str, model: str, settings: Mapping[str, Any] | None = None) -> Episodes:
-        """Read a task file, and `settings` by name on top of those stored with `model`."""
+    def read(
+        cls, data: str | Sequence[str], model: str, settings: Mapping[str, Any] | None = None
+    ) -> Episodes:
+        """Read task files, and `settings` by name on top of those stored with `model`."""
         settings = dict(settings or {})
         stored = stored_settings(model, settings.get("environment"))
         read_tasks = find_environment(stored["environment"]).read_tasks
-        return cls({task.id: task for task in read_tasks(data)}, make_run(settings, stored))
+        files = [data] if isinstance(data, str) else data
+        tasks = {task.id: task for file in files for task in read_tasks(file)}
+        return cls(tasks, make_run(settings, stored))
 
     def task(self, name: str) -> Any:
         """Return the task with this id."""

@@ -7,7 +7,7 @@ and the same for all of them. Other arguments are SkyRL's own overrides, KEY=VAL
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -108,15 +108,11 @@ class MemoryExperiment(BasePPOExp):
     """SkyRL's experiment on task files, with `SkyRLGenerator`."""
 
     def __init__(self, cfg: Any, settings: dict[str, Any]) -> None:
-        def read(files: Sequence[str] | None) -> list[Episodes]:
-            return [
-                Episodes.read(name, cfg.trainer.policy.model.path, settings) for name in files or ()
-            ]
-
-        train, held_out = read(cfg.data.train_data), read(cfg.data.val_data)
-        self.prompts, self.held_out = Prompts(train), Prompts(held_out)
-        tasks = {name: task for one in (*train, *held_out) for name, task in one.tasks.items()}
-        self.episodes = replace(train[0], tasks=tasks)
+        model = cfg.trainer.policy.model.path
+        train = Episodes.read(cfg.data.train_data, model, settings)
+        held_out = Episodes.read(cfg.data.val_data or (), model, settings)
+        self.prompts, self.held_out = Prompts(train.tasks), Prompts(held_out.tasks)
+        self.episodes = replace(train, tasks=train.tasks | held_out.tasks)
         super().__init__(cfg)
 
     def get_train_dataset(self) -> Any:
@@ -136,11 +132,10 @@ class MemoryExperiment(BasePPOExp):
 class Prompts(list[dict[str, Any]]):
     """SkyRL's data set: the ids of tasks, whose prompts the episodes write."""
 
-    def __init__(self, episodes: Sequence[Episodes]) -> None:
-        names = [name for one in episodes for name in one.tasks]
+    def __init__(self, tasks: Iterable[str]) -> None:
         other = {"env_class": None, "env_extras": {}}
         super().__init__(
-            {"prompt": [{"role": "user", "content": name}], "uid": name, **other} for name in names
+            {"prompt": [{"role": "user", "content": name}], "uid": name, **other} for name in tasks
         )
 
     def collate_fn(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -152,8 +147,7 @@ def read_arguments(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     """Return SkyRL's validated configuration and the settings of an episode."""
     overrides, settings = split_config(argv, "engines")
     theirs = settings.pop("skyrl", {}) | {"generator.step_wise_trajectories": True}
-    lines = ["null" if value is None else value for value in theirs.values()]
-    lines = [f"{name}={value}" for name, value in zip(theirs, lines, strict=True)]
+    lines = [f"{key}={'null' if value is None else value}" for key, value in theirs.items()]
     cfg = SkyRLTrainConfig.from_cli_overrides([*lines, *overrides])
     validate_cfg(cfg)
     return cfg, settings

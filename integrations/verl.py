@@ -30,12 +30,11 @@ class MemoryAgentLoop(AgentLoopBase):
     """Runs one episode; `data`, `model` and `settings` come from the agent loop's YAML file."""
 
     def __init__(
-        self, *args: Any, data: str, model: str, settings: Any = None, **kwargs: Any
+        self, *args: Any, data: Any, model: str, settings: Any = None, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        if OmegaConf.is_config(settings):
-            settings = OmegaConf.to_container(settings)
-        self.episodes, self.runner = _open(data, model, json.dumps(settings or {}), self.tokenizer)
+        given = OmegaConf.to_container(OmegaConf.create([data, model, settings or {}]))
+        self.episodes, self.runner = _open(json.dumps(given), self.tokenizer)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         """Return the rows of an episode; raise for a failed one, which verl then leaves out."""
@@ -76,10 +75,9 @@ class MemoryAgentLoop(AgentLoopBase):
 
 
 def make_outputs(episode: Episode, pad_id: int) -> list[AgentLoopOutput]:
-    """Return one output for each step; without a token, one outside of the loss has the reward."""
-    tokens = [
-        (step.prompt_ids, step.token_ids, step.logprobs, 1) for step in sampled_steps(episode)
-    ]
+    """Return an output for each step, or one outside of the loss for an episode without tokens."""
+    steps = sampled_steps(episode)
+    tokens = [(step.prompt_ids, step.token_ids, step.logprobs, 1) for step in steps]
     return [
         AgentLoopOutput(
             prompt_ids=prompt,
@@ -102,9 +100,7 @@ class TaskDataset(RLHFDataset):
         from datasets import Dataset
 
         environment = {"environment": self.config.get("environment") or "longdoc"}
-        names = [
-            name for file in self.data_files for name in Episodes.read(file, "", environment).tasks
-        ]
+        names = Episodes.read(list(self.data_files), "", environment).tasks
         rows = [
             {
                 self.prompt_key: [{"role": "user", "content": name}],
@@ -119,8 +115,8 @@ class TaskDataset(RLHFDataset):
 
 
 @lru_cache(maxsize=4)
-def _open(data: str, model: str, settings: str, tokenizer: Any) -> tuple[Episodes, EpisodeRunner]:
+def _open(given: str, tokenizer: Any) -> tuple[Episodes, EpisodeRunner]:
     """Read the tasks and load the embedder once for all agent loops of a process."""
-    episodes = Episodes.read(data, model, json.loads(settings))
+    episodes = Episodes.read(*json.loads(given))
     policy: Any = None  # an agent loop brings its own
     return episodes, episodes.runner(policy, tokenizer)

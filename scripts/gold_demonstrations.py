@@ -76,7 +76,6 @@ async def demonstrate(
         "prompt_tokens": round(fmean(step.prompt_tokens for step in steps), 1),
         "completion_tokens": round(fmean(step.completion_tokens for step in steps), 1),
         "malformed": sum(bool(step.problems) for step in steps),
-        "holds": min(rewards) == 1.0,
     }
 
 
@@ -93,7 +92,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--chunking", choices=["tokens", "documents"], default="tokens")
     parser.add_argument("--chunk_tokens", type=int, default=200)
     parser.add_argument("--n", type=int, help="the first N tasks (default: all)")
-    parser.add_argument("--check", action="store_true", help="write no traces")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write no traces; status 1 unless all is answered right",
+    )
     arguments = parser.parse_args(argv)
     from transformers import AutoTokenizer
 
@@ -101,7 +104,8 @@ def main(argv: list[str] | None = None) -> int:
     tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
     settings = {"chunking": arguments.chunking, "chunk_tokens": arguments.chunk_tokens}
     out = None if arguments.check else arguments.out
-    return last_line(asyncio.run(demonstrate(tasks, tokenizer, out, settings)))
+    result = asyncio.run(demonstrate(tasks, tokenizer, out, settings))
+    return last_line({**result, "holds": result["em"] == 1.0 or not arguments.check})
 
 
 if __name__ == "__main__":

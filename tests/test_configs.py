@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
 
 from atommem.arguments import load_yaml
 from atommem.config import MemoryConfig
@@ -32,6 +35,7 @@ LAUNCHERS = {
     "fsdp2": ("fsdp", 8, 1),
     "deepspeed_zero3": ("zero3", 8, 1),
     "multi_node": ("fsdp", 16, 2),
+    "multi_node_ddp": ("ddp", 16, 2),
 }
 
 
@@ -136,6 +140,45 @@ def test_accelerate_reads_launcher(name: str) -> None:
     assert not (config.fsdp_config or {}).get("fsdp_activation_checkpointing")
     launch = read_launch(str(path), None)
     assert (launch.name, launch.processes) == (kind, processes)
+
+
+SLURM = """#!/bin/bash
+out=$HERE/${0##*/}
+case ${0##*/} in
+  scontrol) printf 'a\\nb\\nc\\n' ;;
+  atommem) echo "$LAUNCHERS/$2.yaml" ;;
+  ip) echo "2: ib0 inet 10.0.0.7/24 scope global" ;;
+  srun) while [[ $1 == --* ]]; do shift; done; SLURM_NODEID=1 "$@" ;;
+  vllm) echo "$VLLM_HOST_IP $*" > "$HERE/vllm" ;;
+  accelerate) printf '%s\\n' "$@" > "$HERE/accelerate" ;;
+esac
+"""
+"""Stand-ins for a cluster: what would run on the second node is written down."""
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("colocated", 2), ("servers", 3)])
+def test_slurm_example_launches_valid_commands(tmp_path: Path, name: str, nodes: int) -> None:
+    for command in ("scontrol", "atommem", "ip", "srun", "vllm", "accelerate", "curl"):
+        (tmp_path / "bin" / command).parent.mkdir(exist_ok=True)
+        (tmp_path / "bin" / command).write_text(SLURM)
+        (tmp_path / "bin" / command).chmod(0o755)
+    variables = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HERE": str(tmp_path)}
+    variables |= {"LAUNCHERS": str(CONFIGS / "accelerate"), "CARD": "ib0"}
+    variables |= {"SLURM_JOB_NODELIST": "[a-c]", "SLURM_NNODES": str(nodes)}
+    script = CONFIGS.parent / "examples" / "slurm" / f"{name}.sbatch"
+    subprocess.run(["bash", str(script), "--max_steps", "5"], env=variables, check=True, timeout=60)
+    words = (tmp_path / "accelerate").read_text().splitlines()
+    launch = launch_command_parser().parse_args(words[1:])
+    assert (launch.machine_rank, launch.num_machines, launch.main_process_ip) == (1, 2, "a")
+    assert launch.num_processes == 16
+    assert read_launch(launch.config_file, launch.num_processes).nodes == 2
+    _, stage, *flags = launch.training_script_args
+    flags.remove("--resume")
+    args = parse(stage, [*flags, "--use_cpu"]).args
+    assert args.per_device_train_batch_size == 16
+    if name == "servers":
+        assert len(args.vllm_server_urls) == 8
+        assert (tmp_path / "vllm").read_text().startswith("10.0.0.7 serve Qwen/Qwen3-8B --port 80")
 
 
 def test_examples_in_the_chatml_templates_parse() -> None:

@@ -59,18 +59,12 @@ class ToldConfig:
         check_probabilities(self, "distractors", "early")
 
 
-@dataclass(frozen=True)
-class _Level:
-    paragraphs: tuple[int, int]
-    two_hops: float
-    corrections: float
-
-
 _LEVELS = (
-    _Level((2, 2), 0.0, 0.0),
-    _Level((3, 4), 0.0, 0.35),
-    _Level((4, 6), 0.5, 0.4),
-    _Level((6, 12), 0.8, 0.5),
+    # paragraphs, chance of two hops, chance of a correction
+    ((2, 2), 0.0, 0.0),
+    ((3, 4), 0.0, 0.35),
+    ((4, 6), 0.5, 0.4),
+    ((6, 12), 0.8, 0.5),
 )
 
 
@@ -112,22 +106,23 @@ class _Writer:
         self._id = f"told-{split}-{number}"
         self._rng = random.Random(self._id)
         self._level = self._rng.randint(*config.levels)
+        self._count, self._two_hops, self._corrections = _LEVELS[self._level - 1]
         self._used: set[str] = set()
         self._unseen = False
 
     def task(self) -> Task:
         """Return the task."""
-        rng, level = self._rng, _LEVELS[self._level - 1]
+        rng = self._rng
         relation = rng.choice(list(RELATIONS))
         links = [name for name in RELATIONS if name != relation and self._leads(name, relation)]
-        link = rng.choice(links) if links and rng.random() < level.two_hops else ""
+        link = rng.choice(links) if links and rng.random() < self._two_hops else ""
         subject = self._name(RELATIONS[link or relation]["of"])
-        needed = self._needed(link, relation, subject, rng.random() < level.corrections)
+        needed = self._needed(link, relation, subject, rng.random() < self._corrections)
         paragraphs = self._paragraphs(needed)
         reader = _Reader(link, relation, subject.text)
         texts = self._texts(paragraphs, needed, reader)
         topic = RELATIONS[link]["topic"].format(s=subject.text) if link else subject.text
-        ask = self._wording(RELATIONS[relation]["ask"], unseen=True)
+        ask = self._wording_of_split(RELATIONS[relation]["ask"])
         gold = [n for n, said in enumerate(paragraphs) if not {*needed}.isdisjoint(said)]
         details = {
             "hops": 1 + bool(link),
@@ -190,15 +185,15 @@ class _Writer:
 
     def _paragraphs(self, needed: list[_Saying]) -> list[list[_Saying]]:
         """Spread what is needed over the paragraphs, and give others to the rest of them."""
-        rng, level = self._rng, _LEVELS[self._level - 1]
-        count = max(rng.randint(*level.paragraphs), len(needed))
+        rng = self._rng
+        count = max(rng.randint(*self._count), len(needed))
         places = dict(zip(sorted(rng.sample(range(count), len(needed))), needed, strict=True))
         candidates, changes = 0, 0
         others: list[_Saying] = []
         paragraphs: list[list[_Saying]] = []
         for place in range(count):
             said = [places[place]] if place in places else []
-            if not said and others and changes < 1 and rng.random() < level.corrections / 3:
+            if not said and others and changes < 1 and rng.random() < self._corrections / 3:
                 changes += 1
                 said = self._changes(rng.choice(others))[:1]
             elif not said and rng.random() < self._config.distractors:
@@ -246,7 +241,7 @@ class _Writer:
             begins = form["next"] if one_form and number else form["first"]
             parts = [self._filled(self._wording(begins), number)]
             for saying in said:
-                sentence, note = self._sentence(saying, is_needed=saying in needed)
+                sentence, note = self._sentence(saying, matters=saying in needed)
                 parts.append(sentence)
                 reader.hear(saying, sentence, note)
             if not said or rng.random() < _FILLER:
@@ -256,18 +251,17 @@ class _Writer:
             texts.append(" ".join(filter(None, parts)))
         return texts
 
-    def _sentence(self, said: _Saying, *, is_needed: bool) -> tuple[str, str]:
+    def _sentence(self, said: _Saying, *, matters: bool) -> tuple[str, str]:
         """Return what stands in the text, and the note that it is worth."""
         rng, relation = self._rng, RELATIONS[said.relation]
         frame = "{fact}"
         if said.kind == "retraction":
             topic = relation["topic"].format(s=said.subject.text)
             return self._wording(_TEXTS["retractions"]).format(topic=topic), ""
-        wording = ""
         if said.kind == "correction" and "change" in relation and rng.random() < 0.5:
             wording = self._wording(relation["change"])
         else:
-            wording = self._wording(relation["say"], unseen=is_needed or None)
+            wording = self._wording_of_split(relation["say"], matters=matters)
             if said.kind != "fact":
                 frame = self._wording(_TEXTS["corrections" if said.old else "again"])
         note = _written(_LEFT_OUT.sub("", wording), said.subject.text, said.value)
@@ -285,19 +279,16 @@ class _Writer:
             name = said.subject.parts[0] if short else said.subject.pronoun
         return frame.format(fact=_written(wording, name, said.value, contrast)), note
 
-    def _wording(self, text: str, *, unseen: bool | None = False) -> str:
-        """Draw a wording.
+    def _wording(self, text: str) -> str:
+        return self._rng.choice(_wordings(text))
 
-        Args:
-            unseen: The last one stands in test splits alone, and is counted unless None.
-        """
+    def _wording_of_split(self, text: str, *, matters: bool = True) -> str:
+        """Draw a wording; the last one stands in test splits alone, which have it more often."""
         wordings = _wordings(text)
-        if unseen is False:
-            return self._rng.choice(wordings)
         if self._split == "train":
             return self._rng.choice(wordings[:-1])
         wording = self._rng.choice((*wordings, *wordings[-1:] * (len(wordings) // 3)))
-        self._unseen |= bool(unseen) and wording == wordings[-1]
+        self._unseen |= matters and wording == wordings[-1]
         return wording
 
     def _filled(self, text: str, number: int) -> str:
@@ -415,10 +406,6 @@ def _names(kind: str, split: str) -> tuple[tuple[str, ...], ...]:
     found = []
     for text in [lists] if isinstance(lists, str) else lists:
         space = " " if "|" in text else ""
-        parts = [part for part in _wordings(text) if (_hash(part) % 4 == 0) == (split == "test")]
-        found.append(tuple(space + part for part in parts))
+        in_test = {part: md5(part.encode()).digest()[0] % 4 == 0 for part in _wordings(text)}
+        found.append(tuple(space + part for part in in_test if in_test[part] == (split == "test")))
     return tuple(found)
-
-
-def _hash(text: str) -> int:
-    return md5(text.encode(), usedforsecurity=False).digest()[0]

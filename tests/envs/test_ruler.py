@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from atommem.envs.question_answering import score_answers
-from atommem.envs.scoring.metrics import all_of_scores
+from atommem.envs.scoring.metrics import all_of_scores, score_question
 from atommem.envs.synthetic.ruler import FAMILIES, RulerConfig, generate
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
@@ -65,6 +65,9 @@ def test_ruler_values_follow_from_the_text(family: str, prose: Path) -> None:
             }
             assert {*question.answers} == found
         assert any(document.gold for document in task.documents)
+        answer = ", ".join([*question.answers[:2], "other"])
+        recall = score_question(question, answer, task.source)["sub_em"]
+        assert recall == string_match_all(answer, [*question.answers])
 
 
 def test_all_of_recall_equals_the_official_scorer_and_lists_do_not_pay() -> None:

@@ -48,6 +48,7 @@ def test_strangers_texts_are_sixty_and_contain_an_accepted_answer() -> None:
         assert any(document.gold for document in task.documents)
 
 
+@pytest.mark.slow  # it imports transformers
 def test_short_rows_writes_rows_and_single_hops_with_notes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+from pathlib import Path
 
 import pytest
 
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
+from atommem.envs.data_cli import main
 from atommem.envs.synthetic.expert import ExpertPolicy
 from atommem.envs.synthetic.notes import NotesExpert
 from atommem.envs.synthetic.told import RELATIONS, ToldConfig, generate
 from atommem.envs.task import Task
+from atommem.envs.task_files import load_tasks
 from atommem.episode import Episode
 from atommem.errors import ConfigError
 from atommem.policy.contract import Sampling
@@ -45,7 +49,7 @@ def read(tasks: list[Task]) -> list[Episode]:
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_reader_without_faults_answers_every_told_question(split: str) -> None:
-    tasks = tasks_of(split, 40)
+    tasks = tasks_of(split, 25)
     episodes = read(tasks)
     assert {episode.reward for episode in episodes} == {1.0}
     used = {note["kind"] for task in tasks for note in task.metadata["notes"]}
@@ -77,7 +81,7 @@ def test_told_splits_share_no_name_and_test_has_wordings_of_its_own() -> None:
 
 def test_told_levels_set_paragraphs_hops_and_corrections() -> None:
     for level, most in ((1, 2), (2, 4), (3, 6), (4, 12)):
-        tasks = tasks_of("train", 80, levels=(level, level))
+        tasks = tasks_of("train", 60, levels=(level, level))
         assert max(len(task.documents) for task in tasks) == most
         details = [task.questions[0].metadata for task in tasks]
         assert (max(detail["hops"] for detail in details) == 2) == (level > 2)
@@ -85,3 +89,16 @@ def test_told_levels_set_paragraphs_hops_and_corrections() -> None:
     assert tasks_of("train", 3) == tasks_of("train", 9)[:3]
     with pytest.raises(ConfigError, match="levels"):
         ToldConfig(levels=(1, 5))
+
+
+def test_data_build_writes_told_tasks_and_their_origin(tmp_path: Path) -> None:
+    out = tmp_path / "told.parquet"
+    words = ["--split", "test", "--n", "3", "--seed", "5", "--levels", "1-4", "--out", str(out)]
+    assert main(["build", "--benchmark", "told", *words]) == 0
+    assert load_tasks(out) == tasks_of("test", 3)
+    origin = json.loads((tmp_path / "told.parquet.json").read_text())
+    assert (origin["source"], origin["split"], origin["texts"]["levels"]) == (
+        "told",
+        "test",
+        [1, 4],
+    )
