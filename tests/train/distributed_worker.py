@@ -128,7 +128,7 @@ def run_out_of_memory(folder: Path) -> str:
     return ""
 
 
-KINDS = ["no", "bf16", "lora_bf16"]
+KINDS = ["no", "lora_bf16"]
 """Updates under FSDP2: mixed precision or not, all weights or an adapter."""
 
 
