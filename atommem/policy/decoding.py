@@ -210,8 +210,7 @@ def draw(
     temperature, top_p, top_k = settings.T[..., None]
     greedy, cut = temperature == 0, (top_p < 1) | (top_k < torch.inf)
     logprobs = (logits / torch.where(greedy, 1.0, temperature)).log_softmax(-1)
-    # Cumulative sums over a large vocabulary need more than float32.
-    probs = logprobs.double().softmax(-1)
+    probs = logprobs.exp()
     if any_cut := bool(cut.any()):
         ranked, order = probs.sort(dim=-1, descending=True, stable=True)
         ranks = torch.arange(ranked.shape[-1], device=ranked.device)
@@ -222,11 +221,13 @@ def draw(
         ranked = ranked.masked_fill((before >= top_p) & (top_p < 1) & (ranks > 0), 0)
         # In vocabulary order again: a row draws the same whether or not another row is cut.
         probs = ranked.new_zeros(ranked.shape).scatter(1, order, ranked)
-    cumulative = probs.cumsum(-1)
+    # Sums over a large vocabulary need more than float32.
+    cumulative = probs.cumsum(-1, dtype=torch.float64)
     # 1 - u is in (0, 1], so the first place that reaches it has a probability above 0.
     target = (1 - uniforms[:, None]) * cumulative[:, -1:]
     token_ids = torch.searchsorted(cumulative, target)
-    token_ids = torch.where(greedy, logprobs.argmax(-1, keepdim=True), token_ids)
+    if greedy.any():
+        token_ids = torch.where(greedy, logprobs.argmax(-1, keepdim=True), token_ids)
     chosen = logprobs.gather(1, token_ids)
     if any_cut:
         among_kept = (probs.gather(1, token_ids) / cumulative[:, -1:]).log()
