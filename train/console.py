@@ -16,6 +16,8 @@ from rich.text import Text
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from atommem.train.objective.shares import signal_report
+
 METRICS_FILE = "metrics.jsonl"
 
 Column = tuple[str, str, str]
@@ -97,6 +99,10 @@ class ConsoleTable(TrainerCallback):
             text = "-" if logs.get(key) is None else format(float(logs[key]), style)
             cells.append(f"{text:>{max(7, len(heading))}}")
         self._print("  ".join(cells))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero and (report := signal_report(state.log_history)):
+            self.console.print(report, soft_wrap=True)
 
     def _print(self, line: str, style: str = "") -> None:
         self.console.print(

@@ -26,11 +26,13 @@ from atommem.train.objective.rows import (
     EpisodeSize,
     Row,
     Tokens,
+    advantages_of_steps,
     episode_rows,
     merge_equal_rows,
     normalizer,
     token_weight,
 )
+from atommem.train.objective.shares import gradient_shares, signal_report, sums_of_quarters
 from tests.train.toys import make_episode
 
 CPU = torch.device("cpu")
@@ -247,3 +249,48 @@ def test_correction_equals_numbers_by_hand(
     factor, is_changed = correction(difference, [2, 3], mode, low, high)
     assert factor.tolist() == pytest.approx(expected)
     assert is_changed.tolist() == changed
+
+
+UNEVEN = [
+    make_episode("a", 0, 1.0, [(5, 2)]),
+    make_episode("a", 1, 0.0, [(5, 2)]),
+    make_episode("a", 2, 1.0, [(5, 2)] * 3),
+    make_episode("a", 3, 0.0, [(5, 4)] * 7),
+]
+
+
+@pytest.mark.parametrize(
+    ("normalization", "by_steps"),
+    # The advantages are all +-1/2: 1, 1, 3 and 7 steps of 2, 2, 2 and 4 tokens.
+    [("token", [2, 2, 6, 28]), ("step", [1, 1, 3, 7]), ("trajectory", [1, 1, 1, 1])],
+)
+def test_gradient_shares_add_up_the_weights_of_rows(
+    normalization: str, by_steps: list[int]
+) -> None:
+    advantages = group_advantages([episode.reward for episode in UNEVEN], 4)
+    sizes = [EpisodeSize.of(episode) for episode in UNEVEN]
+    log = gradient_shares(sizes, advantages, normalization)
+    rows = episode_rows(UNEVEN, advantages_of_steps(advantages, UNEVEN), normalization)
+    weights = [abs(row.advantage) * row.weight * len(row.logprobs) for row in rows]
+    of_episode = [
+        sum(w for row, w in zip(rows, weights, strict=True) if row.episode == i) for i in range(4)
+    ]
+    shares = [log[f"gradient_share/steps_q{q}"] for q in (1, 2, 3, 4)]
+    assert shares == pytest.approx([n / sum(by_steps) for n in by_steps])
+    assert shares == pytest.approx([w / sum(of_episode) for w in of_episode])
+    assert log["gradient_share/above_mean"] == pytest.approx(
+        (of_episode[0] + of_episode[2]) / sum(of_episode)
+    )
+    # Two episodes of one step, of which one is above the mean, fill two quarters.
+    assert [log[f"above_mean/steps_q{q}"] for q in (1, 2, 3, 4)] == pytest.approx([0.5, 0.5, 1, 0])
+
+
+def test_quarters_share_equal_sizes_evenly() -> None:
+    sums = sums_of_quarters(np.array([6.0, 0.0, 0.0, 3.0, 3.0, 3.0]), np.array([2, 2, 2, 5, 5, 5]))
+    assert sums.tolist() == [3.0, 3.0, 4.5, 4.5]
+
+
+def test_signal_report_names_a_run_without_variance() -> None:
+    assert signal_report([{"loss": 1.0}]) == ""
+    flat = signal_report([{"frac_reward_zero_std": 1.0}] * 3)
+    assert "in none of the 3 updates did the episodes of a group differ" in flat

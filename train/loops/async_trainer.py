@@ -49,6 +49,7 @@ from atommem.train.objective.rows import (
     episode_rows,
     normalizer,
 )
+from atommem.train.objective.shares import gradient_shares
 from atommem.train.rollout.rollouts import Rollouts, TaskOrder
 from atommem.train.rollout.server_backend import make_server_pool, make_weight_sync
 from atommem.train.rollout.weight_sync import check_servable
@@ -173,7 +174,8 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
                     groups = self.rollout_worker.take(numbers, stale_after, self._is_stopped)
                 if len(groups) == count:
                     self._log_groups(groups)
-                    batch = batch_of(groups, self.args)
+                    batch, shares = batch_of(groups, self.args)
+                    self.log_with_update(shares)
                     payload = [batch.normalizer]
             except (OutageError, BudgetSpentError) as error:
                 broken = error
@@ -228,8 +230,8 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
         return self.rollout_worker.spawn(work).result()
 
 
-def batch_of(groups: Sequence[Group], args: AsyncTrainConfig) -> Batch:
-    """Make the batch of the groups of one update."""
+def batch_of(groups: Sequence[Group], args: AsyncTrainConfig) -> tuple[Batch, dict[str, float]]:
+    """Make the batch of the groups of one update; also returns its `gradient_shares`."""
     episodes = [episode for group in groups for episode in group.episodes]
     rewards = [episode.reward for episode in episodes]
     advantages = group_advantages(rewards, args.num_generations, str(args.scale_rewards))
@@ -241,7 +243,8 @@ def batch_of(groups: Sequence[Group], args: AsyncTrainConfig) -> Batch:
         args.overlong_filtering,
         with_kl=args.beta != 0,
     )
-    return Batch(rows, normalizer(sizes, args.normalization, args.max_completion_length))
+    batch = Batch(rows, normalizer(sizes, args.normalization, args.max_completion_length))
+    return batch, gradient_shares(sizes, advantages, args.normalization)
 
 
 class CopyPolicy(LocalPolicy):

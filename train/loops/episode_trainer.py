@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from atommem.episode import Episode, add_sums
 from atommem.train.episode_logs import EpisodesHook, RolloutLog, rollout_means
 from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.update_step import Batch, UpdateStep
+from atommem.train.objective.shares import signal_report
 from atommem.train.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.rollouts import TaskOrder
 
@@ -33,6 +35,14 @@ class EpisodeTrainer(ResumableTrainer):
         self.check_finite("loss", log.pop("loss", 0.0))
         self.log_with_update(log | {"seconds/train": time.perf_counter() - started})
         return loss
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write TRL's card, with what the run learned from."""
+        super().create_model_card(*args, **kwargs)
+        report = signal_report(self.state.log_history)
+        if report and self.is_world_process_zero():
+            with (Path(self.args.output_dir) / "README.md").open("a", encoding="utf-8") as card:
+                card.write(f"\n## Training signal\n\n{report}\n")
 
     def log_with_update(self, values: Mapping[str, float]) -> None:
         """Log `values` with the running update."""

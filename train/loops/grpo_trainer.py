@@ -56,6 +56,7 @@ from atommem.train.objective.rows import (
     merge_equal_rows,
     normalizer,
 )
+from atommem.train.objective.shares import gradient_shares
 from atommem.train.rollout.backends import Backend
 from atommem.train.rollout.rollouts import (
     RolloutGroup,
@@ -181,6 +182,7 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
         rewards, replaced, sizes = gather_outcomes(groups, args.overlong_filtering)
         self._log_groups(groups, rewards, replaced, time.perf_counter() - started)
         advantages = group_advantages(rewards, self._group_size, str(args.scale_rewards))
+        self.log_with_update(gradient_shares(sizes, advantages, args.normalization))
         episodes = [episode for group in groups for episode in group.episodes]
         return episodes, advantages_of_steps(advantages[own.start : own.stop], episodes), sizes
 
