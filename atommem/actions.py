@@ -67,6 +67,14 @@ MEMORY_KINDS = tuple(spec.name for spec in MEMORY_ACTIONS)
 
 ANSWER_ACTION = ActionSpec(ANSWER, Body.BOX)
 """The answer as environments that ask questions take it; every dialect has a tag for it."""
+STOP_ACTION = ActionSpec(
+    "stop",
+    Body.NOTE,
+    tag="stop_reading",
+    description="ends the reading, and the questions are asked at once: for when your memory holds "
+    "all that they need.",
+)
+"""Ends the reading of a long document (``early_stop``)."""
 ANSWERS_ACTION = ActionSpec(ANSWER, Body.BOXES)
 """The answers where several questions are asked at once."""
 OUR_KINDS = (*MEMORY_KINDS, ANSWER, CALL)

@@ -6,12 +6,15 @@ import asyncio
 import hashlib
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+import warnings
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from atommem.actions import STOP_ACTION, first
+from atommem.answering import Answer, answer_steps
 from atommem.embedding.embedder import Embedder
 from atommem.episode import Observation, Step
 from atommem.errors import ConfigError, DataError, TraceError
@@ -25,49 +28,8 @@ from atommem.session_state import SessionState
 Progress = Callable[[int, int], None]
 """Called with the number of chunks that were read, and of all."""
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer to a question (None if the policy gave none), and its evidence.
-
-    Attributes:
-        entries: Those shown at the step that answered, best match first; each has its `source`.
-        scratchpad: As shown there.
-        steps: All steps of answering.
-    """
-
-    question: str
-    text: str | None
-    entries: tuple[Entry, ...]
-    scratchpad: str
-    steps: tuple[Step, ...]
-
-    def __str__(self) -> str:
-        return self.text or ""
-
-
-async def answer_steps(
-    session: Session, question: str, take_step: Callable[[Observation], Awaitable[Step]]
-) -> AsyncIterator[tuple[Step, Answer | None]]:
-    """Ask a session a question; yield each step, and with the last one the answer."""
-    factory, memory = session.agent.factory, session.memory
-    task = factory.asking(question)
-    await factory.prepare(task)
-    environment = factory()
-    observation: Observation | None = await environment.reset(task)
-    steps: list[Step] = []
-    while observation is not None:
-        held = memory.contents.entries
-        shown = tuple(held[item.entry_id] for item in memory.view().retrieved)
-        step = await take_step(observation)
-        steps.append(step)
-        observation = (await environment.step(step)).observation
-        answer = None
-        if observation is None:
-            text = next(iter((await environment.score()).answers), None)
-            answer = Answer(question, text, shown, step.view.scratchpad, tuple(steps))
-        yield step, answer
+_SILENT = 3
+"""Chunks in a row with text but without an action, after which reading warns."""
 
 
 class _Contents:
@@ -108,6 +70,10 @@ class _Contents:
     def history(self) -> tuple[Operation, ...]:
         """Return the operation log: every change with its step and source, and every retrieval."""
         return self._session.memory.log
+
+    def prompt(self, step: Step) -> str:
+        """Return the whole prompt of a step as text, with the markup of the chat template."""
+        return self._runtime.agent.prompts.text(step.observation, step.view)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.entries())} entries after {self.steps} steps)"
@@ -190,6 +156,7 @@ class AsyncMemory(_Contents):
         name: str | None = None,
         again: bool = True,
         progress: Progress | None = None,
+        on_step: Callable[[Step], None] | None = None,
     ) -> Reading:
         """Read a text, chunk by chunk, one step each; an interrupted reading continues.
 
@@ -201,7 +168,8 @@ class AsyncMemory(_Contents):
                 (`questions_shown`).
             name: Name in the source of entries; a file's name by default.
             again: If false, a text that was read to its end is not read again.
-            progress: Called after every chunk.
+            progress: Called before the first chunk and after every one.
+            on_step: Called with the step of every chunk.
 
         Raises:
             DataError: The file is missing, not text, or empty.
@@ -214,12 +182,23 @@ class AsyncMemory(_Contents):
             factory = self._runtime.agent.factory
             observations = await asyncio.to_thread(factory.reading, text, shown)
             reading = self._reading(observations, file_name if name is None else name, again)
+            silent = 0
+            if progress is not None:
+                progress(len(reading.steps), reading.chunks)
             for observation in observations[len(reading.steps) :]:
                 origin = ", ".join(part for part in (reading.name, observation.origin) if part)
                 step = await self._session.step(replace(observation, origin=origin or None))
                 reading = self._readings[-1] = replace(reading, steps=(*reading.steps, step.index))
+                silent = silent + 1 if step.text.strip() and not step.actions else 0
+                if silent == _SILENT:
+                    warnings.warn(_silence(step), stacklevel=2)
+                if on_step is not None:
+                    on_step(step)
                 if progress is not None:
                     progress(len(reading.steps), reading.chunks)
+                if first(step.actions, STOP_ACTION.name) is not None:
+                    reading = self._readings[-1] = replace(reading, stopped=True)
+                    break
         return reading
 
     def _reading(self, observations: Sequence[Observation], name: str, again: bool) -> Reading:
@@ -304,6 +283,16 @@ class AsyncMemory(_Contents):
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
+
+
+def _silence(step: Step) -> str:
+    """Return the warning about chunks that led to no action."""
+    problems = ", ".join(sorted({problem.reason for problem in step.problems})) or "no tags"
+    return (
+        f"{_SILENT} chunks in a row led to no action ({problems}); the last completion begins "
+        f"{' '.join(step.text.split())[:80]!r}. The policy may not know these prompts: check "
+        "dialect and templates, or take one that was trained for them."
+    )
 
 
 @cache

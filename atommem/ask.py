@@ -8,24 +8,29 @@ import fcntl
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from atommem.api import Answer, AsyncMemory
+from atommem.answering import Answer
+from atommem.api import AsyncMemory
 from atommem.arguments import Parser, given_flags
+from atommem.episode import Episode, Step
 from atommem.errors import ConfigError, check_writable
 from atommem.run import add_run_settings, find_stored
 from atommem.saved_memory import SavedMemory, decode, read_file
+from atommem.text_safety import printable
+from atommem.trace import write_trace
 
 EXIT_UNANSWERED = 3
 EXIT_INTERRUPTED = 130
 _USAGE = "atommem ask FILE QUESTION ... --policy POLICY [--SETTING VALUE ...]"
-_OWN = ("policy", "memory", "no_reading", "json")
+_OWN = ("policy", "memory", "no_reading", "json", "trace")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,7 +47,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.no_reading and not SavedMemory.exists(arguments.memory or ""):
             raise ConfigError("--no_reading: needs a saved memory. Give its folder as --memory.")
-        with _locked(arguments.memory):
+        with _locked(arguments.memory), warnings.catch_warnings():
+            warnings.showwarning = _print_warning  # type: ignore[assignment]
             return asyncio.run(_run(arguments, settings))
     except KeyboardInterrupt:
         folder = arguments.memory
@@ -65,6 +71,8 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     parser.add_argument("--memory", type=Path, metavar="DIR", help=kept)
     alone = "All arguments are questions to --memory."
     parser.add_argument("--no_reading", action="store_true", help=alone)
+    whole = "Write all steps there with their whole prompts, for `atommem trace FILE`."
+    parser.add_argument("--trace", type=Path, metavar="FILE", help=whole)
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     add_run_settings(parser, find_stored(argv, {})["environment"])
     arguments = parser.read(argv)
@@ -77,6 +85,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     if not any(question.strip() for question in arguments.questions):
         raise ConfigError(f"FILE or QUESTION is missing. usage: {_USAGE}")
     check_writable("memory", arguments.memory, folder=True)
+    check_writable("trace", arguments.trace, folder=False)
     return arguments, settings
 
 
@@ -101,23 +110,29 @@ def _locked(folder: Path | None) -> Iterator[None]:
 async def _run(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
     folder = arguments.memory
     text = _text(arguments.file)
+    _note(f"opening {' '.join(arguments.policy) or 'the policy'} ...")
     if folder is not None and (arguments.no_reading or SavedMemory.exists(folder)):
         memory = await AsyncMemory.load(folder, arguments.policy or None, **settings)
     else:
         memory = await AsyncMemory.open(arguments.policy, **settings)
+    steps: list[Step] = []
     answers: list[Answer] = []
     async with memory:
         try:
             if text is not None:
-                await _read(memory, arguments, text)
+                await _read(memory, arguments, text, steps)
             for question in arguments.questions:
+                _note(f"answering: {question}")
                 answers.append(await memory.ask(question))
+                steps += answers[-1].steps
                 if not arguments.json:
                     _print(answers[-1], arguments)
         finally:
             # Also after Ctrl-C or an outage: the same command then continues.
             if folder is not None:
                 await memory.save(folder)
+            if arguments.trace is not None:
+                _write_trace(memory, arguments, steps, answers)
     if arguments.json:
         report = {
             "file": arguments.file,
@@ -130,29 +145,56 @@ async def _run(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
     return 0 if all(answer.text is not None for answer in answers) else EXIT_UNANSWERED
 
 
+def _write_trace(
+    memory: AsyncMemory, arguments: argparse.Namespace, steps: list[Step], answers: list[Answer]
+) -> None:
+    """Write the steps of this command as an episode, each with its prompt."""
+    shown = [replace(step, prompt=memory.prompt(step)) for step in steps]
+    texts = tuple(answer.text for answer in answers)
+    episode = Episode(arguments.file or "ask", 0, shown, texts)
+    episode.seconds = sum(step.seconds for step in steps)
+    questions = [{"text": question} for question in arguments.questions]
+    task = {"id": episode.task_id, "questions": questions}
+    write_trace(arguments.trace, episode, task, memory.settings)
+
+
 def _text(file: str | None) -> str | None:
     if file == "-":
         return decode(sys.stdin.buffer.read(), "standard input")
     return None if file is None else read_file(Path(file))
 
 
-async def _read(memory: AsyncMemory, arguments: argparse.Namespace, text: str) -> None:
-    """Read the text, with a progress bar on a terminal."""
+async def _read(
+    memory: AsyncMemory, arguments: argparse.Namespace, text: str, steps: list[Step]
+) -> None:
+    """Read the text with a progress bar, which says for every chunk what the policy wrote."""
     name = "" if arguments.file == "-" else Path(arguments.file).name
-    with tqdm(desc="reading", unit="chunk", disable=None, dynamic_ncols=True) as bar:
+    with tqdm(desc="reading", unit="chunk", mininterval=0, dynamic_ncols=True) as bar:
 
         def progress(done: int, chunks: int) -> None:
             bar.total = chunks
             bar.update(done - bar.n)
+            bar.refresh()
 
-        questions = arguments.questions
-        await memory.read(text, questions=questions, name=name, progress=progress, again=False)
+        def on_step(step: Step) -> None:
+            steps.append(step)
+            bar.set_postfix_str(f"{len(step.actions)} actions, {step.store_size} entries", False)
+
+        await memory.read(
+            text,
+            questions=arguments.questions,
+            name=name,
+            progress=progress,
+            on_step=on_step,
+            again=False,
+        )
 
 
 def _to_json(answer: Answer) -> dict[str, Any]:
     return {
         "question": answer.question,
         "answer": answer.text,
+        "note": answer.note,
         "entries": [asdict(entry) for entry in answer.entries],
         "scratchpad": answer.scratchpad,
         "steps": [step.index for step in answer.steps],
@@ -162,8 +204,17 @@ def _to_json(answer: Answer) -> dict[str, Any]:
 def _print(answer: Answer, arguments: argparse.Namespace) -> None:
     several = len(arguments.questions) > 1
     print(f"{answer.question}\t{answer}" if several else answer, flush=True)
-    if answer.text is None:
-        print("(the policy gave no answer)", file=sys.stderr)
+    if answer.note:
+        _note(f"  ({answer.note})")
     for entry in answer.entries:
         source = f" ({entry.source.piece})" if entry.source and entry.source.piece else ""
         print(f"  shown: {' '.join(entry.text.split())}{source}", file=sys.stderr)
+
+
+def _note(text: str) -> None:
+    """Print text for people, without control characters of a model."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def _print_warning(message: Warning | str, *_: Any) -> None:
+    tqdm.write(f"warning: {message}", sys.stderr)

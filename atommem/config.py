@@ -62,6 +62,11 @@ class MemoryConfig:
     scratchpad_tokens: int = setting(1024, "Longest scratchpad, in tokens.")
     query_tokens: int = setting(256, "Longest query, in tokens.")
     entry_tokens: int = setting(1024, "Longest entry, in tokens.")
+    read_past: bool = setting(
+        False,
+        "A read also finds texts of entries that were replaced or deleted since. They are shown as "
+        "such, and cannot be changed.",
+    )
     disabled_actions: list[str] = setting(
         [], "Memory actions that are switched off: create, read, update, delete, scratchpad."
     )

@@ -88,6 +88,7 @@ class Templates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         call: Explains a tool that the environment does not explain: ``{name}``, ``{description}``,
             ``{schema}``.
         places: Explain ``scratchpad`` and ``store``, unless no enabled action can fill them.
+        past: An entry that was replaced or deleted since (``read_past``).
         memory: ``{entries}``, ``{size}``, ``{capacity_notice}``. A set for a dialect without a
             store leaves out `memory`, `query` and `entry`.
         empty: Stands for an empty scratchpad, query or list of entries.
@@ -100,6 +101,7 @@ class Templates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     query: str = ""
     memory: str = ""
     entry: str = ""
+    past: str = ""
     capacity_notice: str = ""
     empty: str = "(empty)"
     cut_marker: str = " [cut]"

@@ -106,7 +106,8 @@ class Step:
         operations: Empty if an outage prevented them.
         store_size: The number of entries after the step.
         prompt_tokens, completion_tokens: Counts, also if a chat server returns text only.
-        prompt: The prompt's text, if it does not follow from observation and view (baselines).
+        prompt: The prompt's text, where a trace keeps it for people; of baselines it does not
+            follow from observation and view.
     """
 
     index: int

@@ -45,3 +45,11 @@ def write_text(path: str | Path, text: str, *, durable: bool = False) -> None:
 def write_json(path: str | Path, content: Any) -> None:
     """Write JSON as `write_text`."""
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def let_others_read(folder: Path) -> None:
+    """Give weights in `folder` the mode of the umask; safetensors writes for the owner alone."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(0o666 & ~umask)

@@ -247,7 +247,7 @@ def _element(spec: ActionSpec, name: str, body: str, start: int, end: int) -> li
     if spec.body is Body.ARGUMENTS:
         return [_call_with(spec, name, body, body, start, end)]
     if spec.body in (Body.BOX, Body.BOXES):
-        boxes = _boxes(body)
+        boxes = boxes_in(body)
         if not boxes:
             return problem(ProblemReason.NO_BOX)
         if spec.body is Body.BOXES:
@@ -275,7 +275,7 @@ def _names_an_entry(match: re.Match[str], alone: bool) -> bool:
     return True
 
 
-def _boxes(body: str) -> list[str]:
+def boxes_in(body: str) -> list[str]:
     r"""Return the contents of the balanced ``\boxed{...}`` that hold no other, in order.
 
     One pass with a stack of the braces still open: searching each box for its end would take

@@ -224,7 +224,10 @@ class PromptBuilder:
             pieces.append(Piece(f"{_MEMORY}scratchpad", {"text": view.scratchpad or empty}))
         if "store" in self._places:
             entries = tuple(
-                Piece(f"{_MEMORY}entry", {"handle": item.handle, "text": item.text})
+                Piece(
+                    f"{_MEMORY}{'past' if item.entry_id < 0 else 'entry'}",
+                    {"handle": item.handle, "text": item.text},
+                )
                 for item in view.retrieved
             )
             values: dict[str, Any] = {"entries": entries or empty, "size": view.size}
@@ -252,6 +255,8 @@ class PromptBuilder:
     def _split_templates(self) -> dict[str, list[TemplatePart]]:
         """Return the parts of every piece's template, tags filled in."""
         memory = {name: getattr(self._templates, name) for name in _MEMORY_PIECES}
+        if self._config.read_past:
+            memory["past"] = self._templates.past or f"Past {memory['entry']}"
         memory["unlimited"] = memory["memory"].replace("{capacity_notice}", "").rstrip()
         memory["empty"] = self._templates.empty
         parts = {

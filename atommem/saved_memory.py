@@ -29,17 +29,19 @@ class Reading:
         chunks: Number of its chunks.
         sha256: Digest of the chunks as shown.
         steps: Numbers of the steps that read them; fewer than `chunks` after an interruption.
+        stopped: The policy ended it early (``early_stop``).
     """
 
     name: str
     chunks: int
     sha256: str
     steps: tuple[int, ...] = ()
+    stopped: bool = False
 
     @property
     def complete(self) -> bool:
-        """Whether the text was read to its end."""
-        return len(self.steps) == self.chunks
+        """Whether the text was read to its end, or as far as the policy wanted."""
+        return self.stopped or len(self.steps) == self.chunks
 
 
 @dataclass(frozen=True)

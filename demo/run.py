@@ -16,7 +16,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from rich.console import Console
-from transformers.utils.logging import disable_progress_bar
+from transformers import logging
 
 from atommem.demo.copying import pretrain_copying
 from atommem.demo.recipe import Recipe
@@ -136,7 +136,7 @@ class Demo:
         """Train on demonstrations of a faulty expert."""
         recipe = self.recipe.cold_start
         rates = asdict(recipe.faults).items()
-        faults = ", ".join(f"{rate:.0%} of {name}s" for name, rate in rates if rate)
+        faults = ", ".join(f"{rate:.0%} of {name}s" for name, rate in rates if 0 < rate < 1)
         title = f"Cold start on {recipe.episodes} episodes of an expert that forgets {faults}"
         with self._timed("sft", title):
             episodes = self._demonstrate(recipe.episodes)
@@ -277,7 +277,7 @@ def run_demo(
     ``seconds_total`` counts from `started` (`time.perf_counter()`; default: now).
     """
     started = time.perf_counter() if started is None else started
-    disable_progress_bar()  # of saving one file of weights
+    logging.disable_progress_bar()  # of saving one file of weights
     demo = Demo(recipe, out, seed, console)
     demo.learn_to_copy()
     demo.cold_start()

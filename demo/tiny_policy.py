@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from atommem.actions import STOP_ACTION
 from atommem.config import MemoryConfig
 from atommem.demo.recipe import PolicySize
 from atommem.dialects import get_dialect, split_template
@@ -41,7 +42,10 @@ def prompt_words(environment: EnvironmentConfig, memory: MemoryConfig) -> list[s
     dialect = get_dialect(memory.dialect, memory.templates)
     kind = find_environment(environment.environment)
     section, shown = kind.section(memory.templates, environment), kind.shown(environment)
-    pieces = [*asdict(dialect.templates).values()]
+    templates = asdict(dialect.templates)
+    if not memory.read_past:
+        del templates["past"]
+    pieces = [*templates.values()]
     pieces += [words for name, words in section.pieces.items() if name in shown]
     words = [
         word
@@ -50,7 +54,10 @@ def prompt_words(environment: EnvironmentConfig, memory: MemoryConfig) -> list[s
         for part in split_template(piece)
         for word in part.literal.split()
     ]
-    return [*words, *(f"<{slash}{tag}>" for tag in dialect.tags.values() for slash in ("", "/"))]
+    tags = [*dialect.tags.values()]
+    if getattr(environment, "early_stop", False):
+        tags.append(str(STOP_ACTION.tag))
+    return [*words, *(f"<{slash}{tag}>" for tag in tags for slash in ("", "/"))]
 
 
 def make_model(size: PolicySize, tokenizer: Any) -> Any:

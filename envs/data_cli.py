@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from atommem.envs.benchmarks.multihop import (
     get_benchmark,
     with_aliases,
 )
+from atommem.envs.synthetic import ruler, told
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Task
 from atommem.envs.task_files import (
@@ -35,6 +36,11 @@ from atommem.envs.task_files import (
     write_provenance,
 )
 from atommem.text_safety import printable
+
+_GENERATED: dict[str, tuple[type[Any], Callable[..., Iterable[Task]]]] = {
+    told.SOURCE: (told.ToldConfig, told.generate),
+    ruler.SOURCE: (ruler.RulerConfig, ruler.generate),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -64,6 +70,9 @@ def build_long_documents(argv: Sequence[str]) -> int:
     Raises:
         AtomMemError: A setting is wrong, or a file is missing or damaged.
     """
+    (name,) = pop_flags(argv, ["benchmark"])[0].get("benchmark") or [""]
+    if name in _GENERATED:
+        return _generate(name, argv)
     args = _build_parser().read(argv)
     config = make(BuildConfig, {**vars(args), "documents": args.docs})
     benchmark = get_benchmark(args.benchmark)
@@ -93,12 +102,36 @@ def build_long_documents(argv: Sequence[str]) -> int:
     return _save(tqdm(tasks, "building", config.n, unit="task", disable=None), args.out, settings)
 
 
+def _generate(name: str, argv: Sequence[str]) -> int:
+    config_class, generated = _GENERATED[name]
+    parser = Parser("atommem data build", f"Write the tasks of {name}.")
+    parser.add_argument("--benchmark", required=True, choices=list(_GENERATED), help="Which.")
+    parser.add_argument("--split", default="train", choices=told.SPLITS, help="(%(default)s)")
+    parser.add_argument("--n", type=int, required=True, help="Tasks to write.")
+    parser.add_argument("--seed", type=int, default=42, help="Seed of every draw (%(default)s).")
+    parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
+    parser.add_settings("texts", config_class)
+    args = parser.parse_args(argv)
+    config = make(config_class, args)
+    check_least(args, n=1)
+    check_out(args.out)
+    settings = {"source": name, "split": args.split, "n": args.n, "seed": args.seed}
+    tasks = generated(config, args.n, args.seed, args.split)
+    progress = tqdm(tasks, "generating", args.n, unit="task", disable=None)
+    return _save(progress, args.out, {**settings, "texts": asdict(config)})
+
+
 def _build_parser() -> Parser:
     parser = Parser(
         "atommem data build",
         "Build long-document tasks: the gold documents of questions, shuffled among distractors.",
     )
-    parser.add_argument("--benchmark", required=True, choices=list(BENCHMARKS), help="Its format.")
+    parser.add_argument(
+        "--benchmark",
+        required=True,
+        choices=[*BENCHMARKS, *_GENERATED],
+        help="Its format; or told or ruler, which are generated (--benchmark told --help).",
+    )
     parser.add_argument("--split", required=True, choices=SPLITS, help="Official file to look for.")
     parser.add_argument(
         "--input",

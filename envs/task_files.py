@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from atommem.envs.benchmarks.locomo import parse_locomo
-from atommem.envs.benchmarks.long_texts import parse_beam, parse_longmemeval, parse_memagent
+from atommem.envs.benchmarks.long_texts import (
+    parse_beam,
+    parse_longmemeval,
+    parse_memagent,
+    parse_ruler,
+)
 from atommem.envs.benchmarks.rows import Row, import_pyarrow, load_json, read_rows
 from atommem.envs.task import Document, Task
 from atommem.errors import ConfigError, DataError, check_writable
@@ -24,6 +29,7 @@ _TASKS_PER_GROUP = 64
 _FORMATS: tuple[tuple[set[str], Callable[[Row], Iterable[Task]]], ...] = (
     ({"context", "prompt", "reward_model"}, parse_memagent),
     ({"context", "input", "answers"}, parse_memagent),
+    ({"input", "outputs"}, parse_ruler),
     ({"conversation", "qa"}, parse_locomo),
     ({"question_id", "haystack_sessions"}, parse_longmemeval),
     ({"chat", "probing_questions"}, parse_beam),

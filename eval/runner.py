@@ -18,7 +18,7 @@ from atommem.eval.methods.baseline import Baseline, Method
 from atommem.eval.output import SUMMARY, OutputFolder
 from atommem.files import write_json
 from atommem.process import frozen_heap
-from atommem.rollout import run_jobs
+from atommem.rollout import EpisodeRunner, run_jobs
 
 
 async def evaluate(
@@ -69,6 +69,9 @@ async def evaluate(
             record = record_of(description, episode, runner.factory.diagnose(task, episode))
             records[record.key] = record
             if folder is not None:
+                if isinstance(runner, EpisodeRunner):  # a baseline keeps its prompts itself
+                    for step in episode.steps:
+                        step.prompt = runner.agent.prompts.text(step.observation, step.view)
                 folder.add(description, episode, record)
             episode.steps.clear()  # the trace has them; thousands of episodes fill the memory
             failed.extend([task.id] * record.failed)

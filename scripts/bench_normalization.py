@@ -1,17 +1,23 @@
 """Whose gradient trains a policy of uneven episodes, and which normalization learns most?
 
-    python scripts/bench_normalization.py [--worlds web questions] [--seeds 1] [--out FOLDER]
+    python scripts/bench_normalization.py [--worlds web questions] [--shares] [--seeds 1]
 
-Two worlds of the demo where episodes differ in length: a site to browse (`atommem demo --web`, 1 to
-7 steps), and documents with 1 to 5 questions (2 to 17 steps). From one cold start a seed, GRPO runs
-with each normalization of the loss; nothing else differs. Printed for each: held-out EM, and the
-share of the gradient's weight in each quarter of the episodes, fewest steps first. Runs that are in
-the output folder are not repeated. About 15 minutes a world and seed on two idle cores. The last
-line is JSON; the exit status is 0 if every run learned (EM above the cold start).
+Two worlds of the demo where episodes differ in length: a site to browse (`atommem demo --web`), and
+documents with 1 to 5 questions.
+
+1. Shares: for 64 tasks with 16 episodes of the faulty expert that the cold start imitates, the
+   share of the gradient's weight in each quarter of the episodes, fewest steps first, and how many
+   of the quarter are above their group's mean. `--shares` ends here, after a minute.
+2. Learning: from one cold start a seed, GRPO with each normalization of the loss; nothing else
+   differs. Held-out EM, and the mean shares of the run. Runs in the output folder are not
+   repeated. About 15 minutes a world and seed on two idle cores.
+
+The last line is JSON; the exit status is 0 if every run learned (EM above the cold start).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +30,16 @@ from transformers import AutoModelForCausalLM
 
 from atommem.demo.recipe import FULL, WEB, Recipe, quick
 from atommem.demo.run import Demo
+from atommem.demo.worlds import make_expert
+from atommem.dialects import get_dialect
 from atommem.envs.scoring.records import EvalResult, compare
+from atommem.envs.synthetic.expert import ExpertPolicy
 from atommem.eval.output import EPISODES, parse_records
+from atommem.rollout import EpisodeRunner
 from atommem.train.console import METRICS_FILE, read_metrics
-from atommem.train.objective.shares import QUARTERS
+from atommem.train.objective.advantages import group_advantages
+from atommem.train.objective.rows import EpisodeSize
+from atommem.train.objective.shares import QUARTERS, gradient_shares
 
 NORMALIZATIONS = ("token", "step", "trajectory")
 WORLDS: dict[str, Recipe] = {
@@ -38,6 +50,36 @@ WORLDS: dict[str, Recipe] = {
         world=replace(FULL.world, questions=(1, 5), distractors=1),
     ),
 }
+
+
+def expert_shares(recipe: Recipe, folder: Path, tasks: int) -> dict[str, Any]:
+    """Return `gradient_shares` of the faulty expert's groups by normalization."""
+    demo, group = Demo(recipe, folder, 0, Console(quiet=True)), 16
+    memory = demo.settings.run.memory
+    dialect = get_dialect(memory.dialect, memory.templates)
+    expert = make_expert(recipe.world, dialect, recipe.cold_start.faults)
+    policy = ExpertPolicy(expert, demo.tokenizer, demo.tokenizer.eos_token_id)
+    runner = EpisodeRunner(demo._agent(policy), max_in_flight=256)
+    jobs = [(task, sample) for task in demo.tasks(9, tasks) for sample in range(group)]
+    episodes = asyncio.run(runner.run_all(jobs))
+    rewards, sizes = [e.reward for e in episodes], [EpisodeSize.of(e) for e in episodes]
+    advantages = group_advantages(rewards, group)
+    shares = {n: quarters([gradient_shares(sizes, advantages, n)]) for n in NORMALIZATIONS}
+    return {
+        "steps": np.percentile([s.steps for s in sizes], [0, 25, 50, 75, 100]).tolist(),
+        **shares,
+    }
+
+
+def quarters(updates: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return the mean of each quarter over the updates that have one."""
+    return {
+        key: [
+            round(float(np.mean([u[f"{key}_{q}"] for u in updates if f"{key}_{q}" in u] or [0])), 3)
+            for q in QUARTERS
+        ]
+        for key in ("gradient_share/steps", "above_mean/steps")
+    }
 
 
 def train(recipe: Recipe, folder: Path, seed: int, start: Path | None = None) -> EvalResult:
@@ -64,10 +106,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train, print a line for each run and the JSON line."""
     parser = command_line(__doc__, seeds=1)
     parser.add_argument("--worlds", nargs="*", choices=WORLDS, default=list(WORLDS))
+    parser.add_argument("--shares", action="store_true", help="without training")
     parser.add_argument("--seeds", type=int, default=1, help="seeds of each world")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_normalization"))
     options = parser.parse_args(argv)
     runs: list[dict[str, Any]] = []
+    shares_of: dict[str, Any] = {}
+    for world in options.worlds:
+        found = expert_shares(WORLDS[world], options.out / "expert", 4 if options.quick else 64)
+        shares_of[world] = found
+        for name, figures in found.items():
+            print(f"{world:<10} expert {name:<11}{figures}", flush=True)
+    if options.shares:
+        return last_line({"bench": "normalization", "expert": shares_of, "holds": True})
     for world, seed in ((w, s) for w in options.worlds for s in range(options.seeds)):
         recipe = quick(WORLDS[world]) if options.quick else WORLDS[world]
         folder = options.out / f"{world}{'-quick' if options.quick else ''}-{seed}"
@@ -77,11 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             changed = replace(recipe, settings={**recipe.settings, "normalization": (name,)})
             out = folder.with_name(f"{folder.name}-{name}")
             results[name] = train(changed, out, seed, folder)
-            updates = read_metrics(out / "grpo" / METRICS_FILE)
-            shares = {
-                key: [round(_mean(updates, f"{key}_{q}"), 3) for q in QUARTERS]
-                for key in ("gradient_share/steps", "above_mean/steps")
-            }
+            shares = quarters(read_metrics(out / "grpo" / METRICS_FILE))
             paired = compare(results["token"].records, results[name].records)
             figures = {"em": results[name].em, "em_before": before.em, "p": paired.p_value}
             runs.append({"world": world, "seed": seed, "normalization": name, **figures, **shares})
@@ -91,11 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 flush=True,
             )
     holds = options.quick or all(run["em"] > run["em_before"] for run in runs)
-    return last_line({"bench": "normalization", "runs": runs, "holds": holds})
-
-
-def _mean(updates: Sequence[dict[str, Any]], key: str) -> float:
-    return float(np.mean([entry[key] for entry in updates if key in entry] or [float("nan")]))
+    return last_line({"bench": "normalization", "expert": shares_of, "runs": runs, "holds": holds})
 
 
 if __name__ == "__main__":

@@ -42,7 +42,12 @@ CONFIGS = ROOT / "configs"
 LIMIT, MOVED = 1e-5, 1e-3
 WEB = "qwen3_8b_web"
 QUICK = "fsdp2 qwen3_8b_hotpotqa"
-UNNAMED = ("deepspeed_zero3", "multi_node")
+UNNAMED = {
+    "deepspeed_zero3": "qwen3_8b_hotpotqa",
+    "multi_node": "qwen3_8b_hotpotqa",
+    "multi_node_ddp": "qwen3_0.6b_lora_1gpu",
+}
+"""Launchers that no recipe names, with a recipe."""
 FILES = ("model.safetensors", "adapter_model.safetensors")
 SAMPLED = {"max_completion_length": 6, "num_generations": 4, "embedder_model": "embedder"}
 SIZES: dict[str, dict[str, Any]] = {
@@ -86,9 +91,8 @@ def pairs() -> list[Pair]:
         for command in _commands(recipe):
             named = re.search(r"atommem configs (\w+)", command)
             found.append(Pair(named[1] if named else "none", recipe.stem, command))
-    for launcher in UNNAMED:
+    for launcher, name in UNNAMED.items():
         (command, *_) = _commands(CONFIGS / "accelerate" / f"{launcher}.yaml")
-        name = "qwen3_8b_hotpotqa"
         found.append(Pair(launcher, name, command.replace("RECIPE", name)))
     return found
 

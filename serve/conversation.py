@@ -13,7 +13,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from prometheus_client import Counter
 from starlette.concurrency import run_in_threadpool
 
-from atommem.api import Answer, answer_steps
+from atommem.actions import STOP_ACTION, first
+from atommem.answering import Answer, answer_steps
 from atommem.episode import Observation, Step
 from atommem.errors import PromptTooLongError
 from atommem.memory.log import Entry, Operation, to_json
@@ -140,6 +141,8 @@ class Conversation:
             try:
                 step = await self._model.step(self.session, observations[read])
                 await self._commit([_step_event(step, item)])
+                if first(step.actions, STOP_ACTION.name) and item in self.state.unread:
+                    await self._stop(item, "the policy ended the reading")
             except ConflictError:
                 CONFLICTS.inc()
                 await self.reload()
@@ -193,7 +196,8 @@ class Conversation:
             version = ask.version or self.state.version + 1
             events = [*new, _step_event(step, version)]
             if answer is not None:
-                body = {"text": answer.text, "entries": [entry.id for entry in answer.entries]}
+                body: dict[str, Any] = {"text": answer.text, "note": answer.note}
+                body["entries"] = [entry.id for entry in answer.entries]
                 events.append(Event("answer", body, parent=version, response=ask.response))
             done = await self._commit(events)
             if new:
@@ -213,7 +217,8 @@ class Conversation:
             return None
         held = self.session.memory.contents.entries
         entries = tuple(held[entry] for entry in answer.body["entries"] if entry in held)
-        return Answer(ask.body["question"], answer.body["text"], entries, "", ())
+        text, note = answer.body["text"], answer.body.get("note", "")
+        return Answer(ask.body["question"], text, entries, "", (), note)
 
     @_repeated
     async def edit(
@@ -319,7 +324,10 @@ async def ask_once(
     session = Session(model.agent, f"call_{secrets.token_hex(16)}")
     for body in items:
         for observation in await _observations_of(model, _item(body, goal=question)):
-            yield await model.step(session, observation)
+            step = await model.step(session, observation)
+            yield step
+            if first(step.actions, STOP_ACTION.name):
+                break
     async for step, answer in answer_steps(session, question, partial(model.step, session)):
         yield step
         if answer is not None:

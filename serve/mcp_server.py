@@ -21,7 +21,7 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute, Route
 
-from atommem.api import Answer
+from atommem.answering import Answer
 from atommem.serve.conversation import Conversation
 from atommem.serve.conversations import Conversations
 from atommem.serve.middleware import LOCAL, LOGGER, error_location
@@ -134,7 +134,8 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
             *_, answer = [event async for event in memory.ask(question, response)]
         assert isinstance(answer, Answer)
         entries = [entry.text for entry in answer.entries]
-        return {"answer": answer.text, "entries": entries, "response": response}
+        note = {"note": answer.note} if answer.note else {}
+        return {"answer": answer.text, **note, "entries": entries, "response": response}
 
     return mcp
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Query
 
+from atommem.episode import Step
 from atommem.serve.openai_routes import Embedded, Info, PageLimit, ThisCall
 from atommem.serve.wire import (
     CLEAN,
@@ -62,11 +64,15 @@ def list_operations(
 def list_steps(
     info: Info, call: ThisCall, after: Number = 0, limit: PageLimit = 20
 ) -> dict[str, Any]:
-    """List the steps after version `after`, with observation, completion and tokens."""
+    """List the steps after version `after`, with observation, whole prompt, completion, tokens."""
     events = call.log.events(info.id, ("step",), after=after, limit=limit + 1)
-    found = [
-        {**event.body, "version": event.version, "checkpoint": event.checkpoint} for event in events
-    ]
+    prompts = call.server.model.agent.prompts
+    found = []
+    for event in events:
+        step = msgspec.convert(event.body, Step)
+        made = {"version": event.version, "checkpoint": event.checkpoint}
+        text = prompts.text(step.observation, step.view)
+        found.append({**event.body, "prompt": text, **made})
     return page(found, limit)
 
 

@@ -224,7 +224,7 @@ def retrieve_response(response: Name, call: ThisCall) -> dict[str, Any]:
         answering = response in call.server.answering
         return form.response("in_progress") if answering else form.incomplete("interrupted")
     text = answer.body["text"]
-    output = [answer_message(response, text)]
+    output = [answer_message(response, text, answer.body.get("note", ""))]
     if text is None:
         return form.incomplete("no_answer", output=output)
     return form.response("completed", output=output)

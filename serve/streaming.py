@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from atommem.api import Answer
+from atommem.answering import Answer
 from atommem.episode import Step
 from atommem.memory.log import Operation, Outcome
 from atommem.serve.conversation_log import Event
@@ -103,7 +103,10 @@ class ResponseForm:
     def whole(self, answer: Answer) -> dict[str, Any]:
         prompt, completion = _token_counts(answer)
         values = {
-            "output": [self._reasoning("completed"), answer_message(self._id, answer.text)],
+            "output": [
+                self._reasoning("completed"),
+                answer_message(self._id, answer.text, answer.note),
+            ],
             "memory": [entry_object(entry) for entry in answer.entries],
             "usage": {
                 "input_tokens": prompt,

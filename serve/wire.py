@@ -155,7 +155,7 @@ def item_object(event: Event, unread: Container[int] = ()) -> dict[str, Any]:
     body = event.body
     response = event.response or f"resp_{event.version}"
     if event.kind == "answer":
-        return answer_message(response, body["text"])
+        return answer_message(response, body["text"], body.get("note", ""))
     if event.kind == "ask":
         return _item(f"msg_q{response.removeprefix('resp_')}", "user", [body["question"]])
     status = "in_progress" if event.version in unread else "completed"
@@ -171,14 +171,15 @@ def _item(
     return {"id": item_id, "type": "message", "role": role, "status": status, "content": content}
 
 
-def answer_message(response: str, text: str | None) -> dict[str, Any]:
-    """Return the message of an answer."""
+def answer_message(response: str, text: str | None, note: str = "") -> dict[str, Any]:
+    """Return the message of an answer, with a ``note`` if there is one (see `Answer`)."""
     return {
         "id": f"msg_a{response.removeprefix('resp_')}",
         "type": "message",
         "role": "assistant",
         "status": "incomplete" if text is None else "completed",
         "content": [{"type": "output_text", "text": text or "", "annotations": []}],
+        **({"note": note} if note else {}),
     }
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
+from safetensors.numpy import load_file
 
 
 class FakeServer:
@@ -19,6 +21,7 @@ class FakeServer:
         seconds: How long a completion takes.
         choice: Replaces parts of a completion's choice; None sends no choice.
         refusal: Replaces every completion.
+        ignored: A part of the names of adapter weights that have no effect.
     """
 
     def __init__(self, lora: bool = True) -> None:
@@ -33,6 +36,7 @@ class FakeServer:
         self.logprobs_mode = "raw_logprobs"
         self.choice: dict[str, Any] | None = {}
         self.refusal: httpx.Response | None = None
+        self.ignored: str | None = None
 
     def restart(self) -> None:
         self.models = {"policy": ""}
@@ -81,11 +85,21 @@ class FakeServer:
             raise httpx.RemoteProtocolError("server disconnected", request=request)
         scale = body["temperature"] if self.logprobs_mode == "processed_logprobs" else 1.0
         likeliest = {"token_id:0": 0.0, "token_id:1": -1.0 / scale, "token_id:2": -2.0 / scale}
-        logprobs = {"token_logprobs": [-0.5], "top_logprobs": [likeliest]}
+        logprob = -0.5 - self._effect(self.models[body["model"]])
+        logprobs = {"token_logprobs": [logprob], "top_logprobs": [likeliest]}
         choice = {"token_ids": [0], "finish_reason": "stop", "logprobs": logprobs}
         choices = [] if self.choice is None else [choice | self.choice]
         # Not httpx's json=: vLLM may write NaN, which httpx refuses to.
         return self.refusal or httpx.Response(200, content=json.dumps({"choices": choices}))
+
+    def _effect(self, folder: str) -> float:
+        """Return a number that depends on the weights of an adapter; 0 without files."""
+        file = Path(folder) / "adapter_model.safetensors"
+        weights = load_file(file) if folder and file.is_file() else {}
+        used = [
+            w for name, w in weights.items() if self.ignored is None or self.ignored not in name
+        ]
+        return float(sum((weight**2).sum() for weight in used))
 
 
 class Cluster:

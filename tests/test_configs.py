@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
 
 from atommem.arguments import load_yaml
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, load_templates
 from atommem.prompts import PromptBuilder
+from atommem.run import make_run, stored_settings
 from atommem.train.dry_run.shapes import read_launch
 from atommem.train.settings import parse
 from atommem.train.train_cli import main
@@ -23,6 +27,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 TRAIN = sorted((CONFIGS / "train").glob("*.yaml"))
 EVAL = sorted((CONFIGS / "eval").glob("*.yaml"))  # parsed by tests/goldens
 TEMPLATES = sorted((CONFIGS / "templates").glob("*.yaml"))
+ENGINES = sorted((CONFIGS / "engines").glob("*.yaml"))
 HOTPOTQA = str(CONFIGS / "train" / "qwen3_8b_hotpotqa.yaml")
 LAUNCHERS = {
     "single_gpu": ("single", 1, 1),
@@ -30,6 +35,7 @@ LAUNCHERS = {
     "fsdp2": ("fsdp", 8, 1),
     "deepspeed_zero3": ("zero3", 8, 1),
     "multi_node": ("fsdp", 16, 2),
+    "multi_node_ddp": ("ddp", 16, 2),
 }
 
 
@@ -49,7 +55,7 @@ def _other_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_configs_are_all_tested() -> None:
     launchers = [CONFIGS / "accelerate" / f"{name}.yaml" for name in LAUNCHERS]
-    tested = [*launchers, *TRAIN, *EVAL, *TEMPLATES]
+    tested = [*launchers, *TRAIN, *EVAL, *TEMPLATES, *ENGINES]
     assert sorted(CONFIGS.rglob("*.yaml")) == sorted(tested)
     assert all(load_templates(str(path)).system for path in TEMPLATES)
 
@@ -75,6 +81,15 @@ def test_recipe_leaves_room_for_thoughts(path: Path) -> None:
     if "Qwen3" in settings["model_name_or_path"]:
         quiet = settings.get("chat_template_kwargs") == {"enable_thinking": False}
         assert quiet or settings["max_completion_length"] >= 4096
+
+
+@pytest.mark.parametrize("path", ENGINES, ids=stem)
+def test_episodes_of_engine_recipe_are_those_of_our_own(path: Path) -> None:
+    values = load_yaml(path, "engines")
+    theirs = set(values) - {"skyrl", "verl"}
+    run = make_run({name: values[name] for name in theirs}, stored_settings(None)).to_flat()
+    own = settings_of("--config", HOTPOTQA)
+    assert {name: run[name] for name in theirs} == {name: own[name] for name in theirs}
 
 
 def settings_of(*flags: str) -> dict[str, Any]:
@@ -125,6 +140,45 @@ def test_accelerate_reads_launcher(name: str) -> None:
     assert not (config.fsdp_config or {}).get("fsdp_activation_checkpointing")
     launch = read_launch(str(path), None)
     assert (launch.name, launch.processes) == (kind, processes)
+
+
+SLURM = """#!/bin/bash
+out=$HERE/${0##*/}
+case ${0##*/} in
+  scontrol) printf 'a\\nb\\nc\\n' ;;
+  atommem) echo "$LAUNCHERS/$2.yaml" ;;
+  ip) echo "2: ib0 inet 10.0.0.7/24 scope global" ;;
+  srun) while [[ $1 == --* ]]; do shift; done; SLURM_NODEID=1 "$@" ;;
+  vllm) echo "$VLLM_HOST_IP $*" > "$HERE/vllm" ;;
+  accelerate) printf '%s\\n' "$@" > "$HERE/accelerate" ;;
+esac
+"""
+"""Stand-ins for a cluster: what would run on the second node is written down."""
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("colocated", 2), ("servers", 3)])
+def test_slurm_example_launches_valid_commands(tmp_path: Path, name: str, nodes: int) -> None:
+    for command in ("scontrol", "atommem", "ip", "srun", "vllm", "accelerate", "curl"):
+        (tmp_path / "bin" / command).parent.mkdir(exist_ok=True)
+        (tmp_path / "bin" / command).write_text(SLURM)
+        (tmp_path / "bin" / command).chmod(0o755)
+    variables = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HERE": str(tmp_path)}
+    variables |= {"LAUNCHERS": str(CONFIGS / "accelerate"), "CARD": "ib0"}
+    variables |= {"SLURM_JOB_NODELIST": "[a-c]", "SLURM_NNODES": str(nodes)}
+    script = CONFIGS.parent / "examples" / "slurm" / f"{name}.sbatch"
+    subprocess.run(["bash", str(script), "--max_steps", "5"], env=variables, check=True, timeout=60)
+    words = (tmp_path / "accelerate").read_text().splitlines()
+    launch = launch_command_parser().parse_args(words[1:])
+    assert (launch.machine_rank, launch.num_machines, launch.main_process_ip) == (1, 2, "a")
+    assert launch.num_processes == 16
+    assert read_launch(launch.config_file, launch.num_processes).nodes == 2
+    _, stage, *flags = launch.training_script_args
+    flags.remove("--resume")
+    args = parse(stage, [*flags, "--use_cpu"]).args
+    assert args.per_device_train_batch_size == 16
+    if name == "servers":
+        assert len(args.vllm_server_urls) == 8
+        assert (tmp_path / "vllm").read_text().startswith("10.0.0.7 serve Qwen/Qwen3-8B --port 80")
 
 
 def test_examples_in_the_chatml_templates_parse() -> None:

@@ -1,12 +1,12 @@
-"""Settings of asynchronous training: TRL's `AsyncGRPOConfig` plus a few fields."""
+"""Settings of asynchronous training: transformers' `TrainingArguments` plus ours."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from transformers import TrainingArguments
 from trl import ModelConfig
-from trl.experimental.async_grpo import AsyncGRPOConfig
 
 from atommem.config import check_least, setting
 from atommem.train.train_config import (
@@ -17,28 +17,22 @@ from atommem.train.train_config import (
     check_refused,
 )
 
-_UNSUPPORTED = "TRL's asynchronous trainer does not support it"
+_PUBLISHED = "quantized weights cannot be published"
 
 ASYNC_REFUSED: Refused = {
     **EPISODES_REFUSED,
     "auto_find_batch_size": (False, "it would restart the run; token_budget bounds the memory"),
-    "use_liger_kernel": (False, _UNSUPPORTED),
-    "max_tool_calling_iterations": (None, "the environment bounds an episode"),
-    "fork_threshold_tokens": (1024, "every step is a row; nothing is reconciled"),
-    "queue_maxsize": (1024, "max_staleness bounds the rollouts in advance"),
     "eval_strategy": ("no", "`atommem eval` evaluates checkpoints"),
-    "num_completions_to_print": (None, "log_episodes shows whole episodes"),
 }
 _MODEL_REFUSED: Refused = {
-    "attn_implementation": (None, "tree packing has its own attention"),
-    "load_in_4bit": (False, _UNSUPPORTED),
-    "load_in_8bit": (False, _UNSUPPORTED),
+    "load_in_4bit": (False, _PUBLISHED),
+    "load_in_8bit": (False, _PUBLISHED),
     "lora_dropout": (0.0, DISTRIBUTION),
 }
 
 
 @dataclass
-class AsyncTrainConfig(EpisodeConfig, AsyncGRPOConfig):
+class AsyncTrainConfig(EpisodeConfig, TrainingArguments):
     """GRPO over whole episodes, sampled while the trainer steps.
 
     `per_device_train_batch_size` counts episodes per process and update; over all processes it is a
@@ -58,7 +52,25 @@ class AsyncTrainConfig(EpisodeConfig, AsyncGRPOConfig):
     )
     shuffle_dataset: bool = setting(True, "Take the tasks in random order.")
 
-    # AsyncGRPOConfig's own, with the defaults of arXiv 2601.08323 where it gives one.
+    model_init_kwargs: dict[str, Any] | None = setting(
+        None, "Further arguments of `from_pretrained`, a JSON object."
+    )
+    trust_remote_code: bool = setting(False, "Run code that a model on the hub brings.")
+    temperature: float = setting(1.0, "Sampling temperature.")
+    epsilon: float = setting(0.2, "PPO clip below: ratio >= 1 - epsilon.")
+    learning_rate: float = setting(1e-6, "The initial learning rate.")
+    lr_scheduler_type: str = setting("constant", "Schedule of the learning rate.")
+    logging_steps: float = setting(1, "Updates between two log entries.")
+    vllm_server_base_url: str = setting(
+        "http://localhost:8000", "URLs of vLLM servers, with commas."
+    )
+    vllm_server_timeout: float = setting(240.0, "Seconds to wait while no server answers.")
+    request_timeout: int = setting(600, "Seconds that a request may take.")
+    weight_sync_steps: int = setting(1, "Updates between two publications of the weights.")
+    heartbeat_stale_after_s: float = setting(
+        300.0, "Seconds without a completion after which the run ends."
+    )
+    # Defaults of arXiv 2601.08323 where it gives one.
     output_dir: str = setting("runs/async", "Folder of checkpoints and logs.")
     token_budget: int | None = setting(
         16_384,
@@ -86,10 +98,8 @@ class AsyncTrainConfig(EpisodeConfig, AsyncGRPOConfig):
 
 @dataclass
 class AsyncModelConfig(ModelConfig):
-    """TRL's `ModelConfig` without the fields of `AsyncTrainConfig` and those that do not fit."""
+    """TRL's `ModelConfig` without what does not fit."""
 
-    dtype: str | None = field(default=None, init=False)
-    trust_remote_code: bool = field(default=False, init=False)
     # The ratio compares with the log-probabilities of a server, which has no dropout.
     lora_dropout: float = setting(0.0, "LoRA dropout; only 0 is supported.")
 

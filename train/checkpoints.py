@@ -16,17 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from accelerate.utils.constants import FSDP_MODEL_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from atommem.config import MemoryConfig, fields_of, load_config
 from atommem.errors import ConfigError
+from atommem.files import let_others_read
 from atommem.train.errors import CheckpointError
 
 MANIFEST = "checkpoint_complete.json"
 PARTIAL = ".partial"
-SHARDED_MODEL = f"{FSDP_MODEL_NAME}_0"
+SHARDED_MODEL = "pytorch_model_fsdp_0"
 """Weights of an FSDP run (torch's distributed checkpoints); `accelerate merge-weights` reads it."""
+
+
+def name_of(update: Any) -> str:
+    """Return the name that transformers gives to the checkpoint of an update."""
+    return f"checkpoint-{update}"
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ def publish_checkpoint(partial: Path, output_dir: Path, args: Any) -> Path:
 
     A folder of that name, left by a run that continued from an earlier checkpoint, is replaced.
     """
+    let_others_read(partial)
     files = [path for path in partial.rglob("*") if path.is_file()]
     manifest = {
         "saved_ns": time.time_ns(),
@@ -84,7 +89,7 @@ def prune_checkpoints(output_dir: Path, limit: int | None, best: str | None = No
 def clean_up(output_dir: str | Path) -> None:
     """Finish or remove what a killed process left in the ``.partial`` folder."""
     partial = Path(output_dir) / PARTIAL
-    for folder in sorted(partial.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
+    for folder in sorted(partial.glob(name_of("*"))):
         final = Path(output_dir) / folder.name
         if find_damage(folder) is None and not final.exists():
             folder.rename(final)
@@ -106,7 +111,7 @@ def find_damage(folder: Path) -> str | None:
 
 def list_checkpoints(output_dir: str | Path) -> list[Path]:
     """Return the checkpoint folders of a run, damaged ones too, in the order they were saved."""
-    folders = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+    folders = Path(output_dir).glob(name_of("*"))
     # A copy under another name (checkpoint-40-good) must not be pruned.
     numbered = [folder for folder in folders if folder.name.partition("-")[2].isdecimal()]
     return sorted(numbered, key=lambda f: _read_manifest(f).get("saved_ns", f.stat().st_mtime_ns))

@@ -19,6 +19,10 @@ class DivergedError(TrainingFault):
     """The loss or the gradient norm is NaN or infinite. The optimizer has not stepped."""
 
 
+class MemoryFault(TrainingFault):
+    """A device ran out of memory in an update. The optimizer has not stepped."""
+
+
 class RolloutFailedError(TrainingFault):
     """Sampling broke down, or too many episodes of an update failed."""
 

@@ -8,23 +8,26 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from accelerate.utils import DistributedType
+from huggingface_hub import ModelCardData
+from peft import PeftModel
 from rich.console import Console
 from torch.distributed.fsdp import StateDictType
 from transformers import Trainer
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from atommem.config import save_config
 from atommem.errors import AtomMemError, ConfigError
+from atommem.files import let_others_read
 from atommem.process import frozen_heap
 from atommem.train import checkpoints
 from atommem.train.errors import (
     WRITE_ERRORS,
     CheckpointError,
     DivergedError,
+    MemoryFault,
     RolloutFailedError,
     TrainingInterrupted,
 )
@@ -35,7 +38,7 @@ _CONTINUE, _STOP, _BROKEN = range(3)
 
 
 class ResumableTrainer(Trainer):
-    """Mixin for a TRL trainer: ``class T(ResumableTrainer, GRPOTrainer)``.
+    """A transformers Trainer, and a mixin: ``class T(ResumableTrainer, SFTTrainer)``.
 
     - Checkpoints are written aside and renamed when complete (`atommem.train.checkpoints`), with
       ``atommem_config.json``.
@@ -52,18 +55,23 @@ class ResumableTrainer(Trainer):
         self.settings = settings
         self.console: Console | None = None
         """A terminal that shows progress bars."""
-        self._writing_to: Path | None = None
         self._saved_step: int | None = None
-        self._has_updated = False
+        """The last update that is in a checkpoint (0: none is needed); unset before training."""
         super().__init__(*args, **kwargs)
+        loaded = str(self.model.config.dtype or self.model.dtype)  # a name once it was saved
+        self._loaded_dtype = getattr(torch, loaded.removeprefix("torch."))
+        keep_in_float32(self.model, self.accelerator)
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
         """Train as `Trainer.train`; the error that ends a run says how to continue it."""
-        saves = self.args.save_strategy != SaveStrategy.NO
-        stops = (TrainingInterrupted, RolloutFailedError, DivergedError)
+        if resume_from_checkpoint is not None:
+            self._check_launcher(Path(resume_from_checkpoint))
+            self.load_extra_state(Path(resume_from_checkpoint))
+        saves = self.args.save_strategy != "no"
+        stops = (TrainingInterrupted, RolloutFailedError, DivergedError, MemoryFault)
         with self.stop_request.installed() if saves else nullcontext(), frozen_heap():
             try:
-                return super().train(*args, **kwargs)
+                return super().train(resume_from_checkpoint, **kwargs)
             except stops as stop:
                 # DeepSpeed has stepped inside the backward pass: its parameters are lost.
                 deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
@@ -80,16 +88,18 @@ class ResumableTrainer(Trainer):
         """Write what else a subclass needs to resume; not collective."""
 
     def load_extra_state(self, folder: Path) -> None:
-        """Read what `save_extra_state` wrote, after weights and optimizer."""
+        """Read what `save_extra_state` wrote, before training."""
 
     def save_final(self) -> Path:
         """Save model, tokenizer, card and settings to the output folder; collective."""
         folder = Path(self.args.output_dir)
         try:
-            self.save_model(str(folder), _internal_call=True)
+            weights = self.accelerator.get_state_dict(self.model_wrapped)
             if self.args.should_save:
+                self._save_in_loaded_dtype(folder, weights)
+                self.processing_class.save_pretrained(folder)
                 save_config(folder, *self.settings)
-                self.create_model_card(model_name=folder.resolve().name)
+                self.create_model_card()
         except WRITE_ERRORS as error:
             raise CheckpointError(
                 f"the trained model could not be written to {folder}: {error}. Run the same "
@@ -97,42 +107,61 @@ class ResumableTrainer(Trainer):
             ) from error
         return folder
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the whole model, which transformers omits where checkpoints are sharded."""
-        super().save_model(output_dir, _internal_call)
-        if self._writes_shards() and self._writing_to is None:
-            weights = self.accelerator.get_state_dict(self.model)
-            if self.args.should_save:
-                self._save(output_dir, state_dict=weights)
+    def _save_in_loaded_dtype(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+        """Save a model as it was loaded, not in float32 as it is trained; adapters as they are."""
+        model = self.accelerator.unwrap_model(self.model)
+        converted: dict[int, torch.Tensor] = {}  # tied weights stay one tensor
+        if not isinstance(model, PeftModel):
+            names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+            for name in names & weights.keys():
+                address = weights[name].data_ptr()
+                if address not in converted:
+                    converted[address] = weights[name].to(self._loaded_dtype)
+                weights[name] = converted[address]
+        model.save_pretrained(folder, state_dict=weights)
+        let_others_read(folder)
+        if not isinstance(model, PeftModel):
+            model.config.dtype = self._loaded_dtype
+            model.config.save_pretrained(folder)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write the model's card to the output folder."""
+        base, folder = self.model.config.name_or_path, Path(self.args.output_dir)
+        data = ModelCardData(
+            base_model=base if base and not Path(base).exists() else None,
+            library_name="peft" if isinstance(self.model, PeftModel) else "transformers",
+            tags=["atommem", "memory-policy"],
+        )
+        name = folder.resolve().name
+        text = (
+            "A policy that reads with a memory, trained with AtomMem: `atommem eval --policy`, "
+            "`atommem serve` and `atommem ask` use it. `atommem_config.json` holds its prompts."
+        )
+        if self.is_world_process_zero():
+            folder.mkdir(parents=True, exist_ok=True)  # TRL writes a card before a checkpoint
+            card = f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{text}\n"
+            (folder / "README.md").write_text(card, encoding="utf-8")
 
     def _writes_shards(self) -> bool:
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
         return plugin is not None and plugin.state_dict_type == StateDictType.SHARDED_STATE_DICT
 
-    def _get_output_dir(self, trial: Any) -> str:
-        return str(self._writing_to or super()._get_output_dir(trial))
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        pass  # the model is pushed at the end (`atommem.train.stages`)
-
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        output_dir = Path(super()._get_output_dir(trial))
+        output_dir = Path(self.args.output_dir)
         partial = output_dir / checkpoints.PARTIAL
-        folder = partial / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        folder = partial / checkpoints.name_of(self.state.global_step)
         if self.args.should_save:
             shutil.rmtree(folder, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         error: BaseException | None = None
-        self._writing_to = partial
         try:
-            super()._save_checkpoint(model, trial)
+            with patch.object(self.args, "output_dir", str(partial)):
+                super()._save_checkpoint(model, trial)
             self.save_extra_state(folder)
             if self.args.should_save:
                 self._describe_checkpoint(folder, output_dir)
         except WRITE_ERRORS as failure:
             error = failure
-        finally:
-            self._writing_to = None
         if not self._largest_of_ranks(float(error is not None)) and self.args.should_save:
             try:
                 checkpoints.publish_checkpoint(folder, output_dir, self.args)
@@ -162,14 +191,14 @@ class ResumableTrainer(Trainer):
             save_config(folder, *self.settings)
         # transformers looked for the best checkpoint in the folder that it wrote to.
         if best := self.state.best_global_step:
-            final = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{best}"
+            final = output_dir / checkpoints.name_of(best)
             if best == self.state.global_step or final.is_dir():
                 self.state.best_model_checkpoint = str(final)
-            self.state.save_to_json(str(folder / TRAINER_STATE_NAME))
+            self.state.save_to_json(str(folder / "trainer_state.json"))
 
     def _save_last_update(self) -> None:
         """Save the state after the last finished update, if this process finished one."""
-        if self._has_updated and self._saved_step != self.state.global_step:
+        if self._saved_step not in (None, self.state.global_step):
             self._save_checkpoint(self.model, trial=None)
             self.callback_handler.on_save(self.args, self.state, self.control)
 
@@ -179,29 +208,20 @@ class ResumableTrainer(Trainer):
             return "There is no checkpoint yet: the same command starts again."
         return f"The same command with --resume continues from the last checkpoint, {last}."
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        shards = Path(resume_from_checkpoint) / checkpoints.SHARDED_MODEL
-        if shards.is_dir() != self._writes_shards():
+    def _check_launcher(self, folder: Path) -> None:
+        if (folder / checkpoints.SHARDED_MODEL).is_dir() != self._writes_shards():
             raise ConfigError(
-                f"resume_from_checkpoint={resume_from_checkpoint}: FSDP and other launchers cannot "
-                "read each other's checkpoints. Resume it under the launcher that it was written "
-                "under, or start a new run from it (--model_name_or_path)."
+                f"resume_from_checkpoint={folder}: FSDP and other launchers cannot read each "
+                "other's checkpoints. Resume it under the launcher that it was written under, or "
+                "start a new run from it (--model_name_or_path)."
             )
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            self.load_extra_state(Path(checkpoint))
 
     # Where all ranks stop together --------------------------------------------------------------
 
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        self._has_updated = True
-        super()._maybe_log_save_evaluate(*args, **kwargs)
-
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Begin an update: a point where all ranks can stop."""
+        if self._saved_step is None:
+            self._saved_step = self.state.global_step
         self.sync_stop()
         if self.state.global_step >= self.state.max_steps:
             # A finished run that is resumed: transformers would train one more update.
@@ -237,6 +257,23 @@ class ResumableTrainer(Trainer):
             return value
         everywhere = self.accelerator.gather(torch.tensor([value], device=self.accelerator.device))
         return float(everywhere.max())
+
+
+def keep_in_float32(model: Any, accelerator: Any) -> None:
+    """Convert trained 16-bit parameters to float32: in bfloat16, steps of 1e-6 round away.
+
+    DeepSpeed keeps its own float32 copy. accelerate would convert for FSDP2, on every rank; where
+    rank 0 hands out its weights, others need memory that is reserved and never touched.
+    """
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    gets_weights = plugin is not None and plugin.cpu_ram_efficient_loading
+    gets_weights = gets_weights and not accelerator.is_main_process
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+            empty = torch.empty_like(parameter, dtype=torch.float32)
+            parameter.data = empty if gets_weights else parameter.data.float()
 
 
 def _restore_to_numbered_cpu(storage: Any, location: str) -> Any:

@@ -15,11 +15,11 @@ from typing import Any
 
 from httpx import HTTPError
 from huggingface_hub import HfApi
-from trl import get_peft_config
 
 from atommem.embedding import make_embedder
 from atommem.environment import find_environment
 from atommem.errors import ConfigError, format_error
+from atommem.plugins import find
 from atommem.train.checkpoints import checkpoint_to_resume
 from atommem.train.console import ASYNC_COLUMNS, GRPO_COLUMNS, SFT_COLUMNS, Column, use_console
 from atommem.train.episode_logs import EpisodeFiles
@@ -36,7 +36,7 @@ _PRIVATE = ("_*", ".*", "checkpoint-*", "wandb/*", "traces/*", "samples/*", "eva
 
 
 def run_stage(stage: str, settings: Settings) -> Path:
-    """Train grpo, async or sft, and save the model; returns its folder.
+    """Run a stage of `atommem.train.train_cli`, and save the model; returns its folder.
 
     Raises:
         AtomMemError: A setting or file is wrong, the run cannot continue, or was asked to stop.
@@ -45,7 +45,10 @@ def run_stage(stage: str, settings: Settings) -> Path:
         return launch(settings, make_grpo_trainer, GRPO_COLUMNS)
     if stage == "async":
         return launch(settings, make_async_trainer, ASYNC_COLUMNS)
-    return launch(settings, make_sft_trainer, SFT_COLUMNS)
+    if stage == "sft":
+        return launch(settings, make_sft_trainer, SFT_COLUMNS)
+    folder: Path = find("atommem.stages", stage).run(settings)
+    return folder
 
 
 def make_grpo_trainer(settings: Settings) -> MemoryGRPOTrainer:
@@ -85,11 +88,10 @@ def make_async_trainer(settings: Settings) -> Any:
             "it asynchronously."
         )
     tokenizer = load_tokenizer(model)
-    args.model_init_kwargs = {"revision": model.model_revision, **(args.model_init_kwargs or {})}
+    loading = model_arguments(model, args)
     return AsyncMemoryGRPOTrainer(
-        model=name,
         make_runner=partial(make_runner, make_rollouts(settings, tokenizer), name),
-        peft_config=get_peft_config(model),
+        **loading,
         **episode_arguments(settings, tokenizer),
     )
 
@@ -137,7 +139,7 @@ def launch(
     prepare_reporters(args)
     trainer = make_trainer(settings)
     facts = {name: value for part in settings.stored for name, value in asdict(part).items()}
-    facts["checkpoint"] = str(trainer.model.config._name_or_path)
+    facts["checkpoint"] = str(trainer.model.config.name_or_path)
     args.facts = facts | {"atommem_version": version("atommem")}
     use_console(trainer, columns)
     try:

@@ -5,6 +5,7 @@ A TRL field that cannot be honoured is refused with its reason, never ignored.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,6 +23,8 @@ _LOCAL_POLICY = "the local policy samples the episodes"
 _PUSHED_LAST = "the model is pushed when training has ended"
 _WHOLE_ROWS = "rows are whole steps, padded per batch"
 
+CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
 Refused = Mapping[str, tuple[Any, str]]
 """Fields that cannot be honoured: the only accepted value and the reason."""
 
@@ -36,6 +39,7 @@ EPISODES_REFUSED: Refused = {
     "repetition_penalty": (1.0, DISTRIBUTION),
     "log_completions": (False, "log_episodes shows whole episodes, and save_traces keeps them"),
     "hub_strategy": ("end", _PUSHED_LAST),
+    "use_liger_kernel": (False, "it would replace the fused LM head"),
     "router_aux_loss_coef": (0.0, "the term would depend on how rows are packed"),
 }
 REFUSED: Refused = {
@@ -65,10 +69,21 @@ COLD_START_REFUSED: Refused = {
 def check_refused(config: Any, refused: Refused) -> None:
     """Raise ConfigError if a field of `config` has another value than the only accepted one."""
     for name, (only, reason) in refused.items():
-        value = getattr(config, name)
+        value = getattr(config, name, only)
         if str(getattr(value, "value", value)) != str(only):
             raise ConfigError(
                 f"{name}={value}: only {only} is supported, because {reason}. Drop it."
+            )
+
+
+def check_parallelism(launcher: Mapping[str, Any]) -> None:
+    """Raise ConfigError for tensor, context or sequence parallelism of the launcher."""
+    for name in ("tp", "cp", "sp"):
+        field = f"parallelism_config_{name}_size"
+        if (size := int(launcher.get(field) or 1)) > 1:
+            raise ConfigError(
+                f"{field}={size}: only 1 is supported, because every process trains on rows of its "
+                "own. Shard with dp_shard_size (FSDP2); vLLM servers may be tensor-parallel."
             )
 
 
@@ -94,6 +109,11 @@ class StageConfig:
     def template_kwargs(self) -> dict[str, Any]:
         return self.chat_template_kwargs or {}
 
+    @property
+    def n_gpu(self) -> int:
+        """GPUs of this process: more would make transformers use `nn.DataParallel`."""
+        return min(1, super().n_gpu)  # type: ignore[misc]  # TRL's
+
     def __post_init__(self) -> None:
         import torch
 
@@ -106,6 +126,8 @@ class StageConfig:
         self.dataloader_pin_memory &= gpu  # type: ignore[attr-defined]  # TRL's; else torch warns
         super().__post_init__()  # type: ignore[misc]  # TRL's
         check_refused(self, self.refused)
+        # As `accelerate launch` hands it on.
+        check_parallelism({name.lower(): value for name, value in os.environ.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, as transformers' callbacks report them, and the run's `facts`."""
@@ -240,6 +262,12 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         2, "Checkpoints that are kept; the last and the best one always are."
     )
     learning_rate: float = setting(1e-6, "The initial learning rate.")
+    vllm_importance_sampling_mode: str = setting(
+        "token_truncate",
+        "How the loss is corrected for vLLM's slightly different probabilities: a ratio of every "
+        "token or the product over a step (sequence_...), clamped (..._truncate) or set to 0 "
+        "(..._mask) beyond clip_min and clip_max. Products shrink the gradient of long steps.",
+    )
     vllm_server_base_url: str | None = setting(
         None, "URLs of vLLM servers, with commas; unset: vllm_server_host, vllm_server_port."
     )
@@ -254,8 +282,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         "Updates that share a rollout, each on its own per_device_train_batch_size episodes; 1 "
         "(with num_iterations 1) is on-policy.",
     )
-
-    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "vllm_engine_kwargs"]  # noqa: RUF012  # as TRL does
 
     @property
     def updates_per_rollout(self) -> int:
@@ -282,6 +308,8 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
                 "Give a file of held-out tasks, eval_strategy=steps and eval_steps."
             )
         check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))
+        mode = self.vllm_importance_sampling_mode
+        check_choice("vllm_importance_sampling_mode", mode, CORRECTIONS)
         check_least(self, dynamic_sampling=0, micro_batch_tokens=1, max_in_flight=1)
         check_least(self, steps_per_generation=1, num_iterations=1)
         episodes = self.per_device_train_batch_size * (self.steps_per_generation or 1)

@@ -81,7 +81,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """A retrieved entry under its handle: 1 is the best match."""
+    """A retrieved entry under its handle: 1 is the best match.
+
+    The id of one that was replaced or deleted since is negative (`Contents.past`).
+    """
 
     handle: int
     entry_id: int
@@ -150,6 +153,8 @@ class Contents:
         shown: Pairs of entry id and score that the policy sees, in the order of their handles.
         newest_id: The highest id given so far.
         position: The number of operations that led here.
+        past: Entries as they were before they were replaced or deleted, unless by the user. The key
+            is the negative number of that operation.
     """
 
     entries: dict[int, Entry] = field(default_factory=dict)
@@ -158,6 +163,7 @@ class Contents:
     shown: tuple[tuple[int, float], ...] = ()
     newest_id: int = 0
     position: int = 0
+    past: dict[int, Entry] = field(default_factory=dict)
 
     def apply(self, operation: Operation) -> None:
         """Apply one operation, or raise TraceError if it contradicts the contents."""
@@ -168,14 +174,18 @@ class Contents:
     def view(self, capacity: int | None = None) -> MemoryView:
         """Return what the policy sees."""
         retrieved = tuple(
-            Retrieved(handle, entry_id, self.entries[entry_id].text, score)
+            Retrieved(handle, entry_id, self.find(entry_id).text, score)
             for handle, (entry_id, score) in enumerate(self.shown, start=1)
         )
         return MemoryView(self.scratchpad, self.query, retrieved, len(self.entries), capacity)
 
+    def find(self, entry_id: int) -> Entry:
+        """Return an entry, or with the key of `past` how one was."""
+        return self.past[entry_id] if entry_id < 0 else self.entries[entry_id]
+
     def copy(self) -> Contents:
         """Return an independent copy."""
-        return replace(self, entries=self.entries.copy())
+        return replace(self, entries=self.entries.copy(), past=self.past.copy())
 
     def _change(self, operation: Operation) -> None:
         match operation.kind:
@@ -184,7 +194,12 @@ class Contents:
             case "update":
                 self._update(operation)
             case "delete":
-                del self.entries[self._addressed(operation).id]
+                entry = self._addressed(operation)
+                if (key := operation.entry_id or 0) < 0:
+                    del self.past[key]
+                else:
+                    self._keep(operation, entry)
+                    del self.entries[key]
             case "scratchpad":
                 _check_before(operation, "the scratchpad", self.scratchpad)
                 self.scratchpad = _written(operation)
@@ -213,6 +228,7 @@ class Contents:
 
     def _update(self, operation: Operation) -> None:
         entry = self._addressed(operation)
+        self._keep(operation, entry)
         self.entries[entry.id] = replace(
             entry,
             text=_written(operation),
@@ -223,10 +239,19 @@ class Contents:
             details=operation.details or entry.details,
         )
 
+    def _keep(self, operation: Operation, entry: Entry) -> None:
+        """Keep an entry in `past`; what the user corrects or deletes does not come back."""
+        if operation.actor == USER:
+            self.past = {key: old for key, old in self.past.items() if old.id != entry.id}
+        elif operation.after != entry.text:
+            self.past[-self.position - 1] = entry
+
     def _note_scores(self, operation: Operation) -> None:
         changed: dict[int, Entry] = {}
         for entry_id, score in operation.scores:
             entry = self._present(operation, entry_id)
+            if entry_id < 0:
+                continue
             if operation.kind == "retrieve":
                 count, best = entry.shown + 1, entry.best_similarity
                 entry = replace(
@@ -254,7 +279,8 @@ class Contents:
         return entry
 
     def _present(self, operation: Operation, entry_id: int | None) -> Entry:
-        entry = self.entries.get(entry_id or 0)
+        key = entry_id or 0
+        entry = (self.past if key < 0 else self.entries).get(key)
         if entry is None:
             raise _misfit(operation, f"entry {entry_id} does not exist")
         return entry

@@ -164,7 +164,7 @@ class Plan:
 
     def delete(self, entry: Entry, **values: Any) -> None:
         """Add the deletion of an entry."""
-        self.add(DELETE, entry_id=entry.id, before=entry.text, **values)
+        self.add(DELETE, **{"entry_id": entry.id, "before": entry.text, **values})
 
     def candidate(self, text: str, vector: Vectors, replaces: int | None = None) -> Candidate:
         """Return a text as rules see it."""
@@ -236,7 +236,7 @@ class WorkingMemory:
         self._cut_marker, self._seed = cut_marker, seed
         self._rules = RuleSet(config.admission, config.retention)
         self._contents, self._log = Contents(), list[Operation]()
-        self._store = VectorStore(embedder.dim)
+        self._store, self._past = VectorStore(embedder.dim), VectorStore(embedder.dim)
         self._query_vector: Vectors | None = None
 
     @property
@@ -307,7 +307,8 @@ class WorkingMemory:
     ) -> tuple[Operation, ...]:
         """Delete what was written while the source `piece`, or a part of it, was shown.
 
-        An entry goes if any of its texts came from there, even if it was rewritten since. The
+        An entry goes if any of its texts came from there, even if it was rewritten since, or
+        deleted (then it is no longer found by `read_past`). The
         scratchpad and the query are emptied if one of their texts since they were last empty came
         from there. `steps_shown` restricts the piece to these steps; give it if several pieces
         share the name.
@@ -321,13 +322,16 @@ class WorkingMemory:
                 written.discard(target)
             elif _came_from(operation.source, piece, steps_shown):
                 written.add(target)
-        if not written & {SCRATCHPAD, READ, *self._contents.entries}:
+        past = {key: old for key, old in self._contents.past.items() if old.id in written}
+        if not past and not written & {SCRATCHPAD, READ, *self._contents.entries}:
             return ()
         plan = self._plan(step)
         cause: dict[str, Any] = {"actor": USER, "reason": f"forget {piece}"}
         for entry in self.entries():
             if entry.id in written:
                 plan.delete(entry, **cause)
+        for key in sorted(past.keys() & plan.contents.past.keys(), reverse=True):
+            plan.delete(past[key], **cause, entry_id=key)
         if SCRATCHPAD in written:
             plan.add(SCRATCHPAD, before=self._contents.scratchpad, after="", **cause)
         if READ in written:
@@ -340,8 +344,7 @@ class WorkingMemory:
         vector = await self._embed_query(text or None)
         if vector is None:
             return []
-        hits = self._store.search(vector, self._config.retrieve_k)
-        return [(self._contents.entries[entry_id], score) for entry_id, score in hits]
+        return [(self._contents.find(key), score) for key, score in self._search(vector)]
 
     def append(self, operation: Operation) -> None:
         """Append an ``outcome`` or ``observe`` operation, which changes no text."""
@@ -375,6 +378,11 @@ class WorkingMemory:
         query_rows = await embed_texts(self._embedder, queries, "query", vectors)
         store = VectorStore(self._embedder.dim)
         store.add(list(contents.entries), rows)
+        past = VectorStore(self._embedder.dim)
+        if self._config.read_past:
+            earlier = [entry.text for entry in contents.past.values()]
+            past.add(list(contents.past), await embed_texts(self._embedder, earlier, "entry"))
+        self._past = past
         self._contents, self._log, self._store = contents, list(log), store
         self._query_vector = query_rows[0] if queries else None
         self._rules = self._rules.renewed(log)
@@ -385,6 +393,7 @@ class WorkingMemory:
         twin = copy(self)
         twin._contents, twin._log = self._contents.copy(), self._log.copy()
         twin._store, twin._rules = self._store.copy(), self._rules.renewed(self._log)
+        twin._past = self._past.copy()
         return twin
 
     async def undo(self, step: int) -> None:
@@ -398,15 +407,39 @@ class WorkingMemory:
 
     def _commit(self, plan: Plan, query_vector: Vectors | None) -> tuple[Operation, ...]:
         """Apply a plan: synchronise the store, and log what the next view shows."""
+        if self._config.read_past:
+            self._keep_past(plan.contents)
         self._store.update(plan.vectors)
         if query_vector is not None:
-            hits = self._store.search(query_vector, self._config.retrieve_k)
+            hits = self._search(query_vector)
             plan.add("retrieve", actor=MEMORY, scores=tuple(hits))
         elif plan.contents.shown:
             plan.add("retrieve", actor=MEMORY)
         self._contents, self._query_vector = plan.contents, query_vector
         self._log += plan.operations
         return tuple(plan.operations)
+
+    def _keep_past(self, new: Contents) -> None:
+        """Keep the vectors of what a plan replaces or deletes, and drop what the user deletes.
+
+        A text that came and went within one completion was never shown and has no vector.
+        """
+        old = self._contents
+        changes: dict[int, Vectors | None] = dict.fromkeys(old.past.keys() - new.past.keys())
+        for key, entry in new.past.items():
+            before = old.entries.get(entry.id)
+            if key not in old.past and before is not None and before.text == entry.text:
+                changes[key] = self._store.rows([entry.id])[0]
+        self._past.update(changes)
+
+    def _search(self, vector: Vectors) -> list[tuple[int, float]]:
+        """Return the best matches with their scores: entries, and with `read_past` what they were.
+
+        Of equal scores, the present text comes first.
+        """
+        k = self._config.retrieve_k
+        hits = [*self._store.search(vector, k), *self._past.search(vector, k)]
+        return sorted(hits, key=lambda hit: -hit[1])[:k] if len(self._past) else hits
 
     def _resolve(self, actions: Sequence[Action]) -> list[ResolvedAction]:
         """Cut the texts of memory actions, and resolve handles by the present view."""

@@ -36,6 +36,7 @@ class LocalPolicy:
         max_batch_size: Most prompts in one batch.
         max_batch_tokens: Most rows x (longest prompt + longest max_tokens) in one batch; bounds the
             key-value cache. A single request may exceed it.
+        autocast: Compute in bfloat16, as a trainer does whose weights are float32.
     """
 
     samples_what_waits = True
@@ -48,11 +49,13 @@ class LocalPolicy:
         *,
         max_batch_size: int = 256,
         max_batch_tokens: int = 65_536,
+        autocast: bool = False,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
         self.max_batch_tokens = max_batch_tokens
+        self.autocast = autocast
         self.context_length: int | None = getattr(
             model.config.get_text_config(), "max_position_embeddings", None
         )
@@ -102,7 +105,10 @@ class LocalPolicy:
                 item.resolve(completion)
 
     def _sample(self, rows: list[Row]) -> list[Completion]:
-        with evaluating(self.model):
+        import torch
+
+        half = torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.autocast)
+        with evaluating(self.model), half:
             decode(self.model, rows, self._eos_ids, pad_id=min(self._eos_ids, default=0))
         return [
             make_completion(self.tokenizer, row.token_ids, row.logprobs, row.stopped)

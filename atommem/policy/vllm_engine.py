@@ -81,7 +81,7 @@ class VllmEnginePolicy:
     # In the thread --------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        _settle()
+        is_settled = False
         while True:
             with self._lock:
                 calls, self._calls = self._calls, []
@@ -92,6 +92,9 @@ class VllmEnginePolicy:
             try:
                 for call in calls:
                     call()
+                if not is_settled:  # raises errors of earlier work on the device
+                    _settle()
+                    is_settled = True
                 outputs = self._engine.step() if self._waiting else ()
             except Exception as error:  # every pending request gets it
                 for future in self._waiting.values():

@@ -246,6 +246,22 @@ def parse_memagent(row: Row) -> Iterator[Task]:
     yield Task(task_id, questions, context=row.text("context"), source=source)
 
 
+def parse_ruler(row: Row) -> Iterator[Task]:
+    """Yield the task of a row of RULER's scripts: `input` ends with a line that asks.
+
+    All `outputs` are asked for, but of RULER's questions over documents one is enough.
+    """
+    text = row.text("input").strip()
+    context, _, asked = text.rpartition("\n")
+    if not context:
+        context, _, asked = text.rpartition(". ")
+    answers = _answers(row, "outputs", row.get("outputs"), 1)[0]
+    task_id = f"ruler-{row.number - 1:05d}"
+    all_of = {} if "based on the given documents" in text else {"all_of": True}
+    question = Question(asked.strip(), answers, task_id, all_of)
+    yield Task(task_id, (question,), context=context, source="ruler")
+
+
 def _answers(row: Row, name: str, truth: Any, count: int) -> list[tuple[str, ...]]:
     """Return the accepted answers of each of `count` questions."""
     groups = [truth] if isinstance(truth, str) else row.convert(name, truth, list[Any])

@@ -16,8 +16,8 @@ from random import Random
 from statistics import fmean
 from typing import ClassVar
 
-from atommem.actions import ANSWER_ACTION, ANSWERS_ACTION, READ, ActionSpec
-from atommem.config import check_choice, check_least, setting
+from atommem.actions import ANSWER_ACTION, ANSWERS_ACTION, READ, STOP_ACTION, ActionSpec, first
+from atommem.config import check_choice, check_least, check_probabilities, setting
 from atommem.environment import Score, StepResult, TaskShape
 from atommem.envs.longdoc.recall import fact_recall, gold_documents
 from atommem.envs.question_answering import AskedInTurn, QAConfig, QAEnvironments, batches
@@ -75,10 +75,20 @@ class LongDocConfig(QAConfig):
         "Do not tell how many parts the text has, nor that it is over: as in a stream whose length "
         "nobody knows (serving).",
     )
+    early_stop: bool = setting(
+        False,
+        "Offer the action stop_reading, which ends the reading: the questions are asked at once.",
+    )
+    step_cost: float = setting(
+        0.0,
+        "Share of the reward that reading to the end costs: the reward is multiplied by "
+        "1 - step_cost * (chunks that were read / all). A wrong answer earns nothing by stopping.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least(self, at_once=1)
+        check_probabilities(self, "step_cost")
         if isinstance(self.questions_shown, str):
             self.questions_shown = [self.questions_shown]
         if not self.questions_shown:
@@ -121,8 +131,9 @@ class LongDocEnvironments(QAEnvironments):
 
     @property
     def actions(self) -> Sequence[ActionSpec]:
-        """The answer, or the answers."""
-        return (ANSWERS_ACTION if self.config.at_once > 1 else ANSWER_ACTION,)
+        """The answer, or the answers, and the end of reading if it is offered."""
+        stop = (STOP_ACTION,) if self.config.early_stop else ()
+        return (ANSWERS_ACTION if self.config.at_once > 1 else ANSWER_ACTION, *stop)
 
     @classmethod
     def shown(cls, config: LongDocConfig) -> Collection[str]:
@@ -234,8 +245,9 @@ class LongDocEnvironment:
     """One episode on one document.
 
     Reading takes one step per chunk; answers written there do not count. The questions are asked in
-    turn (`AskedInTurn`), after the text or where they arrive (`questions_shown`); the last one ends
-    the episode. So it has at most ``chunks + questions * (max_reads + 1)`` steps.
+    turn (`AskedInTurn`), after the text, where they arrive (`questions_shown`), or after
+    `STOP_ACTION`; the last one ends the episode. So it has at most
+    ``chunks + questions * (max_reads + 1)`` steps.
     """
 
     def __init__(self, shared: LongDocEnvironments) -> None:
@@ -256,20 +268,26 @@ class LongDocEnvironment:
             self._due = {batch: max(at[index] for index in batch) for batch in asked}
             asked.sort(key=self._due.__getitem__)
         self._questions = AskedInTurn(asked, config.max_reads, config.at_once > 1)
-        self._read = 0
+        self._read, self._stopped = 0, False
         return self._observation()
 
     async def step(self, step: Step) -> StepResult:
         """Move on to the next chunk, the next question, or the end."""
         if not self._is_asked:
             self._read += 1
+            if self._shared.config.early_stop and first(step.actions, STOP_ACTION.name):
+                self._stopped, self._due = True, dict.fromkeys(self._due, self._read)
         elif reason := self._questions.take(step):
             return StepResult(None, reason)
         return StepResult(self._observation())
 
     async def score(self) -> Score:
-        """Score the answers to all questions."""
-        return await self._shared.score(self._task, self._questions.answers)
+        """Score the answers to all questions; reading has its cost (`step_cost`)."""
+        score = await self._shared.score(self._task, self._questions.answers)
+        if score.reward is None:
+            return score
+        cost = self._shared.config.step_cost * self._read / len(self._chunks)
+        return replace(score, reward=score.reward * (1 - cost))
 
     @property
     def _is_asked(self) -> bool:
@@ -283,7 +301,7 @@ class LongDocEnvironment:
             return chunk_observation(
                 task, self._chunks, self._read, shown=shown, open_ended=open_ended
             )
-        over = not open_ended and self._read == len(self._chunks)
+        over = self._stopped or (not open_ended and self._read == len(self._chunks))
         reads_left = self._questions.reads_left
         return question_observation(task, self._questions.asked, reads_left, over=over)
 

@@ -45,6 +45,8 @@ def score_question(question: Question, answer: str | None, source: str) -> dict[
     """
     if not question.answers:
         return {}
+    if question.metadata.get("all_of"):
+        return all_of_scores(answer, question.answers)
     if question.metadata.get("abstention"):
         return dict.fromkeys(("em", "f1", "sub_em"), float(abstains(answer)))
     if source in WEB_SOURCES:
@@ -56,6 +58,21 @@ def score_question(question: Question, answer: str | None, source: str) -> dict[
         em = exact_match(answer, question.answers)
         token_f1 = f1(answer, question.answers, verdicts="musique" not in source)
     return {"em": em, "f1": token_f1, "sub_em": sub_exact_match(answer, question.answers)}
+
+
+def all_of_scores(answer: str | None, values: Sequence[str]) -> dict[str, float]:
+    """Return the scores of an answer that has to list all of `values`.
+
+    ``sub_em`` is the recall of RULER's ``string_match_all``, which pays for a list of guesses.
+    ``f1`` and ``em`` compare the items of the list, separated by commas, semicolons, lines or
+    "and", with the values: a wrong item lowers F1, and EM is 0.
+    """
+    text = (answer or "").lower()
+    recall = sum(value.lower() in text for value in values) / len(values)
+    wanted = {normalize(value) for value in values}
+    items = {normalize(item) for item in re.split(r"[,;\n]|\band\b", text)} - {""}
+    token_f1 = 2 * len(items & wanted) / (len(items) + len(wanted))
+    return {"em": float(items == wanted), "f1": token_f1, "sub_em": recall}
 
 
 def normalize(text: str) -> str:

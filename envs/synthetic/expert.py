@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from atommem.actions import STOP_ACTION
 from atommem.config import check_probabilities, field_names, setting
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
@@ -40,6 +41,7 @@ class Faults:
     update: float = setting(0.0, "A correction is not carried over.")
     delete: float = setting(0.0, "A withdrawn fact is kept.")
     scratchpad: float = setting(0.0, "A link of the chain is not noted.")
+    stop: float = setting(1.0, "Reading goes on although all answers are known (`early_stop`).")
 
     def __post_init__(self) -> None:
         check_probabilities(self, *field_names(type(self)))
@@ -53,7 +55,7 @@ class ScriptedExpert(ABC):
     def __init__(self, prose: Prose, dialect: Dialect, faults: Any = None) -> None:
         self.prose = prose
         self.faults = faults or self.faults_class()
-        self._tags = dialect.tags
+        self._tags = {**dialect.tags, STOP_ACTION.name: dialect.tag(STOP_ACTION)}
 
     @abstractmethod
     def act(self, observation: Observation, view: MemoryView, draw: int | None = None) -> str:
@@ -155,6 +157,9 @@ class _Step:
         forgets = self._forgets
         notes = [link for link in links if link in self._noted or not forgets("scratchpad", link)]
         self._note([*notes, *self._waiting])
+        known = [search.answer for search in searches if search.answer is not None]
+        if len(known) == len(searches) > 0 and not (waiting or forgets("stop", known[0])):
+            self._write(STOP_ACTION.name, "")
 
     def answer(self, reads_left: int) -> None:
         """Look for the end of the known chain, or answer."""

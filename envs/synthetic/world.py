@@ -30,6 +30,9 @@ from atommem.envs.synthetic.prose import (
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError
 
+_THIRDS = {"early": 0.0, "late": 2 / 3}
+"""Where the evidence begins, as a share of the stream."""
+
 
 @dataclass(frozen=True)
 class WorldConfig:
@@ -49,6 +52,11 @@ class WorldConfig:
     errata: bool = setting(
         False, "Corrections stand together at the end instead of anywhere after their fact."
     )
+    evidence: str = setting(
+        "anywhere",
+        "Where the asked facts and their corrections stand: anywhere, early (in the first third), "
+        "late (in the last), or mixed (either, drawn for each task).",
+    )
     capacity: int | None = setting(
         None, "Never more facts than this may matter at a time; others are withdrawn before."
     )
@@ -58,6 +66,7 @@ class WorldConfig:
 
     def __post_init__(self) -> None:
         check_choice("prose", self.prose, PROSES)
+        check_choice("evidence", self.evidence, ("anywhere", *_THIRDS, "mixed"))
         limits = (("hops", self.hops, len(RELATIONS)), ("questions", self.questions, MOST_NAMES))
         for name, (low, high), most in limits:
             if not 1 <= low <= high <= most:
@@ -167,6 +176,11 @@ def _chains(config: WorldConfig, rng: random.Random) -> list[_Chain]:
             chain.correction = Statement("correction", facts[-1].subject, "home", town)
             chain.corrected_at = 1.0 if config.errata else rng.uniform(chain.times[-1], 1.0)
         chains.append(chain)
+    if config.evidence != "anywhere":
+        place = rng.choice([*_THIRDS]) if config.evidence == "mixed" else config.evidence
+        for chain in chains[:asked]:
+            chain.times = [_THIRDS[place] + time / 3 for time in chain.times]
+            chain.corrected_at = _THIRDS[place] + chain.corrected_at / 3
     return chains
 
 

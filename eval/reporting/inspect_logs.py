@@ -107,7 +107,7 @@ def _messages(step: Step, model: str) -> Iterator[dict[str, Any]]:
 
 
 def _observation_text(step: Step) -> str:
-    """Describe an observation; a trace omits prompts that can be rendered again."""
+    """Describe an observation; traces of training have no prompts."""
     if step.prompt is not None:
         return step.prompt
     lines = [f"[{step.observation.label or step.observation.phase}]"]

@@ -29,6 +29,7 @@ from typing import Any, TextIO
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PACKAGES = ("torch", "transformers", "accelerate", "trl", "peft", "datasets", "numpy", "triton")
+PACKAGES += ("vllm", "kernels")
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,15 @@ class Part:
 
 # What nothing else can tell comes first.
 PARTS = {
-    "mask": Part("mask_part.py", (), 45),
-    "attention": Part("attention_part.py", (), 125),
-    "lora": Part("training_part.py", ("lora",), 80),
-    "full": Part("training_part.py", ("full",), 80),
-    "fsdp2": Part("training_part.py", ("fsdp2",), 80),
+    "mask": Part("mask_part.py", (), 40),
+    "colocate": Part("engine_part.py", ("colocate",), 80),
+    "attention": Part("attention_part.py", (), 100),
+    "colocate_lora": Part("engine_part.py", ("colocate_lora",), 60),
+    "full": Part("training_part.py", ("full",), 55),
+    "lora": Part("training_part.py", ("lora",), 55),
+    "fsdp2": Part("training_part.py", ("fsdp2",), 60),
+    "server_lora": Part("engine_part.py", ("server_lora",), 50),
+    "server_full": Part("engine_part.py", ("server_full",), 20),
 }
 
 

@@ -15,7 +15,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -95,8 +95,14 @@ class Phases:
         self._name, self._began = name, now
 
 
-def run(flags: Sequence[str]) -> dict[str, Any]:
-    """Train in this process; returns bytes and seconds by phase, and what was logged."""
+def run(
+    flags: Sequence[str], backend: Any = None, probe: Callable[[Any, Any], None] | None = None
+) -> dict[str, Any]:
+    """Train in this process; returns bytes and seconds by phase, and what was logged.
+
+    `backend` is the class that samples (unset: `LocalBackend`); `probe` is called with it and the
+    trainer when new weights are there.
+    """
     from atommem.environment import Score
     from atommem.envs.longdoc import Environments
     from atommem.policy import local
@@ -117,13 +123,21 @@ def run(flags: Sequence[str]) -> dict[str, Any]:
     make_completion: Any = local.make_completion
     local.make_completion = as_scratchpad  # type: ignore[assignment]
     phases, history = Phases(), list[dict[str, Any]]()
-    rollout, close = LocalBackend.rollout, MemoryGRPOTrainer.close
+    backend = backend or LocalBackend
+    rollout, publish, close = backend.rollout, backend.publish, MemoryGRPOTrainer.close
 
     @contextmanager
-    def measured_rollout(self: LocalBackend, trainer: Any) -> Iterator[None]:
+    def measured_rollout(self: Any, trainer: Any) -> Iterator[None]:
         phases.enter("rollout")
         with rollout(self, trainer):
+            if probe is not None:
+                probe(self, trainer)
             yield
+        phases.enter("training")
+
+    def measured_publish(self: Any, trainer: Any) -> None:
+        phases.enter("sync")
+        publish(self, trainer)
         phases.enter("training")
 
     def measured_close(self: MemoryGRPOTrainer) -> None:
@@ -131,7 +145,7 @@ def run(flags: Sequence[str]) -> dict[str, Any]:
         history.extend(entry for entry in self.state.log_history if "reward" in entry)
         close(self)
 
-    LocalBackend.rollout = measured_rollout  # type: ignore[method-assign]
+    backend.rollout, backend.publish = measured_rollout, measured_publish
     MemoryGRPOTrainer.close = measured_close  # type: ignore[method-assign]
     status = train_main(["grpo", *flags])
     phases.enter("end")

@@ -91,7 +91,19 @@ async function showItems() {
     const state = item.status === "completed" ? "" : `, ${item.status}`;
     const meta = element("span", { className: "meta" }, `${kind}${state} `);
     if (!asked && !answered) meta.append(button("Delete", () => edit("DELETE", `/items/${item.id}`)));
-    return element("li", {}, meta, item.content.map((part) => part.text).join("\n"));
+    const note = item.note ? [element("span", { className: "meta" }, item.note)] : [];
+    return element("li", {}, meta, item.content.map((part) => part.text).join("\n"), ...note);
+  }));
+}
+
+// Show the last steps whole: prompt and completion, as the model saw and wrote them.
+async function showSteps() {
+  let found = { has_more: true, data: [] };
+  while (found.has_more) found = await get(path(`/steps?limit=100&after=${found.data.at(-1)?.version ?? 0}`));
+  $("#steps").replaceChildren(...found.data.map((step) => {
+    const text = `${step.prompt}\n\n--- completion (${step.completion_tokens} tokens, ${step.finish_reason}) ---\n${step.text}`;
+    const label = `step ${step.index}, ${step.observation.label}`;
+    return element("li", {}, element("details", {}, element("summary", {}, label), element("pre", {}, text)));
   }));
 }
 
@@ -151,6 +163,7 @@ onSubmit("#ask", async ({ question }) => {
   open.at = null;
   await refresh();
 });
+$("#prompts").onclick = () => attempt(showSteps);
 $("#at").onchange = (event) => attempt(async () => {
   open.at = event.target.value === event.target.max ? null : Number(event.target.value);
   await showMemory();

@@ -67,6 +67,38 @@ def texts(memory: AsyncMemory | Memory) -> list[str]:
 # Reading and asking ---
 
 
+@pytest.mark.parametrize(
+    ("completion", "text", "note"),
+    [
+        (ANSWERED, "six", ""),
+        ("<think>Was it five?</think> It is six.", "It is six.", "without a box"),
+        ("<final_answer>six</final_answer>", "six", "without a box"),
+        ("<final_answer>\\boxed{six}", "six", "without a box"),
+        ("So \\boxed{six}, I think", "six", "without a box"),
+        ("<create_memory>five</create_memory>", None, "no answer: the policy wrote '<create_mem"),
+        ("", None, "no answer: the policy wrote nothing (1 tokens, stop); 1 of 4 steps had an act"),
+    ],
+)
+async def test_ask_takes_unboxed_answer_and_explains_none(
+    completion: str, text: str | None, note: str
+) -> None:
+    replies = ["<create_memory>a</create_memory>", "", "", *[completion] * 4]
+    memory = await make(ListPolicy(WordTokenizer(), replies), max_reads=0)
+    await memory.read(TEXT, questions="Which?")
+    answer = await memory.ask("Which?")
+    assert (answer.text, bool(answer.note)) == (text, bool(note))
+    assert note in answer.note
+    assert "Which?" in memory.prompt(answer.steps[0])
+    assert memory.prompt(answer.steps[0]).startswith("[system]")
+
+
+async def test_read_warns_after_three_chunks_without_action() -> None:
+    memory = await make(ListPolicy(WordTokenizer(), ["", "", "", *["Dear me!"] * 3]))
+    await memory.read("one two three four five six seven")  # it chose to write nothing
+    with pytest.warns(UserWarning, match="3 chunks in a row led to no action.*'Dear me!'"):
+        await memory.read(TEXT)
+
+
 async def test_memory_asks_policy_as_training_episode_does() -> None:
     read = "<read_memory>{}</read_memory>"
     replies = ["<create_memory>a</create_memory>", read.format("a"), "", read.format("b"), ANSWERED]
@@ -117,7 +149,7 @@ async def test_read_after_outage_continues_at_failed_chunk() -> None:
     seen: list[tuple[int, int]] = []
     with pytest.raises(OutageError, match="server gone"):
         await memory.read(TEXT, progress=lambda done, chunks: seen.append((done, chunks)))
-    assert (texts(memory), seen) == (["one two three", "four five six"], [(1, 3), (2, 3)])
+    assert (texts(memory), seen) == (["one two three", "four five six"], [(0, 3), (1, 3), (2, 3)])
     reading = await memory.read(TEXT)
     assert (texts(memory)[2:], reading.steps) == (["seven"], (0, 1, 2))
     assert await memory.read(TEXT, again=False) == reading

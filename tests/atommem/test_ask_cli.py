@@ -16,6 +16,7 @@ import pytest
 from atommem import ask as ask_cli
 from atommem.errors import ConfigError
 from atommem.eval.audit import main as audit_cli
+from atommem.trace import read_trace
 from tests.loopback import serving
 
 
@@ -56,6 +57,7 @@ def test_ask_with_memory_folder_continues_it(
     captured = capsys.readouterr()
     assert captured.out == "part 1, part 2, part 3\n"
     assert "shown: part 1 (book.txt, chunk 1/3)" in captured.err
+    assert captured.err.index("reading:   0%") < captured.err.index("2 actions, 1 entries")
     assert ask(url, book, "Where?", "Who?", "--memory", folder, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["entries"], found["steps"]) == (3, 6)  # the book was not read again
@@ -69,8 +71,12 @@ def test_ask_with_memory_folder_continues_it(
         ask_cli.main(["--memory", str(book.parent / "nope"), "--no_reading", "Who?"])
     assert not (book.parent / "nope").exists()
     monkeypatch.setattr(sys, "stdin", book.open())
-    assert ask(url, "-", "Where?") == 0
+    trace = book.parent / "trace.jsonl"
+    assert ask(url, "-", "Where?", "--trace", trace) == 0
     assert capsys.readouterr().out == "part 1, part 2, part 3\n"
+    steps = read_trace(trace).episode.steps
+    assert len(steps) == 4
+    assert "You change your memory by writing" in str(steps[0].prompt)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,27 @@ async def test_update_and_delete_address_handles_as_shown() -> None:
     ]
     assert [o.outcome for o in operations[3:]] == [*[Outcome.UNKNOWN_HANDLE] * 4, Outcome.APPLIED]
     assert texts(m) == {2: "bob three", 3: "cid three", 4: "new"}
+
+
+async def test_read_past_shows_what_entries_were() -> None:
+    m = memory(read_past=True, retrieve_k=3)
+    created = [Action(CREATE, "ann in rome"), Action(CREATE, "bob in oslo")]
+    await m.apply([*created, Action(READ, "ann bob in oslo")], 0)
+    assert shown(m) == [(1, "bob in oslo"), (2, "ann in rome")]
+    await m.apply([Action(DELETE, handle=1), Action(UPDATE, "ann in bern", 2)], 1)
+    past = [(item.text, item.entry_id < 0) for item in m.view().retrieved]
+    assert past == [("bob in oslo", True), ("ann in bern", False), ("ann in rome", True)]
+    assert m.view().size == 1
+    (refused, *_) = await m.apply([Action(UPDATE, "bob in rome", 1)], 2)
+    assert refused.outcome is Outcome.UNKNOWN_HANDLE
+    for twin in (m.fork(), await memory(read_past=True, retrieve_k=3).restore(m.log)):
+        await twin.apply([Action(READ, "rome")], 3)
+        assert shown(twin)[0] == (1, "ann in rome")
+        await twin.edit(1, None, 4)  # what the user deletes is gone
+        assert shown(twin) == [(1, "bob in oslo")]
+    plain = await memory(retrieve_k=3).restore(m.log)
+    await plain.apply([Action(READ, "ann")], 3)
+    assert shown(plain) == [(1, "ann in bern")]
 
 
 async def test_create_in_full_store_is_rejected_until_delete() -> None:
@@ -154,6 +176,10 @@ async def test_forget_removes_what_came_from_a_source() -> None:
     await m.forget(BAD, 2)
     # Entry 1 and the scratchpad were rewritten since, by a policy that had read the source.
     assert (texts(m), m.view().scratchpad, m.view().query) == ({3: "cid"}, "", "ann")
+    assert not m.contents.past
+    await m.apply([Action(DELETE, handle=1)], 3)
+    (operation, _) = await m.forget(GOOD, 3)  # what the policy deleted goes as well
+    assert (operation.before, replay(m.log).past) == ("cid", {})
 
 
 SPAN = Source(0, "https://example.org", 3, 9)
@@ -185,7 +211,9 @@ def test_replay_of_written_operations_returns_contents_with_statistics() -> None
     two = Entry(2, "two", 0, 0, 3, 3, 0.25, 0.5, SPAN, 1.0, **counts)
     three = Entry(3, "trois", 2, 2, source=Source(2), score=0.5, details={"steps": 3})
     expected = Contents({2: two, 3: three}, "plan", "query", ((2, 0.25),), 3, len(LOG))
-    assert replay(log) == expected
+    found = replay(log)
+    assert [entry.text for entry in found.past.values()] == ["one", "uno", "three"]
+    assert replace(found, past={}) == expected
 
 
 def exact(rng: np.random.Generator) -> npt.NDArray[np.float64]:

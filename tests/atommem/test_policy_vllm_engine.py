@@ -5,10 +5,12 @@ import sys
 import time
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from atommem.errors import PolicyError, PromptTooLongError
+from atommem.policy import vllm_engine
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server_pool import Adapter
 from atommem.policy.vllm_engine import VllmEnginePolicy
@@ -100,7 +102,7 @@ async def test_engine_cancelled_request_is_aborted() -> None:
     assert engine.batches[-3:] == [1, 1, 1], "it is out of the batch"
 
 
-async def test_engine_errors_reach_waiting_requests() -> None:
+async def test_engine_errors_reach_waiting_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, engine = make()
     engine.logprob = float("nan")
     with pytest.raises(PolicyError, match="0 finite log-probabilities for 3 tokens"):
@@ -109,6 +111,10 @@ async def test_engine_errors_reach_waiting_requests() -> None:
     requests = [policy.complete([5], SAMPLING) for _ in range(3)]
     results = await asyncio.gather(*requests, return_exceptions=True)
     assert [str(result) for result in results] == ["out of memory"] * 3
+    engine.error = None
+    monkeypatch.setattr(vllm_engine, "_settle", mock.Mock(side_effect=RuntimeError("CUDA error")))
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        await asyncio.wait_for(policy.complete([5], SAMPLING), 5)
     with pytest.raises(PromptTooLongError, match="exceeds the context of 16"):
         await policy.complete([5] * 14, SAMPLING)
 

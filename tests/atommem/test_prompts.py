@@ -14,7 +14,7 @@ from atommem.dialects import Section, get_dialect, register_dialect
 from atommem.environment import find_environment
 from atommem.episode import Observation, Piece
 from atommem.errors import ConfigError, DialectError
-from atommem.memory.log import MemoryView
+from atommem.memory.log import MemoryView, Retrieved
 from atommem.prompts import PromptBuilder
 from atommem.text_safety import SegmentEncoder
 from atommem.tokens import ApproximateTokenizer, token_offsets
@@ -45,6 +45,12 @@ def test_prompt_disabled_parts_are_not_mentioned() -> None:
     view = MemoryView("", "QUERY", size=2, capacity=5)
     assert "2 of at most 5" in builder(capacity=5).text(READING, view)
     assert "at most" not in builder(capacity=5, capacity_notice=False).text(READING, view)
+
+
+def test_prompt_marks_past_entries() -> None:
+    found = (Retrieved(1, 3, "Ann in Bern", 0.9), Retrieved(2, -7, "Ann in Rome", 0.8))
+    text = builder(read_past=True).text(READING, MemoryView("", "Ann", found, size=1))
+    assert "Memory 1: Ann in Bern\nMemory 2, replaced or deleted since: Ann in Rome" in text
 
 
 # Tools ---

@@ -51,6 +51,11 @@ async def test_render_trace_shows_whole_and_cut_episodes(tmp_path: Path) -> None
     assert text.count("y ") < 1000
     assert rendered(path, step=1).count("y") >= 3000
     assert "step 1, reading" not in rendered(path, step=2)
+    episode = await run_episode()
+    episode.steps[0].prompt = "THE WHOLE PROMPT"
+    path = write_trace(path, episode, DATA)
+    assert "THE WHOLE PROMPT" not in rendered(path)  # it would begin with the same words every time
+    assert "THE WHOLE PROMPT" in rendered(path, step=1)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:2]) + lines[2][:40])
     trace = read_trace(path)

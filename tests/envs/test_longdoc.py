@@ -75,6 +75,22 @@ async def test_reads_before_an_answer_are_bounded() -> None:
     assert [asked(o) for o in seen[2:]] == [["First?", "Second?"]] * 2
 
 
+async def test_stopped_reading_asks_at_once_and_costs_less() -> None:
+    stop = [Action("stop")]
+    answers = [answer("Rome"), answer("42")]
+    seen, score = await play([stop, *answers], early_stop=True, step_cost=0.5)
+    assert [o.values("chunk") for o in seen[:3]] == [["one"], [], []]
+    assert seen[1].closing[0].name == "answering"  # as after the whole text
+    assert (score.reward, score.metrics["em"]) == (0.75, 1.0)
+    _, score = await play([[], [], *answers], early_stop=True, step_cost=0.5)
+    assert score.reward == 0.5
+    _, score = await play([stop, answer("Oslo"), answer("41")], early_stop=True, step_cost=0.5)
+    assert score.reward == 0.0
+    (_, second, *_), _ = await play([stop, [], *answers])
+    assert second.values("chunk") == ["two"]  # not offered
+    assert [spec.name for spec in factory().actions] == ["answer"]
+
+
 @pytest.mark.parametrize(
     ("at_once", "steps", "answers", "reward"),
     [

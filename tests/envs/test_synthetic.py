@@ -107,6 +107,21 @@ def test_expert_without_faults_answers_every_question(
 
 
 @pytest.mark.parametrize(
+    ("evidence", "least", "most"), [("early", 0.1, 0.5), ("late", 0.85, 1.0), ("mixed", 0.5, 0.85)]
+)
+def test_expert_that_stops_reads_as_far_as_the_evidence(
+    evidence: str, least: float, most: float
+) -> None:
+    config = WorldConfig(prose="compact", corrections=0.0, distractors=9, evidence=evidence)
+    tasks = list(generate(config, 8, seed=11))
+    expert = Expert(get_prose("compact"), get_dialect("paper"), Faults(stop=0.0))
+    episodes = run_expert(expert, longdoc(WordTokenizer(), max_reads=0, early_stop=True), tasks)
+    assert em(episodes) == 1.0
+    read = sum(len(episode.steps) - 1 for episode in episodes)
+    assert least < read / sum(len(task.documents) for task in tasks) < most
+
+
+@pytest.mark.parametrize(
     ("fault", "knobs"),
     [
         ("create", {"early": 1.0}),

@@ -26,6 +26,8 @@ from tests.serve.servers import (
     items,
     make_conversations,
     new_conversation,
+    running,
+    scripted,
     until,
 )
 
@@ -68,6 +70,21 @@ def test_item_beyond_the_context_is_stopped_and_later_items_are_read(tmp_path: P
         kinds = event_kinds(server.conversations, path)
         asked = ["ask", "step", "step", "answer"]
         assert kinds == ["item", "stopped", "ask", "item", "step", *asked]
+
+
+def test_answer_without_box_is_marked_and_steps_show_prompts(tmp_path: Path) -> None:
+    model = scripted(lambda prompt: "It is Rome.")
+    with running(make_conversations(tmp_path / "log.db", model)) as server, server.http() as http:
+        path = new_conversation(http, "Ann lives in Rome.")
+        response, text = ask(http, path, "Where does Ann live?")
+        assert text == "It is Rome."
+        message = http.get(f"/v1/responses/{response}").json()["output"][0]
+        listed = http.get(f"{path}/items", params={"order": "desc"}).json()["data"][0]
+        assert listed == message
+        assert "without a box" in message["note"]
+        steps = http.get(f"{path}/steps").json()["data"]
+        assert "Ann lives in Rome." in steps[0]["prompt"]
+        assert "Where does Ann live?" in steps[1]["prompt"]
 
 
 def test_requests_beyond_the_bounds_are_429(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ async def test_training_evaluation_and_serving_give_the_same_tokens(
     assert len(steps) == len(trained.steps) > 3
     assert [step["prompt_ids"] for step in steps] == [step.prompt_ids for step in trained.steps]
     assert [step["token_ids"] for step in steps] == [step.token_ids for step in trained.steps]
+    assert question.text in steps[-1]["prompt"]
     operations = [item for step in trained.steps for item in step.operations]
     assert without_names(served) == without_names(operations)
     assert answer.output_text == trained.answers[0]

@@ -17,7 +17,7 @@ import torch
 from peft import LoraConfig
 
 from atommem.episode import Episode
-from atommem.train.errors import RolloutFailedError
+from atommem.train.errors import MemoryFault, RolloutFailedError
 from atommem.train.rollout.server_backend import AdapterSync
 from atommem.train.rollout.weight_sync import AdapterPublisher
 from tests.fake_vllm import Cluster
@@ -107,6 +107,27 @@ def train_adapters(folder: Path, down: Sequence[str]) -> dict[str, Any]:
     return {"error": error, "loads": {k: server.loads for k, server in cluster.servers.items()}}
 
 
+def run_out_of_memory(folder: Path) -> str:
+    """Return how a run ends whose second rank has too little memory early in the second update."""
+    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 100}
+    size = {"per_device_train_batch_size": 12 // RANKS, "micro_batch_tokens": 40}
+    config = make_config(folder, **size, **settings)
+    trainer, _, _ = make_trainer(make_model(), config, alternating_episode)
+    backward = trainer._update._backward
+
+    def failing(*arguments: Any) -> Any:
+        if os.environ["RANK"] == "1" and trainer.state.global_step == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return backward(*arguments)
+
+    trainer._update._backward = failing  # type: ignore[method-assign]
+    try:
+        trainer.train()
+    except MemoryFault as fault:
+        return str(fault)
+    return ""
+
+
 KINDS = ["no", "lora_bf16"]
 """Updates under FSDP2: mixed precision or not, all weights or an adapter."""
 
@@ -127,7 +148,7 @@ def fsdp2_update(folder: Path, kind: str) -> dict[str, Any]:
     trainer, recorder, _ = make_trainer(model, args, mixed_episode, peft_config=peft_config)
     trainer.train()
     # The reference of an adapter is the model without it.
-    named = trainer.accelerator.unwrap_model(trainer.ref_model or trainer.model).named_parameters()
+    named = trainer.accelerator.unwrap_model(trainer.reference or trainer.model).named_parameters()
     return {
         "reference": {name: whole(p) for name, p in named if "lora_" not in name},
         "gradients": recorder.gradients[0],
@@ -165,6 +186,7 @@ def main(part: str, folder: Path) -> None:
         seen = train_alike(folder / "two", folder / "model") | {
             "one lost": train_adapters(folder / "lost", down[:1]),
             "all lost": train_adapters(folder / "all", down),
+            "memory": run_out_of_memory(folder / "memory"),
         }
     elif part == "fsdp2":
         launch_as_fsdp2()

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,6 @@ import torch
 from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
-from trl.distributed import DistributedBackend
 
 from atommem.errors import ConfigError, OutageError
 from atommem.policy.contract import Sampling
@@ -28,8 +28,13 @@ from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.colocate_backend import make_colocate_backend
 from atommem.train.rollout.rollouts import Rollouts
-from atommem.train.rollout.server_backend import FullWeightSync, ServerBackend, WeightSync
-from atommem.train.rollout.weight_sync import describe_weights
+from atommem.train.rollout.server_backend import (
+    AdapterSync,
+    FullWeightSync,
+    ServerBackend,
+    WeightSync,
+)
+from atommem.train.rollout.weight_sync import AdapterPublisher, describe_weights
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
 from tests.train.harness import make_config, make_rollouts, make_trainer
@@ -70,17 +75,15 @@ def make_server_trainer(
 
 
 class FakeTransfer:
-    """Takes weights as TRL's `WeightTransferClient` does, and records calls."""
+    """Takes weights as `WeightTransfer` does, and records calls."""
 
     def __init__(self, url: str, trainer: Any, timeout: float = 0.0) -> None:
         self.url, self.description = url, describe_weights(trainer)
         self.calls: list[str] = []
         self.weights: dict[str, torch.Tensor] = {}
-        self.pause, self.resume, self.destroy = (
-            partial(self.calls.append, name) for name in ("pause", "resume", "destroy")
-        )
+        self.close = partial(self.calls.append, "close")
 
-    def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+    def send(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
         self.calls.append("send")
         self.weights = {name: weight.clone() for name, weight in iterator}
 
@@ -102,10 +105,10 @@ def test_full_weights_go_to_the_server_and_a_lost_one_is_joined_again(tmp_path: 
     trainer.close()
     first, second = clients
     assert (first.url, second.url) == ("http://a", "http://a")
-    assert first.calls == [*["pause", "send", "resume"] * 2, "destroy"]
-    assert second.calls == ["pause", "send", "resume", "destroy"]
+    assert first.calls == ["send", "send", "close"]
+    assert second.calls == ["send", "close"]
     state = dict(trainer.model.named_parameters())
-    assert first.description["names"] == list(first.weights) == list(state)
+    assert [weight.name for weight in first.description] == list(first.weights) == list(state)
     # The last update got the weights after two steps: not those of the end.
     assert any(not torch.equal(second.weights[name], state[name]) for name in state)
 
@@ -116,7 +119,7 @@ def test_broken_transfer_ends_the_run_after_all_gathers(tmp_path: Path) -> None:
     sent: list[Iterator[Any]] = []
 
     class Breaks(FakeTransfer):
-        def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+        def send(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
             sent.append(iterator)
             next(iterator)
             raise RuntimeError("NCCL went away")
@@ -130,7 +133,7 @@ def test_broken_transfer_ends_the_run_after_all_gathers(tmp_path: Path) -> None:
 def test_broken_transfer_whose_thread_still_sends_is_an_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """TRL's client sends on a thread, and raises when the server answers an error."""
+    """It is sent on a thread, and ends when the server answers an error."""
     gathering = threading.Event()
 
     def gathered(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -138,14 +141,14 @@ def test_broken_transfer_whose_thread_still_sends_is_an_outage(
         time.sleep(0.1)
         yield "weight", torch.zeros(1)
 
-    def send_weights(iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+    def send(iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
         threading.Thread(target=list, args=(iterator,)).start()
         gathering.wait()
         raise RuntimeError("500")
 
     monkeypatch.setattr("atommem.train.rollout.server_backend.named_weights", gathered)
     trainer = SimpleNamespace(accelerator=SimpleNamespace(is_main_process=True))
-    client = mock.Mock(send_weights=send_weights)
+    client = mock.Mock(send=send)
     pool = ServerPool(["http://a"], tokenizer=WordTokenizer())
     with pytest.raises(OutageError, match=r"broke during a weight transfer: .*500"):
         FullWeightSync(1.0, lambda *arguments: client).publish(trainer, pool)
@@ -163,8 +166,9 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Any:
         yield vllm_double
 
 
-def sleeping_rollouts(tmp_path: Path) -> Rollouts:
-    args = make_config(tmp_path / "out", use_vllm=True, vllm_enable_sleep_mode=True)
+def sleeping_rollouts(tmp_path: Path, **settings: Any) -> Rollouts:
+    engine = {"use_vllm": True, "vllm_enable_sleep_mode": True}
+    args = make_config(tmp_path / "out", **engine, **settings)
     return make_rollouts(args, make_tokenizer())
 
 
@@ -187,9 +191,7 @@ def test_engine_calls_have_the_order_of_trl(
         model = get_peft_model(model, lora)
     backend = make_colocate_backend(sleeping_rollouts(tmp_path), model)
     accelerator = Accelerator(cpu=True)
-    trainer: Any = SimpleNamespace(
-        accelerator=accelerator, model=model, _dist=DistributedBackend(accelerator)
-    )
+    trainer: Any = SimpleNamespace(accelerator=accelerator, model=model)
     # Two updates with two rollouts each; the second needs the weights again.
     for _ in range(2):
         backend.publish(trainer)
@@ -200,7 +202,44 @@ def test_engine_calls_have_the_order_of_trl(
 
 
 @pytest.mark.slow
+def test_engine_has_bfloat16_and_room_for_all_episodes(tmp_path: Path, double: Any) -> None:
+    make_model().save_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    settings = {"per_device_train_batch_size": 256, "cast_lm_head_to_fp32": True}
+    rollouts = sleeping_rollouts(tmp_path, bf16=True, **settings)
+    engine = make_colocate_backend(rollouts, model).policy.engine
+    assert engine.args.dtype == "bfloat16"
+    assert engine.args.max_num_seqs == 256
+    assert engine.args.load_format == "dummy"
+    assert engine.args.hf_overrides == {"head_dtype": "float32"}
+
+
+@pytest.mark.slow
 def test_full_weights_into_vllm_on_cpu_are_refused(tmp_path: Path, double: Any) -> None:
     double.install(on_cpu=True)
     with pytest.raises(ConfigError, match="use_peft: true"):
         make_colocate_backend(sleeping_rollouts(tmp_path), make_model())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ignored", [None, "q_proj"])
+def test_adapter_that_a_server_ignores_ends_the_run(tmp_path: Path, ignored: str | None) -> None:
+    """An adapter is 0 at first, so that its copies with random weights show what it can do."""
+    cluster = Cluster("a", "b")
+    cluster["b"].ignored = ignored
+    sync = AdapterSync(AdapterPublisher(tmp_path / "adapters"))
+    trainer = make_server_trainer(tmp_path, cluster, sync, updates=2, peft_config=LORA)
+    with nullcontext() if ignored is None else pytest.raises(RolloutFailedError) as failure:
+        trainer.train()
+    trainer.close()
+    for server in cluster.servers.values():
+        assert list(server.models) == ["policy"]
+        assert server.asked[0] == server.loads[0] == server.asked[-1].removesuffix("-v_proj")
+        assert {name.removeprefix(server.loads[0]) for name in server.asked} == {
+            "",
+            "-q_proj",
+            "-v_proj",
+        }
+    if ignored is not None:
+        assert "vLLM ignores 2 of the adapter's weights, such as base_model" in str(failure.value)
+        assert "q_proj.lora_B.weight" in str(failure.value)

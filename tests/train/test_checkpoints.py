@@ -25,7 +25,12 @@ from atommem.errors import BudgetSpentError, ConfigError
 from atommem.train import checkpoints, stop_request
 from atommem.train.checkpoints import PARTIAL, last_checkpoint, list_checkpoints
 from atommem.train.console import METRICS_FILE, read_metrics
-from atommem.train.errors import CheckpointError, DivergedError, RolloutFailedError
+from atommem.train.errors import (
+    CheckpointError,
+    DivergedError,
+    MemoryFault,
+    RolloutFailedError,
+)
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.stop_request import EXIT_INTERRUPTED, StopRequest
 from atommem.train.train_cli import main
@@ -172,9 +177,15 @@ def fill_disk(trainer: MemoryGRPOTrainer) -> None:
     fail(trainer, trainer, "_save_optimizer_and_scheduler", 3, error)
 
 
+def exhaust_memory(trainer: MemoryGRPOTrainer) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    fail(trainer, trainer._update, "_backward", 2, error)
+
+
 ENDINGS: dict[str, tuple[Callable[[MemoryGRPOTrainer], None], type[Exception], str]] = {
     "spent budget": (spend_budget, RolloutFailedError, "update 3 cannot .* call_budget is spent"),
     "NaN": (diverge, DivergedError, "gradient norm of update 3 is nan"),
+    "out of memory": (exhaust_memory, MemoryFault, "out of memory .* Lower micro_batch_tokens"),
     "full disk": (fill_disk, CheckpointError, "of update 3 could not be written: No space left"),
 }
 
@@ -195,6 +206,8 @@ def test_run_that_ends_early_resumes_from_the_last_update(
     assert signal.getsignal(signal.SIGTERM) is before
     assert names(tmp_path) == ["checkpoint-2"]
     assert not (tmp_path / PARTIAL).exists()
+    (weights,) = (tmp_path / "checkpoint-2").glob("*.safetensors")
+    assert weights.stat().st_mode == (tmp_path / METRICS_FILE).stat().st_mode  # others may read it
     # Other weights: everything has to come from the checkpoint.
     resumed = make_real_trainer(tmp_path, make_action_model(seed=9), **SETTINGS)
     resumed.train(resume_from_checkpoint=str(last_checkpoint(tmp_path)))

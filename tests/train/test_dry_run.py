@@ -9,21 +9,34 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import Qwen3Config
+from transformers import Qwen3Config, Qwen3MoeConfig
 from trl import ModelConfig
 
 from atommem.environment import TaskShape
+from atommem.errors import ConfigError
 from atommem.train.dry_run import costs
 from atommem.train.dry_run.costs import (
     Costs,
     Precision,
     Run,
     Timeline,
+    engine_bytes,
     estimate_memory,
     estimate_timeline,
+    host_bytes,
 )
-from atommem.train.dry_run.shapes import GRADIENTS, WEIGHTS, Launch, ModelShape, measure
+from atommem.train.dry_run.plan import diverging
+from atommem.train.dry_run.shapes import (
+    GRADIENTS,
+    WEIGHTS,
+    Launch,
+    ModelShape,
+    measure,
+    read_launch,
+)
 from atommem.train.dry_run.workload import PromptShape, Workload, estimate_workload
+from atommem.train.packing.planning import widths
+from atommem.train.settings import parse
 from atommem.train.train_cli import main
 from atommem.train.train_config import DEVICES
 
@@ -48,8 +61,10 @@ def test_dry_run_needs_no_weights_data_or_network(
     assert "exceeds the 80 GB of h100" in " ".join(plan["warnings"])
     assert "unique tokens" in capsys.readouterr().out
     vllm = ["--use_vllm", "--vllm_gpu_memory_utilization", "0.3", "--vllm_mode", "colocate"]
-    parts = dry(tmp_path, *MINIMUM, *vllm)["memory"]["parts"]
-    assert parts["rollout"] == pytest.approx(24e9)
+    colocated = dry(tmp_path, *MINIMUM, *vllm)
+    assert colocated["memory"]["parts"]["rollout"] == pytest.approx(24e9)
+    # Its weights have 32.8 GB in float32.
+    assert any("vllm_gpu_memory_utilization: the engine" in line for line in colocated["warnings"])
 
 
 def test_measure_counts_parameters_of_models_and_adapters() -> None:
@@ -60,6 +75,46 @@ def test_measure_counts_parameters_of_models_and_adapters() -> None:
     config = ModelConfig("Qwen/Qwen3-0.6B", use_peft=True, lora_r=4, lora_target_modules=targets)
     # A is (4, 1024), B is (2048, 4) and (1024, 4), in each of 28 layers.
     assert measure(config).trainable == 28 * 4 * (1024 + 2048 + 1024 + 1024)
+
+
+def test_measure_counts_the_experts_of_a_token(tmp_path: Path) -> None:
+    experts = Qwen3MoeConfig(
+        **{"hidden_size": 8, "intermediate_size": 99, "moe_intermediate_size": 6, "head_dim": 4},
+        **{"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2},
+        **{"num_experts": 5, "num_experts_per_tok": 2, "vocab_size": 10},
+    )
+    experts.save_pretrained(tmp_path)
+    shape = measure(ModelConfig(str(tmp_path)))
+    assert shape.layer - shape.active == 3 * 3 * 8 * 6  # of three experts, three matrices
+    assert widths(shape.config)[1] == 2 * 6
+
+
+def test_parallelism_that_splits_rows_or_layers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = tmp_path / "tp.yaml"
+    launcher.write_text(
+        "distributed_type: FSDP\nnum_processes: 4\nfsdp_config: {fsdp_version: 2}\n"
+        "parallelism_config: {parallelism_config_dp_shard_size: 2, parallelism_config_tp_size: 2}\n"
+    )
+    with pytest.raises(ConfigError, match="parallelism_config_tp_size=2: only 1"):
+        read_launch(str(launcher), None)
+    monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
+    with pytest.raises(ConfigError, match="parallelism_config_cp_size=2: only 1"):
+        parse("grpo", [*MINIMUM, "--use_cpu"])
+
+
+@pytest.mark.parametrize(
+    ("reward", "beta", "scale", "warns"),
+    [("f1", 0.0, "none", True), ("f1", 0.001, "none", False), ("em", 0.0, "group", True)],
+)
+def test_settings_that_others_saw_diverge_are_named(
+    reward: str, beta: float, scale: str, warns: bool
+) -> None:
+    found = diverging(
+        SimpleNamespace(beta=beta, scale_rewards=scale), SimpleNamespace(reward=reward)
+    )
+    assert bool(found) == warns
 
 
 # h 10, i 20, q 8, k 4, V 20, L 5; 100 parameters a layer, 200 in each embedding.
@@ -74,7 +129,7 @@ CONFIG = Qwen3Config(
     max_position_embeddings=100,
     tie_word_embeddings=False,
 )
-MODEL = ModelShape("m", CONFIG, 1000, 1000, 100, 200, True, "x", False)
+MODEL = ModelShape("m", CONFIG, 1000, 1000, 100, 100, 200, True, "x", False)
 LORA = replace(MODEL, parameters=1050, trainable=50, lora=True)
 ONE = Launch("single", 1)
 FSDP = Launch("fsdp", 4, shards=4, stage=WEIGHTS)
@@ -108,6 +163,18 @@ def test_memory_of_shards_is_divided_by_their_number() -> None:
     assert [found[name] for name in names] == [1000, 2000, 1000, 500, (300 + 400) * 2]
     kept = parts(launch=replace(FSDP, stage=GRADIENTS), precision=HALF)
     assert (kept["weights"], kept["gradients"], "gathered layers" in kept) == (4000, 1000, False)
+
+
+def test_engine_and_host_memory_equal_numbers_by_hand() -> None:
+    # Two bytes of a parameter; 2 L k b of a token.
+    half = replace(RUN, precision=HALF)
+    assert engine_bytes(half, 10) == 2000 + 10 * (2 * 5 * 4 * 2) + costs.ENGINE_BYTES
+    ddp = Launch("ddp", 8, nodes=2)
+    assert host_bytes(replace(RUN, launch=ddp)) == 4 * 4000
+    sharded = replace(RUN, launch=replace(FSDP, nodes=2), precision=HALF, beta=0.1)
+    assert host_bytes(sharded) == 4000 + 2000  # one process of a node has the reference, too
+    sleeping = replace(half, model=LORA, launch=ddp)
+    assert host_bytes(sleeping) == 4 * (200 + 2000) + 4 * 2 * 1050
 
 
 DATA = TaskShape("test", 100, 30, 3, 1000, questions=2, question_tokens=10, reads=3)
@@ -147,8 +214,9 @@ def test_workload_of_groups_equals_numbers_by_hand() -> None:
 
 def timeline(**changes: Any) -> Timeline:
     """Four groups of five episodes of 1,000 tokens, on four processes."""
-    seconds = Costs(prompts=0.0, decode=0.01, sequence=0.001, training=5.0, sync=1.0, switch=2.0)
-    schedule = {name: changes.pop(name) for name in ("samplers", "staleness") if name in changes}
+    seconds = Costs(0.0, decode=0.01, sequence=0.001, exchange=0.002, training=5, sync=1, switch=2)
+    names = ("samplers", "staleness", "parallel")
+    schedule = {name: changes.pop(name) for name in names if name in changes}
     load = replace(LOAD, **{"episodes": 5, "steps": 10, "completion_tokens": 100, **changes})
     return estimate_timeline(seconds, load, devices=4, processes=4, name="s", **schedule)
 
@@ -166,3 +234,5 @@ def test_timeline_equals_numbers_by_hand(monkeypatch: pytest.MonkeyPatch) -> Non
     # Two samplers with 2 groups each; two trainers: twice 5 s, and the weights.
     assert timeline(samplers=2).seconds == pytest.approx(20 + 11)
     assert timeline(samplers=2, staleness=1).seconds == pytest.approx(20)
+    # Both decode together: half of 10 ms for each token, and 2 ms to exchange.
+    assert timeline(samplers=2, staleness=1, parallel=2).seconds == pytest.approx(17)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers import Qwen3ForCausalLM
 from trl.trainer.utils import RepeatSampler
 
 from atommem.environment import TaskDescription
@@ -18,12 +19,17 @@ from atommem.episode import Episode, StopReason
 from atommem.errors import OutageError
 from atommem.eval.runner import evaluate
 from atommem.rollout import EpisodeRunner
+from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.checkpoints import list_checkpoints
 from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.errors import RolloutFailedError
+from atommem.train.loops.async_trainer import batch_of
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.loops.rollout_worker import Group
+from atommem.train.loops.update_step import Batch, UpdateStep
 from atommem.train.objective.advantages import group_advantages
-from atommem.train.objective.loss import MASKED
+from atommem.train.objective.loss import CORRECTION, MASKED
+from atommem.train.objective.rows import Row
 from atommem.train.rollout.rollouts import RolloutGroup, TaskOrder, run_groups
 from tests.train.harness import (
     assert_equal_gradients,
@@ -147,6 +153,38 @@ def test_update_of_one_group_equals_numbers_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("loop", ["grpo", "two updates on a rollout", "async"])
+def test_advantages_count_episodes_and_not_their_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str
+) -> None:
+    """Episodes of 1, 1, 3 and 7 steps, of which the first and the third are right."""
+    sizes, trained = (1, 1, 3, 7), list[Row]()
+
+    def write(task_id: str, sample: int) -> Episode:
+        return make_episode(task_id, sample, float(sample in (0, 2)), [(5, 3)] * sizes[sample])
+
+    if loop == "async":
+        written = Group(0, [write("t0", sample) for sample in range(4)], [])
+        args = AsyncTrainConfig(str(tmp_path), use_cpu=True, num_generations=4)
+        trained = batch_of([written], args)[0].rows
+    else:
+        run = UpdateStep.run
+
+        def keep(self: UpdateStep, model: Any, batch: Batch) -> Any:
+            trained.extend(batch.rows)
+            return run(self, model, batch)
+
+        monkeypatch.setattr(UpdateStep, "run", keep)
+        updates = 1 if loop == "grpo" else 2
+        size = {"per_device_train_batch_size": 4 // updates, "steps_per_generation": updates}
+        trainer = make_trainer(
+            make_model(), make_config(tmp_path, max_steps=updates, **size), write
+        )
+        trainer[0].train()
+    assert [row.advantage for row in trained] == [0.5, -0.5] + [0.5] * 3 + [-0.5] * 7
+
+
+@pytest.mark.slow
 def test_update_without_variance_changes_nothing(tmp_path: Path) -> None:
     """Neither a backward pass nor weight decay."""
     model = make_model()
@@ -159,6 +197,8 @@ def test_update_without_variance_changes_nothing(tmp_path: Path) -> None:
     before = make_model().state_dict()
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
     assert trainer.state.log_history[0]["loss"] == 0.0
+    trainer.create_model_card()
+    assert "Nothing was learned from rewards" in (tmp_path / "README.md").read_text()
 
 
 def writer(model: Any, offset: float = 0.0) -> Any:
@@ -209,7 +249,26 @@ def test_old_logprobs_of_another_engine_are_recomputed(tmp_path: Path) -> None:
         "vllm_importance_sampling_clip_max": 1.0,
     }
     trainer, _ = train_on_halves(tmp_path, -0.5, max_steps=2, **correction)
-    assert trainer.state.log_history[0][MASKED] == 1.0
+    log = trainer.state.log_history[0]
+    assert log[MASKED] == log[CORRECTION] == log[f"{CORRECTION}_q1"] == 1.0
+
+
+@pytest.mark.slow
+def test_bfloat16_model_is_trained_in_float32_and_saved_as_it_was(tmp_path: Path) -> None:
+    """Steps of 1e-6 are below the resolution of most bfloat16 weights."""
+    start = make_model().bfloat16()
+    start.save_pretrained(tmp_path / "model")
+    config = make_config(tmp_path / "out", learning_rate=1e-6, beta=0.1)
+    config.model_init_kwargs = {"dtype": "bfloat16"}
+    trainer, _, _ = make_trainer(str(tmp_path / "model"), config, mixed_episode)
+    trainer.train()
+    assert trainer.reference.dtype == torch.bfloat16
+    pairs = zip(trainer.model.parameters(), start.parameters(), strict=True)
+    changed = [(new != old.float()).flatten() for new, old in pairs]
+    assert torch.cat(changed).float().mean() > 0.9
+    saved = Qwen3ForCausalLM.from_pretrained(trainer.save_final(), dtype="auto")
+    for new, trained in zip(saved.parameters(), trainer.model.parameters(), strict=True):
+        torch.testing.assert_close(new, trained.detach().bfloat16(), atol=0, rtol=0)
 
 
 @pytest.mark.slow

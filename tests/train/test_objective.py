@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import pickle
 import random
 import warnings
 from collections import defaultdict
@@ -19,8 +20,15 @@ from hypothesis import strategies as st
 from trl import GRPOTrainer
 
 from atommem.errors import DataError
+from atommem.train.loops.update_step import policy_loss as configured_loss
 from atommem.train.objective.advantages import group_advantages
-from atommem.train.objective.loss import MASKED, PolicyLoss, correction
+from atommem.train.objective.loss import (
+    CORRECTION,
+    MASKED,
+    PolicyLoss,
+    correction,
+    sums_by_length,
+)
 from atommem.train.objective.rows import (
     LOSS_TYPES,
     EpisodeSize,
@@ -33,6 +41,7 @@ from atommem.train.objective.rows import (
     token_weight,
 )
 from atommem.train.objective.shares import gradient_shares, signal_report, sums_of_quarters
+from tests.train.harness import make_config
 from tests.train.toys import make_episode
 
 CPU = torch.device("cpu")
@@ -223,7 +232,7 @@ def test_policy_loss_equals_trl(variant: str, on_policy: bool) -> None:
         assert float((got - wanted).abs().max()) <= 1e-6
         # TRL counts a sequence's ratio once, and tokens alike whatever they weigh.
         once = policy_loss.importance_sampling_level == "sequence"
-        for name in set(log) - {"ratio", MASKED}:
+        for name in set(log) - {"ratio", MASKED, CORRECTION}:
             values = log[name].float()
             if once and name != "kl":
                 values = torch.stack([row.mean() for row in values.split(tokens.counts)])
@@ -294,3 +303,29 @@ def test_signal_report_names_a_run_without_variance() -> None:
     assert signal_report([{"loss": 1.0}]) == ""
     flat = signal_report([{"frac_reward_zero_std": 1.0}] * 3)
     assert "in none of the 3 updates did the episodes of a group differ" in flat
+
+
+def test_default_correction_keeps_the_weight_of_long_rows() -> None:
+    """Unbiased noise between engine and trainer (mean ratio 1), as others measured it."""
+    loss = configured_loss(make_config("unused", use_vllm=True))
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for length in (100, 500, 2000, 4000):
+        noise = 0.05 * torch.randn(length, generator=generator) - 0.05**2 / 2
+        rows += [Row([1], [2] * length, -noise, 0, 1.0, 1.0)]
+    tokens = Tokens.of(rows, CPU)
+    _, log = loss(torch.zeros(len(tokens.logprobs), requires_grad=True), tokens)
+    sums = sums_by_length(log[CORRECTION], tokens, [200, 1000, 3000])
+    assert [sums[f"weight_q{index}"] for index in range(1, 5)] == [100, 500, 2000, 4000]
+    means = [float(sums[f"q{index}"] / sums[f"weight_q{index}"]) for index in range(1, 5)]
+    assert means == pytest.approx([1.0] * 4, abs=0.01)
+
+
+def test_pickled_row_has_its_ids_once() -> None:
+    row = Row(range(3000), range(500), [-0.5] * 500, 3, 0.25, 2.0)
+    data = pickle.dumps(row)
+    assert len(data) < 4 * (3500 + 500) + 1000
+    copied = pickle.loads(data)
+    for name in ("prompt_ids", "completion_ids", "ids", "logprobs", "old_logprobs"):
+        assert getattr(copied, name).tolist() == getattr(row, name).tolist()
+    assert (copied.episode, copied.advantage, copied.weight) == (3, 0.25, 2.0)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from trl.experimental.async_grpo.packing import TreeRow
 
 from atommem.train.objective.rows import Row
 from atommem.train.packing.micro_batch import pack_rows, shared_prefixes
@@ -20,7 +19,7 @@ from atommem.train.packing.tree_attention import (
     Tree,
     flex_mask,
     flex_tree_attention,
-    kernel_arguments,
+    key_paths,
     tree_attention,
 )
 from tests.train.toys import make_row
@@ -54,22 +53,26 @@ def test_cut_of_sorted_rows_keeps_the_budget(seed: int, count: int, budget: int)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 14))
-def test_pack_rows_has_the_layout_of_trl(seed: int, count: int) -> None:
-    rows, theirs = sorted_rows(seed, count), TreeRow()
-    for row in rows:
-        mask = np.arange(len(row)) >= len(row.prompt_ids)
-        sample = {"input_ids": row.ids, "completion_mask": mask, "old_log_probs": mask * 0.0}
-        theirs.add(sample | {"advantage": 0.0, "group_id": None})
-    expected, packed = theirs.pack(), pack_rows(rows)
-    for name in ("input_ids", "position_ids", "shift_labels"):
-        assert packed.inputs[name].tolist() == [expected[name].tolist()]
-    assert packed.token_index.tolist() == expected["token_index"].tolist()
-    kernel = kernel_arguments(packed.tree, torch.device("cpu"))
-    for name in ("tree_kv_index", "tree_cu_seqlens_q", "tree_cu_seqlens_k"):
-        assert kernel[name].tolist() == expected[name].tolist()
-        assert kernel[name].dtype == expected[name].dtype
-    longest = [kernel["tree_max_seqlen_q"], kernel["tree_max_seqlen_k"]]
-    assert longest == expected["tree_max_seqlens"].tolist()
+def test_pack_rows_has_the_path_of_every_row(seed: int, count: int) -> None:
+    rows = sorted_rows(seed, count)
+    packed = pack_rows(rows)
+    ids, labels = (packed.inputs[name][0] for name in ("input_ids", "shift_labels"))
+    # A token is shared by the rows that agree up to its next token.
+    assert len(ids) == len({(i, *row.ids[: i + 2]) for row in rows for i in range(len(row))})
+    index, queries, keys, *_ = key_paths(packed.tree, torch.device("cpu"))
+    visible: dict[int, torch.Tensor] = {}
+    for (first, after), (start, end) in zip(*map(pairs, (queries, keys)), strict=True):
+        for position in range(first, after):
+            visible[position] = index[start : end - (after - 1 - position)]
+    ends = itertools.accumulate(len(row.completion_ids) for row in rows)
+    for row, end in zip(rows, ends, strict=True):
+        scored = packed.token_index[end - len(row.completion_ids) : end]
+        assert ids[visible[int(scored[-1])]].tolist() == list(row.ids[:-1])
+        assert labels[scored].tolist() == list(row.completion_ids)
+
+
+def pairs(ends: torch.Tensor) -> Iterator[tuple[int, int]]:
+    return itertools.pairwise(ends.tolist())
 
 
 def heads(tokens: int) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 import wandb
-from transformers import TrainerState
+from transformers import TrainerState, TrainingArguments
 from wandb.sdk.lib.noop_run import NoopRun
 
 from atommem.config import load_config
@@ -22,7 +22,7 @@ from atommem.train.episode_logs import COLUMNS
 from atommem.train.settings import parse
 from atommem.train.stages import prepare_reporters
 from atommem.train.train_cli import main
-from tests.train.harness import make_tasks, save_model
+from tests.train.harness import make_config, make_tasks, save_model
 
 MINIMUM = ["--model_name_or_path", "some/model", "--data", "tasks.parquet", "--use_cpu"]
 
@@ -40,6 +40,12 @@ def test_parse_value_that_cannot_be_honoured_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(stage, [*MINIMUM, *flags.split(" ")])
+
+
+def test_one_of_several_visible_gpus_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more, transformers would wrap the model in `nn.DataParallel`, and TRL stop."""
+    monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda _: 8))
+    assert make_config("unused").n_gpu == 1
 
 
 def test_parse_flags_override_the_file_and_the_model_folder(tmp_path: Path) -> None:

@@ -27,6 +27,10 @@ UTILISATION, DECODE_BANDWIDTH = 0.4, 0.6
 """Shares of a device's peak FLOPs, and of its memory bandwidth in decoding: assumed."""
 LOCAL_LAYER_SECONDS = 0.7e-3
 """Overhead of launching one layer's kernels in a decoding step outside of vLLM, on a GPU."""
+ENGINE_BYTES, SERVER_SHARE = 2e9, 0.92
+"""vLLM's CUDA graphs and workspace: assumed; and a server's share of a device, its default."""
+EXCHANGE_SECONDS = 20e-6
+"""One all-reduce of a decoding step among the devices of a tensor-parallel engine: assumed."""
 SYNC_BANDWIDTH, WAKE_SECONDS = 20e9, 2.0
 """Bytes/s of new weights to an engine; for a colocated one to wake and sleep: assumed."""
 SPREAD = 0.3
@@ -47,15 +51,15 @@ class Precision:
     def of(cls, dtype: str, bf16: bool, launch: Launch, lora: bool) -> Precision:
         """Return the precision of a run.
 
-        FSDP2 keeps trained weights in float32 under mixed precision; DeepSpeed keeps bfloat16 and a
-        float32 master copy; others keep what was loaded. Adapters are float32.
+        Trained weights are float32, under DeepSpeed bfloat16 with a float32 master copy. Frozen
+        ones keep what was loaded.
         """
         loaded = BYTES[dtype]
-        compute = 2 if bf16 else loaded
+        compute = 2 if bf16 else loaded if lora else 4
         if launch.name.startswith("zero"):
             kept = 2 if bf16 else 4
             return cls(kept, kept, compute, master=4 if bf16 else 0)
-        return cls(4 if lora or (bf16 and launch.name == "fsdp") else loaded, loaded, compute)
+        return cls(4, loaded, compute)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,28 @@ def estimate_memory(run: Run, load: Workload, *, embedder: float, rollout: float
     return [part for part in parts if part.bytes]
 
 
+def engine_bytes(run: Run, context: int) -> float:
+    """Return the least memory that vLLM starts with: weights, and one sequence of `context`."""
+    weights = run.model.parameters * run.precision.compute
+    return weights + context * cache_bytes(run) + ENGINE_BYTES
+
+
+def host_bytes(run: Run) -> float:
+    """Return the memory of a node's processes while models are loaded, or engines sleep.
+
+    Under FSDP2 one process of a node holds what is trained in float32, and the reference; without
+    sharding every process loads its own. An engine of an adapter keeps its weights while it sleeps.
+    """
+    model, launch, p = run.model, run.launch, run.precision
+    processes = launch.processes // launch.nodes
+    copies = 1 if launch.stage >= WEIGHTS else processes
+    reference = model.parameters * p.frozen if run.beta and not model.lora else 0
+    frozen = (model.parameters - model.trainable) * p.frozen
+    loading = copies * (model.trainable * p.trained + frozen + reference)
+    sleeps = run.rollout == "colocate" and run.sleeps and model.lora
+    return loading + sleeps * processes * model.parameters * p.compute
+
+
 def activation_bytes(run: Run, tokens: int) -> float:
     """Return the activations of one micro-batch at the start of its backward pass.
 
@@ -179,6 +205,7 @@ class Costs:
     prompts: float  # to read the prompts of its episodes
     decode: float  # for one token of every running episode
     sequence: float  # added for each of them
+    exchange: float  # added for every token where several devices decode together
     training: float  # for its share of an update, with the reference
     sync: float  # until new weights can be sampled from
     switch: float  # between sampling and training on the same device
@@ -187,7 +214,7 @@ class Costs:
 def forward_flops(model: ModelShape, tokens: float, scored: float, context: float) -> float:
     """Return ``2 L P_layer n + 4 q c L n + 2 h V n_s``."""
     hidden, _, query, _ = widths(model.config)
-    body = model.config.num_hidden_layers * (2 * model.layer + 4 * query * context)
+    body = model.config.num_hidden_layers * (2 * model.active + 4 * query * context)
     return tokens * body + scored * 2 * hidden * model.config.vocab_size
 
 
@@ -196,7 +223,8 @@ def estimate_costs(run: Run, load: Workload) -> Costs:
 
     Training costs three forward passes; one more with gradient checkpointing and one with a
     reference, one less with LoRA. Decoding a token reads the weights once and a cache for each
-    running episode, or computes ``2 P`` FLOPs for each, whichever takes longer.
+    running episode, or computes ``2 P`` FLOPs for each, whichever takes longer. A token uses the
+    active parameters of a mixture of experts alone, but a batch reads those of many tokens.
     """
     model, element = run.model, run.precision.compute
     speed, bandwidth = run.device.flops * UTILISATION, run.device.bandwidth * DECODE_BANDWIDTH
@@ -208,12 +236,14 @@ def estimate_costs(run: Run, load: Workload) -> Costs:
     is_local = run.rollout == "local"
     read = (load.raw_tokens if is_local else load.unique_tokens) - scored
     launches = model.config.num_hidden_layers if is_local and not run.device.is_cpu else 0
-    weights = model.parameters * element / bandwidth
+    idle = model.config.num_hidden_layers * (model.layer - model.active)
+    weights = min(model.parameters, load.episodes * (model.parameters - idle)) * element / bandwidth
     cache = reached * cache_bytes(run) / bandwidth
     return Costs(
         prompts=forward_flops(model, read, load.rows, context) / speed,
         decode=weights + launches * LOCAL_LAYER_SECONDS,
         sequence=max(cache, forward_flops(model, 1, 1, reached) / speed),
+        exchange=2 * model.config.num_hidden_layers * EXCHANGE_SECONDS,
         training=passes * forward_flops(model, trained, scored, context) / speed,
         sync=0.0 if is_local else model.trainable * element / SYNC_BANDWIDTH,
         switch=WAKE_SECONDS if run.rollout == "colocate" and run.sleeps else 0.0,
@@ -238,13 +268,15 @@ def estimate_timeline(
     name: str,
     samplers: int = 0,
     staleness: int = 0,
+    parallel: int = 1,
 ) -> Timeline:
     """Estimate an update on `devices`; `costs` and `load` are of one of `processes`.
 
     Episodes are sampled side by side: together they cost ``sequence`` a token each, and ``decode``
     a token of the longest. With a staleness, new episodes take the places of those that have ended,
     so that nothing waits for the longest, and sampling and training overlap. `samplers` are devices
-    that only sample; 0: all sample, then train.
+    that only sample; 0: all sample, then train. In engines of `parallel` of them each reads its
+    part of the weights, and they exchange a layer's results.
     """
     updates, at = load.sharing * load.iterations, samplers or devices
     episodes = load.episodes * load.sharing * processes / at
@@ -252,7 +284,8 @@ def estimate_timeline(
     quantile = NormalDist().inv_cdf(1 - 0.5 / max(1.0, episodes * at))
     longest = 1.0 if staleness else max(1.0, exp(wide * quantile - wide**2 / 2))
     sampling = costs.prompts * episodes / load.episodes
-    sampling += tokens * (costs.decode * longest + costs.sequence * episodes)
+    decode = costs.decode / parallel + (parallel > 1) * costs.exchange
+    sampling += tokens * (decode * longest + costs.sequence * episodes)
     training = updates * costs.training * processes / (devices - samplers) + costs.sync
     training += 0.0 if samplers else costs.switch
     seconds = max(sampling, training) if staleness else sampling + training

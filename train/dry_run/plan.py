@@ -24,15 +24,18 @@ from atommem.tokens import ApproximateTokenizer
 from atommem.train.dry_run.costs import (
     BYTES,
     PHASES,
+    SERVER_SHARE,
     UTILISATION,
     Costs,
     Part,
     Precision,
     Run,
     Timeline,
+    engine_bytes,
     estimate_costs,
     estimate_memory,
     estimate_timeline,
+    host_bytes,
     local_rollout_bytes,
 )
 from atommem.train.dry_run.shapes import measure, parameters_of, read_launch
@@ -53,6 +56,9 @@ class Plan:
     run: Run
     workload: Workload
     parts: list[Part]
+    engine: float  # bytes that a vLLM engine needs at least; 0 without
+    engine_share: float  # and those that it gets
+    host: float  # bytes of a node's memory
     timelines: list[Timeline]  # the run's own, then alternatives
     assumptions: list[str]
     warnings: list[str]
@@ -67,8 +73,9 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the peak is below the device's memory."""
-        return max(self.phases.values()) <= self.run.device.memory
+        """Whether the peak is below the device's memory, and the engine in its share of it."""
+        peak = max(self.phases.values())
+        return peak <= self.run.device.memory and self.engine <= self.engine_share
 
     @property
     def hours(self) -> float:
@@ -124,10 +131,14 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     completion, source = completion_tokens(args, settings, model.config.model_type)
     load = estimate_workload(args, launch.processes, data, prompt, completion, run.share_prefixes)
     embedder, rollout_bytes = _embedder_bytes(found.run.embedder), _rollout_bytes(args, run, load)
+    engine, share = _engine(args, run)
     plan = Plan(
         run=run,
         workload=load,
         parts=estimate_memory(run, load, embedder=embedder or 0.0, rollout=rollout_bytes),
+        engine=engine,
+        engine_share=share,
+        host=host_bytes(run),
         timelines=_timelines(args, run, load, estimate_costs(run, load)),
         assumptions=[
             f"data: {data.source}",
@@ -140,7 +151,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     if embedder is None:
         name = found.run.embedder.embedder_model
         plan.assumptions.append(f"memory without the embedder {name}, not found here")
-    plan.warnings = _warnings(plan, args)
+    plan.warnings = find_warnings(plan, args, found.run.environment)
     return plan
 
 
@@ -157,16 +168,34 @@ def completion_tokens(args: Any, settings: DryRunConfig, model_kind: str) -> tup
 
 
 def _timelines(args: Any, run: Run, load: Workload, costs: Costs) -> list[Timeline]:
-    """Estimate the run, then alternatives on its devices: all colocated, or half sampling."""
+    """Estimate the run, then its devices in other roles: the fastest split of each staleness."""
     # An asynchronous run without servers samples from a second model beside the first process.
     samplers = len(args.vllm_server_urls) if run.rollout == "server" else int(run.stage == "async")
     processes, devices = run.launch.processes, run.launch.processes + samplers
-    half = devices // 2
     schedules = [("this run", samplers, getattr(args, "max_staleness", 0)), ("colocated", 0, 0)]
-    for staleness in (0, 1) if half else ():
-        name = f"asynchronous, {half} sampling, staleness {staleness}"
-        schedules.append((name, half, staleness))
-    return [estimate_timeline(costs, load, devices, processes, *line) for line in schedules]
+    found = [estimate_timeline(costs, load, devices, processes, *line) for line in schedules]
+    splits = sorted({devices * eighths // 8 for eighths in range(1, 7)} - {0})
+    for staleness in (0, 1) if splits else ():
+        choices = [
+            estimate_timeline(costs, load, devices, processes, name, split, staleness, parallel)
+            for split in splits
+            for parallel in (1, 2, 4, 8)
+            if split % parallel == 0
+            for name in [f"{split} sample, TP {parallel}, staleness {staleness}"]
+        ]
+        found.append(min(choices, key=lambda line: line.seconds))
+    return found
+
+
+def _engine(args: Any, run: Run) -> tuple[float, float]:
+    """Return the bytes that an engine needs, and those that it gets."""
+    if run.rollout == "local" or run.device.is_cpu:
+        return 0.0, 0.0
+    is_server = run.rollout == "server"
+    share = SERVER_SHARE if is_server else float(args.vllm_gpu_memory_utilization)
+    context = (not is_server and args.vllm_max_model_length) or 0
+    needed = engine_bytes(run, context or run.model.config.max_position_embeddings)
+    return needed, share * run.device.memory
 
 
 def _rollout_bytes(args: Any, run: Run, load: Workload) -> float:
@@ -190,37 +219,73 @@ def _embedder_bytes(config: EmbedderConfig) -> float | None:
         return None
 
 
-def _warnings(plan: Plan, args: Any) -> list[str]:
-    found, run = [], plan.run
-    longest, context = plan.workload.longest_row, run.model.config.max_position_embeddings
-    if run.precision.trained < 4 and run.launch.name in ("single", "ddp"):
-        found.append(
-            f"learning_rate={args.learning_rate:g}: with 16-bit weights most updates are lost to "
-            "rounding. Set dtype: float32 (bf16 stays on), or start with FSDP2 or DeepSpeed."
-        )
+def find_warnings(plan: Plan, args: Any, environment: Any) -> list[str]:
+    """Return what to change, one sentence or two each."""
+    found = [*memory_warnings(plan), *diverging(args, environment)]
+    run, longest = plan.run, plan.workload.longest_row
+    context = run.model.config.max_position_embeddings
     if longest > context:
         found.append(
             f"the longest prompt and completion have {longest} tokens, the model's context "
             f"{context}. Lower chunk_tokens, scratchpad_tokens, entry_tokens, retrieve_k or "
             "max_completion_length."
         )
-    if not plan.fits:
-        phase = max(plan.phases, key=plan.phases.__getitem__)
-        part = max((part for part in plan.parts if phase in part.phases), key=lambda p: p.bytes)
-        found.append(
-            f"the peak of {plan.phases[phase] / 1e9:.1f} GB ({phase}) exceeds the "
-            f"{run.device.memory / 1e9:.0f} GB of {run.device.name}; {part.name} has most. Share "
-            "the model among more processes (fsdp2), train an adapter (use_peft), set "
-            "gradient_checkpointing, or lower micro_batch_tokens, rollout_batch_tokens or "
-            "vllm_gpu_memory_utilization."
-        )
     return found
+
+
+def memory_warnings(plan: Plan) -> list[str]:
+    """Return whether a device is too small for a process, or for an engine."""
+    found, run = [], plan.run
+    memory, name = run.device.memory / 1e9, run.device.name
+    phase = max(plan.phases, key=plan.phases.__getitem__)
+    if plan.phases[phase] > run.device.memory:
+        part = max((part for part in plan.parts if phase in part.phases), key=lambda p: p.bytes)
+        smaller = "" if plan.engine > plan.engine_share else " or vllm_gpu_memory_utilization"
+        found.append(
+            f"the peak of {plan.phases[phase] / 1e9:.1f} GB ({phase}) exceeds the {memory:.0f} GB "
+            f"of {name}; {part.name} has most. Share the model among more processes (fsdp2), "
+            "train an adapter (use_peft), set gradient_checkpointing, or lower micro_batch_tokens, "
+            f"rollout_batch_tokens{smaller}."
+        )
+    if plan.engine > plan.engine_share:
+        needs = f"needs {plan.engine / 1e9:.1f} GB at least"
+        if run.rollout == "server":
+            found.append(
+                f"a vLLM engine {needs} and has {plan.engine_share / 1e9:.1f} GB of {name}. Start "
+                "servers with --tensor-parallel-size, or a smaller --max-model-len."
+            )
+        else:
+            found.append(
+                f"vllm_gpu_memory_utilization: the engine {needs}, and its share of {name} is "
+                f"{plan.engine_share / 1e9:.1f} GB. Raise it, lower vllm_max_model_length, or "
+                "sample on servers (vllm_mode: server) with --tensor-parallel-size."
+            )
+    return found
+
+
+def diverging(args: Any, environment: Any) -> list[str]:
+    """Return settings that together made a reproduction of MemAgent diverge.
+
+    Verl's uni-agent, issue 175 and its mend 183; top_p below 1 is refused.
+    """
+    unstable = {
+        "reward=f1 (em)": getattr(environment, "reward", "") == "f1",
+        "beta=0 (0.001)": not args.beta,
+        f"scale_rewards={args.scale_rewards} (none)": str(args.scale_rewards) != "none",
+    }
+    names = [name for name, is_set in unstable.items() if is_set]
+    if len(names) < 2:
+        return []
+    return [
+        f"{', '.join(names)}: others saw training diverge with these together. In parentheses are "
+        "the settings that held."
+    ]
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
     """Write the plan as one JSON object; bytes and seconds are plain numbers."""
     parts = {part.name: part.bytes for part in plan.parts}
-    memory = {"parts": parts, "phases": plan.phases, "fits": plan.fits}
+    memory = {"parts": parts, "phases": plan.phases, "fits": plan.fits, "host": plan.host}
     values = {**asdict(plan), "memory": memory, "hours": plan.hours}
     text = json.dumps(values, indent=2, default=str)  # a model's configuration has its own form
     write_text(path, text + "\n")
@@ -230,6 +295,7 @@ def print_plan(plan: Plan) -> None:
     """Print batch, memory, time, assumptions, and what to change."""
     console = Console(highlight=False)
     run, load, model = plan.run, plan.workload, plan.run.model
+    processes = run.launch.processes // run.launch.nodes
     console.print(
         f"[bold]Dry run: {run.stage}[/] of {model.name} ({model.parameters:,} parameters, "
         f"{model.trainable:,} trained) on {run.launch.processes} x {run.device.name}, "
@@ -251,6 +317,10 @@ def print_plan(plan: Plan) -> None:
     fits = "fits" if plan.fits else "does not fit"
     peak, memory = max(plan.phases.values()) / 1e9, run.device.memory / 1e9
     console.print(f"peak {peak:,.2f} GB, {fits} the {memory:,.0f} GB of {run.device.name}")
+    if plan.engine:
+        needs, has = plan.engine / 1e9, plan.engine_share / 1e9
+        console.print(f"a vLLM engine needs {needs:,.1f} GB at least, of its {has:,.1f} GB")
+    console.print(f"host memory of a node with {processes} processes: {plan.host / 1e9:,.0f} GB")
     table = Table("seconds an update", "all", "sampling", "training", title="Timeline, estimated")
     for line in plan.timelines:
         seconds = (line.seconds, line.sampling, line.training)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ from trl import ModelConfig, get_peft_config
 
 from atommem.errors import ConfigError
 from atommem.plugins import find_file
+from atommem.train.train_config import check_parallelism
 
 SHIPPED = Path(__file__).parent.parent / "architectures"
 """Configs of the models that our recipes name, by the last part of their hub name in lower case."""
 
+NODE = 8
+"""Most devices of a node, where the launcher does not say."""
 OPTIMIZER, GRADIENTS, WEIGHTS = 1, 2, 3
 """ZeRO's stages from which optimizer, gradients and weights are sharded."""
 
@@ -27,7 +31,8 @@ class ModelShape:
     config: Any  # transformers', of the language model
     parameters: int
     trainable: int
-    layer: int  # parameters of one layer
+    layer: int  # mean parameters of a layer
+    active: int  # and those that one token uses: not the experts of other tokens
     embedding: int  # parameters of the input embedding
     query_norm: bool
     dtype: str
@@ -63,9 +68,11 @@ def measure(config: ModelConfig) -> ModelShape:
     found = find_config(str(adapter.base_model_name_or_path) if is_adapter else name)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(found)
-        first = model.base_model.layers[0]
+        layers = model.base_model.layers
         embedding = model.get_input_embeddings().weight.numel()
-        layer = sum(weight.numel() for weight in first.parameters())
+        layer = sum(weight.numel() for weight in layers.parameters()) // len(layers)
+        chosen = getattr(found.get_text_config(), "num_experts_per_tok", None) or 0
+        idle = sum(idle_parameters(layer, chosen) for layer in layers) // len(layers)
         if adapter is not None:
             adapter.inference_mode = False
             try:
@@ -78,11 +85,19 @@ def measure(config: ModelConfig) -> ModelShape:
         parameters=model.num_parameters(),
         trainable=model.num_parameters(only_trainable=True),
         layer=layer,
+        active=layer - idle,
         embedding=embedding,
-        query_norm=hasattr(getattr(first, "self_attn", None), "q_norm"),
+        query_norm=hasattr(getattr(layers[0], "self_attn", None), "q_norm"),
         dtype=str(found.dtype or torch.float32).removeprefix("torch."),
         lora=adapter is not None,
     )
+
+
+def idle_parameters(layer: Any, chosen: int) -> int:
+    """Count the parameters of the experts that are not among the `chosen` ones of a token."""
+    experts = [weight for name, weight in layer.named_parameters() if ".experts." in name]
+    # The first dimension of their weights is the expert.
+    return sum(weight.numel() // len(weight) * (len(weight) - chosen) for weight in experts)
 
 
 def parameters_of(name: str) -> int:
@@ -102,6 +117,7 @@ class Launch:
     processes: int
     shards: int = 1
     stage: int = 0  # ZeRO's; FSDP2's is 3, or 2 if weights stay gathered after the forward pass
+    nodes: int = 1
 
     def share(self, stage: int) -> float:
         """Return the fraction that one process holds of what is sharded from `stage` on."""
@@ -121,13 +137,15 @@ def read_launch(path: str | None, processes: int | None) -> Launch:
         config: Any = load_config_from_file(str(find_file("dry_run_launcher", path, "accelerate")))
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"dry_run_launcher={path}: not an accelerate config. {error}") from error
+    check_parallelism(config.parallelism_config)
     count = processes or config.num_processes
+    nodes = max(config.num_machines, ceil(count / NODE))
     kind = str(getattr(config.distributed_type, "value", config.distributed_type))
     if kind in ("NO", "MULTI_GPU", "MULTI_CPU"):
-        return Launch("ddp" if count > 1 else "single", count)
+        return Launch("ddp" if count > 1 else "single", count, nodes=nodes)
     if kind == "DEEPSPEED":
         stage = int(config.deepspeed_config.get("zero_stage", 2))
-        return Launch(f"zero{stage}" if stage else "ddp", count, count, stage)
+        return Launch(f"zero{stage}" if stage else "ddp", count, count, stage, nodes)
     settings = config.fsdp_config
     if kind != "FSDP" or str(settings.get("fsdp_version", 1)) != "2":
         raise ConfigError(
@@ -136,4 +154,4 @@ def read_launch(path: str | None, processes: int | None) -> Launch:
         )
     shards = int(config.parallelism_config.get("parallelism_config_dp_shard_size", count))
     stage = WEIGHTS if settings.get("fsdp_reshard_after_forward", True) else GRADIENTS
-    return Launch("fsdp", count, shards, stage)
+    return Launch("fsdp", count, shards, stage, nodes)

@@ -1,47 +1,34 @@
-"""GRPO over episodes that are sampled while the trainer steps, on TRL's `AsyncGRPOTrainer`.
+"""GRPO over episodes that are sampled while the trainer steps, on transformers' `Trainer`.
 
-How it uses trl 1.16: TRL makes the model, the optimizer and the logs, and counts weight versions.
-Its data loader prefetches micro-batches of a stream, so with staleness 0 it would wait for samples
-that need the next weights. Here the loader only counts updates: `training_step` takes the groups of
-one update from the worker and trains on their rows (`atommem.train.loops.update_step`), with the
-ratio against the log-probabilities at sampling.
+Its data loader only counts updates. `training_step` publishes the weights of the update before,
+takes the groups of one update from the worker and trains on their rows
+(`atommem.train.loops.update_step`), with the ratio against the log-probabilities at sampling.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import nullcontext
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
-from unittest.mock import patch
 
 import torch
-import trl.experimental.async_grpo.async_grpo_trainer as trl_async
 from accelerate.utils import broadcast_object_list
-from datasets import Dataset
+from peft import PeftModel
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM
-from trl.distributed import DistributedBackend
-from trl.experimental.async_grpo import AsyncGRPOTrainer
 
 from atommem.config import MemoryConfig
-from atommem.errors import BudgetSpentError, ConfigError, OutageError
+from atommem.errors import BudgetSpentError, ConfigError, OutageError, PolicyError
 from atommem.policy.contract import Completion
 from atommem.policy.decoding import Row as DecodeRow
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import EpisodeRunner
 from atommem.train.async_config import AsyncTrainConfig
-from atommem.train.episode_logs import SYNC, WAIT, EpisodesHook, RolloutLog
+from atommem.train.episode_logs import SYNC, WAIT, RolloutLog
 from atommem.train.loops.episode_trainer import EpisodeTrainer
-from atommem.train.loops.models import tune_lm_head_for_cpu
+from atommem.train.loops.policy_model import load_model
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
-from atommem.train.loops.update_step import (
-    Batch,
-    UpdateStep,
-    environment_reward,
-    policy_loss,
-    update_counter,
-)
+from atommem.train.loops.update_step import Batch, update_counter
 from atommem.train.objective.advantages import group_advantages, has_variance
 from atommem.train.objective.rows import (
     EpisodeSize,
@@ -51,22 +38,20 @@ from atommem.train.objective.rows import (
 )
 from atommem.train.objective.shares import gradient_shares
 from atommem.train.rollout.rollouts import Rollouts, TaskOrder
-from atommem.train.rollout.server_backend import make_server_pool, make_weight_sync
-from atommem.train.rollout.weight_sync import check_servable
+from atommem.train.rollout.server_backend import WeightSync, make_server_pool, make_weight_sync
+from atommem.train.rollout.weight_sync import check_servable, named_weights
 
 Result = TypeVar("Result")
 
 
-class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
+class AsyncMemoryGRPOTrainer(EpisodeTrainer):
     """Trains a policy on whole episodes that a `RolloutWorker` samples meanwhile.
 
     Arguments are those of `MemoryGRPOTrainer`, but `make_runner` makes the episode runner on the
     main process, given its device.
     """
 
-    _tag_names = ["trl", "async-grpo", "atommem"]  # noqa: RUF012  # as TRL declares it
     args: AsyncTrainConfig
-    model_version: int
 
     def __init__(
         self,
@@ -75,11 +60,8 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
         tasks: Sequence[Any],
         processing_class: Any,
         make_runner: Callable[[Any], EpisodeRunner],
-        on_episodes: EpisodesHook | None = None,
         **kwargs: Any,
     ) -> None:
-        self.args = args
-        self._rollout_log = RolloutLog([], MemoryConfig())
         episodes = args.per_device_train_batch_size * args.world_size
         if episodes % args.num_generations:
             raise ConfigError(
@@ -90,46 +72,35 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
         self._order = TaskOrder(len(tasks), groups, args.shuffle_dataset, args.seed)
         if args.max_steps <= 0:
             args.max_steps = max(1, int(args.num_train_epochs * self._order.updates_per_epoch))
-        self.tasks = tasks
-        self.on_episodes = on_episodes
         lora = kwargs.get("peft_config") is not None
         if args.beta and not lora:
             raise ConfigError(
                 f"beta={args.beta}: asynchronous training has a KL term with an adapter only. Set "
                 "use_peft: true or beta: 0."
             )
+        update = {"token_budget": args.token_budget or 1, "on_policy": False}
+        super().__init__(model, args, tasks, processing_class, update=update, **kwargs)
         # One adapter more than requests may name: a version is loaded before the oldest one goes.
         kept = args.max_staleness + 2
-        self._weight_sync = make_weight_sync(args, lora, kept) if args.use_vllm else None
-        worker = self._make_worker(make_runner(args.device)) if args.process_index == 0 else None
-        transfer: Any = _NoTransfer()  # TRL would make its own for one server
-        if worker is not None and self._weight_sync is None:
-            transfer = worker.runner.agent.policy
-        # TRL looks up the peak FLOPs of a GPU.
-        peak = patch.object(trl_async, "get_peak_flops_per_device", lambda *_: None)
-        with nullcontext() if torch.cuda.is_available() else peak:
-            super().__init__(
-                model=model,
-                reward_funcs=environment_reward,
-                args=args,
-                train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks)}),
-                processing_class=processing_class,
-                rollout_worker=worker,
-                weight_transfer=transfer,
-                **kwargs,
-            )
-        tune_lm_head_for_cpu(self.accelerator.device.type)
-        self._dist = DistributedBackend(self.accelerator)
+        self._weight_sync: WeightSync | CopySync = (
+            make_weight_sync(args, lora, kept) if args.use_vllm else CopySync()
+        )
+        self.model_version = 0
+        """How often the weights were published."""
+        self._rollout_log = RolloutLog([], MemoryConfig())
+        self.rollout_worker: Any = None
+        if args.process_index == 0:
+            self.rollout_worker = self._make_worker(make_runner(args.device))
         if args.use_vllm and lora:
             check_servable(self.accelerator.unwrap_model(self.model))
-        self._update = UpdateStep(
-            self.accelerator,
-            self.model,
-            policy_loss(args),
-            args.token_budget or 1,
-            self.processing_class.pad_token_id,
-            on_policy=False,
-        )
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as `ResumableTrainer.train`; the worker stops with it."""
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            if self.rollout_worker is not None:
+                self.rollout_worker.stop()
 
     def _make_worker(self, runner: EpisodeRunner) -> RolloutWorker:
         args, groups = self.args, self._order.groups_per_update
@@ -158,7 +129,9 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """Run one update; returns this rank's loss."""
-        model.train()  # TRL files metrics under "train" by this mode
+        model.train()
+        if not self.model_version or self.state.global_step % self.args.weight_sync_steps == 0:
+            self._publish()
         return self.run_update(model, self._next_batch())
 
     def _next_batch(self) -> Batch:
@@ -206,24 +179,19 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
         rewards = [episode.reward for episode in episodes]
         self.log_rollout([self.run_async(sums_in_loop())], episodes, rewards, log)
 
-    def _log_step_metrics(self) -> None:
-        """Do nothing: TRL's metrics are of its stream of micro-batches."""
-
-    def _sync_weight(self) -> None:
-        """Publish the weights as their next version; collective."""
+    def _publish(self) -> None:
+        """Publish the weights as their next version, and start the worker; collective."""
+        worker, outage = self.rollout_worker, None
         with self._rollout_log.clock.busy(SYNC):
-            if self._weight_sync is None:
-                super()._sync_weight()
-                return
-            worker, outage = self.rollout_worker, None
             try:
                 self._weight_sync.publish(self, worker and worker.runner.agent.policy)
-            except OutageError as error:
+            except (OutageError, PolicyError) as error:
                 outage = error
             self.sync_stop(outage)
-            self.model_version += 1
-            if worker is not None:
-                worker.update_model_version(self.model_version)
+        self.model_version += 1
+        if worker is not None:
+            worker.update_model_version(self.model_version)
+            worker.start()
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine in the event loop of the episodes, on the main process."""
@@ -248,11 +216,7 @@ def batch_of(groups: Sequence[Group], args: AsyncTrainConfig) -> tuple[Batch, di
 
 
 class CopyPolicy(LocalPolicy):
-    """A second model of this process, and TRL's ``WeightTransferProtocol`` into it.
-
-    It has the parameters of the trained model (an adapter arrives merged), which are replaced
-    between two sampling batches.
-    """
+    """A second model of this process, whose weights change between two sampling batches."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -262,34 +226,32 @@ class CopyPolicy(LocalPolicy):
         with self._lock:
             return super()._sample(rows)
 
-    def init_weight_transfer(self) -> None: ...
-
-    def pause(self) -> None:
-        """Wait for the running batch, and start no other."""
-        self._lock.acquire()
-
     @torch.no_grad()
-    def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Copy every ``(name, tensor)``."""
-        for name, tensor in iterator:
-            self.model.get_parameter(name).copy_(tensor)
-
-    def resume(self) -> None:
-        """Sample again, with the new weights."""
-        self._lock.release()
-
-    def destroy(self) -> None:
-        """Let sampling end, also after an aborted transfer."""
-        if self._lock.locked():
-            self._lock.release()
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Copy every ``(name, tensor)`` into the model."""
+        with self._lock:
+            for name, tensor in weights:
+                self.model.get_parameter(name).copy_(tensor)
 
 
-class _NoTransfer:
-    """TRL's weight transfer on other processes, and where `make_weight_sync` does the work."""
+class CopySync:
+    """Copies the trained weights, with a merged adapter, into the main process's `CopyPolicy`."""
 
-    def init_weight_transfer(self) -> None: ...
-
-    def destroy(self) -> None: ...
+    def publish(self, trainer: Any, policy: CopyPolicy | None) -> None:
+        """Copy every parameter; all ranks together."""
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        adapted = isinstance(model, PeftModel)
+        if adapted:
+            model.merge_adapter()
+        try:
+            weights = named_weights(trainer)
+            if policy is None:
+                deque(weights, maxlen=0)  # gathering a parameter takes all ranks
+            else:
+                policy.load_weights(weights)
+        finally:
+            if adapted:
+                model.unmerge_adapter()
 
 
 def make_runner(rollouts: Rollouts, model_path: str, device: Any) -> EpisodeRunner:
@@ -297,10 +259,8 @@ def make_runner(rollouts: Rollouts, model_path: str, device: Any) -> EpisodeRunn
     args: Any = rollouts.args
     if args.use_vllm:
         return rollouts.runner(make_server_pool(rollouts, timeout=args.request_timeout))
-    loading = {"dtype": args.dtype, **(args.model_init_kwargs or {})}
-    model: Any = AutoModelForCausalLM.from_pretrained(model_path, **loading)
     copy = CopyPolicy(
-        model.to(device),
+        load_model(model_path, args).to(device),
         rollouts.tokenizer,
         max_batch_size=args.rollout_batch_size,
         max_batch_tokens=args.rollout_batch_tokens,

@@ -1,32 +1,85 @@
-"""Shared by both trainers of episodes: an update and its log; metrics of an evaluation."""
+"""The trainer of episodes: model and reference, updates and their log, metrics of an evaluation."""
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import set_seed
+from trl import SyncRefModelCallback
 
 from atommem.envs.scoring.records import EpisodeRecord, summarize
 from atommem.episode import Episode, add_sums
+from atommem.errors import ConfigError
 from atommem.train.episode_logs import EpisodesHook, RolloutLog, rollout_means
 from atommem.train.errors import RolloutFailedError
-from atommem.train.loops.update_step import Batch, UpdateStep
+from atommem.train.loops.models import tune_lm_head_for_cpu
+from atommem.train.loops.policy_model import make_policy, make_reference
+from atommem.train.loops.update_step import Batch, UpdateStep, policy_loss
 from atommem.train.objective.shares import signal_report
 from atommem.train.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.rollouts import TaskOrder
 
 
 class EpisodeTrainer(ResumableTrainer):
-    """Mixin of `MemoryGRPOTrainer` and `AsyncMemoryGRPOTrainer`, which set these attributes."""
+    """Trains a policy on whole episodes; `MemoryGRPOTrainer` and `AsyncMemoryGRPOTrainer` run them.
 
-    tasks: Sequence[Any]
-    on_episodes: EpisodesHook | None
+    Args:
+        model: A model, or the path or hub name of one.
+        tasks: Training tasks, for the environment of the episodes.
+        held_out: Tasks to evaluate on, as `eval_strategy` says.
+        update: Options of `UpdateStep`.
+        kwargs: Further arguments of `ResumableTrainer` and transformers' `Trainer`.
+    """
+
     _order: TaskOrder
-    _update: UpdateStep
     _rollout_log: RolloutLog
+
+    def __init__(
+        self,
+        model: Any,
+        args: Any,
+        tasks: Sequence[Any],
+        processing_class: Any,
+        on_episodes: EpisodesHook | None = None,
+        held_out: Sequence[Any] = (),
+        peft_config: Any = None,
+        quantization_config: Any = None,
+        *,
+        update: Mapping[str, Any],
+        **kwargs: Any,
+    ) -> None:
+        self.tasks, self.held_out, self.on_episodes = tasks, held_out, on_episodes
+        self._logged: dict[str, list[float]] = defaultdict(list)
+        super().__init__(
+            model=make_policy(model, args, processing_class, peft_config, quantization_config),
+            args=args,
+            # transformers asks for one; `evaluate` does not use it.
+            eval_dataset=list(held_out) or None,
+            processing_class=processing_class,
+            **kwargs,
+        )
+        if self.is_fsdp_enabled and not self.accelerator.is_fsdp2:
+            raise ConfigError("fsdp_version=1: not supported. Use fsdp_version: 2.")
+        tune_lm_head_for_cpu(self.accelerator.device.type)
+        self.reference = make_reference(self.model, args, self.accelerator, quantization_config)
+        if self.reference is not None and args.sync_ref_model:
+            self.add_callback(SyncRefModelCallback(self.reference, self.accelerator))
+        set_seed(args.seed, device_specific=True)
+        self._update = UpdateStep(
+            self.accelerator,
+            self.model,
+            policy_loss(args),
+            pad_token_id=processing_class.pad_token_id,
+            reference=self.reference,
+            **update,
+        )
 
     def run_update(self, model: Any, batch: Batch) -> torch.Tensor:
         """Train on a batch; returns this rank's loss."""
@@ -37,7 +90,7 @@ class EpisodeTrainer(ResumableTrainer):
         return loss
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write TRL's card, with what the run learned from."""
+        """Write the model's card, with what the run learned from."""
         super().create_model_card(*args, **kwargs)
         report = signal_report(self.state.log_history)
         if report and self.is_world_process_zero():
@@ -47,7 +100,17 @@ class EpisodeTrainer(ResumableTrainer):
     def log_with_update(self, values: Mapping[str, float]) -> None:
         """Log `values` with the running update."""
         for name, value in values.items():
-            self._metrics["train"][name].append(value)
+            self._logged[name].append(value)
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Log an update with what `log_with_update` got since the last one: means, and maxima."""
+        if "loss" in logs:
+            for name, values in self._logged.items():
+                numbers = [value for value in values if not math.isnan(value)]
+                combine = max if name.endswith("_max") else statistics.fmean
+                logs[name] = combine(numbers) if numbers else None
+            self._logged.clear()
+        super().log(logs, start_time)
 
     def log_rollout(
         self,

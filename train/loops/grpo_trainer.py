@@ -1,9 +1,7 @@
-"""GRPO over whole episodes on TRL's `GRPOTrainer`.
+"""GRPO over whole episodes on transformers' `Trainer`.
 
-How it uses trl 1.16: TRL makes the models (fused LM head, adapter, reference), the optimizer and
-the logs. Two of its methods are replaced: the data loader only counts updates, and `training_step`
-is one update. It runs the episodes of a rollout, makes a row of every step, and trains on them
-(`atommem.train.loops.update_step`).
+Its data loader only counts updates, and `training_step` is one update: it runs the episodes of a
+rollout, makes a row of every step, and trains on them (`atommem.train.loops.update_step`).
 """
 
 from __future__ import annotations
@@ -16,17 +14,14 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
-from unittest.mock import patch
 
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset
 from torch.utils.data import DataLoader
-from trl import GRPOTrainer
 
 from atommem.envs.scoring.records import record_of
 from atommem.episode import Episode
-from atommem.errors import OutageError
+from atommem.errors import OutageError, PolicyError
 from atommem.process import no_full_collection
 from atommem.rollout import EpisodeRunner
 from atommem.train.console import episode_bar
@@ -34,17 +29,12 @@ from atommem.train.episode_logs import (
     EPISODES,
     SYNC,
     WAIT,
-    EpisodesHook,
     RolloutLog,
 )
 from atommem.train.loops.episode_trainer import EpisodeTrainer, held_out_metrics
-from atommem.train.loops.models import shard_reference, tune_lm_head_for_cpu
 from atommem.train.loops.update_step import (
     Batch,
-    UpdateStep,
-    environment_reward,
     load_batches,
-    policy_loss,
     save_batches,
     update_counter,
 )
@@ -70,18 +60,14 @@ from atommem.train.train_config import TrainConfig
 Result = TypeVar("Result")
 
 
-class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
-    """Trains a policy on whole episodes.
+class MemoryGRPOTrainer(EpisodeTrainer):
+    """Trains a policy on whole episodes, with a rollout before each update or few of them.
 
     Args:
-        model: A model, or the path or hub name of one.
-        tasks: Training tasks, for the runner's environment.
         make_backend: Gets the training model (unwrapped, with its adapter).
-        held_out: Tasks to evaluate on, as `eval_strategy` says.
-        kwargs: Further arguments of `ResumableTrainer` and `GRPOTrainer`.
+        kwargs: Further arguments of `EpisodeTrainer`.
     """
 
-    _tag_names = ["trl", "grpo", "atommem"]  # noqa: RUF012  # as TRL declares it
     args: TrainConfig
 
     def __init__(
@@ -91,41 +77,17 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
         tasks: Sequence[Any],
         processing_class: Any,
         make_backend: Callable[[Any], Backend],
-        on_episodes: EpisodesHook | None = None,
-        held_out: Sequence[Any] = (),
         **kwargs: Any,
     ) -> None:
         self._group_size = args.num_generations or 1
         groups = (args.generation_batch_size or 0) // self._group_size
         self._order = TaskOrder(len(tasks), groups, bool(args.shuffle_dataset), args.seed)
-        # With use_vllm TRL would make its own engine.
-        use_vllm, args.use_vllm = args.use_vllm, False
-        with patch("trl.trainer.grpo_trainer.prepare_fsdp", shard_reference):
-            super().__init__(
-                model=model,
-                reward_funcs=environment_reward,
-                args=args,
-                train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks)}),
-                # transformers asks for one; `evaluate` does not use it.
-                eval_dataset=Dataset.from_dict({"prompt": [""]}) if held_out else None,
-                processing_class=processing_class,
-                **kwargs,
-            )
-        args.use_vllm = use_vllm
-        tune_lm_head_for_cpu(self.accelerator.device.type)
-        self._update = UpdateStep(
-            self.accelerator,
-            self.model,
-            policy_loss(args),
-            args.micro_batch_tokens,
-            self._tokenizer.pad_token_id,
-            prefix_sharing=args.prefix_sharing,
-            on_policy=args.updates_per_rollout == 1,
-            reference=self.ref_model,
-        )
-        self.tasks = tasks
-        self.held_out = held_out
-        self.on_episodes = on_episodes
+        update = {
+            "token_budget": args.micro_batch_tokens,
+            "prefix_sharing": args.prefix_sharing,
+            "on_policy": args.updates_per_rollout == 1,
+        }
+        super().__init__(model, args, tasks, processing_class, update=update, **kwargs)
         self.backend = make_backend(self.model)
         self._sampled, self._batches = -1, list[Batch]()
         """The running rollout (from 0), and the batches of its updates."""
@@ -158,7 +120,7 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """Run one update, with a rollout if it is the first on it; returns this rank's loss."""
-        model.train()  # TRL files metrics under "train" by this mode
+        model.train()
         rollout, update = divmod(self.state.global_step, self.args.updates_per_rollout)
         if self._sampled != rollout:
             collected = self.collect(rollout)
@@ -251,7 +213,7 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
         with self._rollout_log.clock.busy(SYNC):
             try:
                 self.backend.publish(self)
-            except OutageError as error:
+            except (OutageError, PolicyError) as error:
                 broken = error
         self.sync_stop(broken)
 
@@ -313,7 +275,6 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
         self.check_failed(len(failed), len(records), failed, "the evaluation")
         found = held_out_metrics(records).items()
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found}
-        self.model.eval()  # TRL files metrics by this mode
         self.log(dict(metrics))
         self.callback_handler.on_evaluate(args, self.state, self.control, metrics)
         return metrics

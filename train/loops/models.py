@@ -12,11 +12,10 @@ from unittest.mock import patch
 
 import torch
 import trl.trainer.utils
-from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+from accelerate.utils import fsdp2_prepare_model
 from torch.distributed.fsdp import FSDPModule
 from transformers.integrations import deepspeed
 from trl import ModelConfig, get_peft_config, get_quantization_config
-from trl.models.utils import prepare_fsdp
 
 from atommem.errors import ConfigError
 from atommem.plugins import not_loaded, only_here
@@ -54,10 +53,10 @@ def loading_whole() -> Iterator[None]:
 
 
 def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
-    """Return ``model``, ``peft_config`` and ``quantization_config`` for a TRL trainer.
+    """Return ``model``, ``peft_config`` and ``quantization_config`` for a trainer.
 
-    A path is passed on, with its loading arguments in ``args.model_init_kwargs``, because TRL loads
-    the reference model from the same place. A folder with a peft adapter is loaded here, trainable.
+    A path is passed on, with its loading arguments in ``args.model_init_kwargs``, because the
+    reference comes from the same place. A folder with a peft adapter is loaded here, trainable.
     """
     loading = {
         "revision": config.model_revision,
@@ -87,13 +86,7 @@ def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
 
 
 def shard_reference(model: Any, accelerator: Any) -> Any:
-    """Shard a reference model as accelerate shards the policy: by layer, from rank 0's weights.
-
-    TRL shards what each rank holds, as one unit. With ``fsdp_cpu_ram_efficient_loading`` all ranks
-    but the first of a node hold zeros, and one unit is gathered as a whole.
-    """
-    if not accelerator.is_fsdp2:
-        return prepare_fsdp(model, accelerator)
+    """Shard a reference model as accelerate shards the policy: by layer, from rank 0's weights."""
     reduce_in_float32(accelerator)  # as for the policy, so that log-probabilities are equal
     model.requires_grad_(False)  # keeps the dtype that it was loaded in
     model = fsdp2_prepare_model(accelerator, model)

@@ -57,10 +57,10 @@ class _TaggedPolicy:
 
 @dataclass(eq=False, kw_only=True)
 class RolloutWorker:
-    """TRL's ``RolloutWorkerProtocol`` over the episode loop.
+    """Runs the episodes of groups in a thread, ahead of the trainer.
 
-    Its `rollout_buffer` gets whole groups, not single samples: the advantage of an episode is known
-    when its group has ended.
+    Its `rollout_buffer` gets whole groups: the advantage of an episode is known when its group has
+    ended.
 
     Weights of version v serve the groups of one update (of `weight_sync_steps` updates). With the
     first weights the worker may start the groups of ``1 + max_staleness`` versions, and with every
@@ -82,7 +82,6 @@ class RolloutWorker:
 
     def __post_init__(self) -> None:
         self.rollout_buffer: queue.Queue[Group] = queue.Queue()
-        self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self.version = 0
         self._early: dict[int, Group] = {}
         self._limit = 0
@@ -94,10 +93,10 @@ class RolloutWorker:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    # RolloutWorkerProtocol ------------------------------------------------------------------------
-
     def start(self) -> None:
-        """Start running episodes with the published weights."""
+        """Start running episodes with the published weights, if they do not run yet."""
+        if self._running is not None:
+            return
         first, each = self.first(), self.groups_per_version
         # The first version serves what is left of its updates.
         self._limit = first - first % each + (1 + self.max_staleness) * each
@@ -134,8 +133,6 @@ class RolloutWorker:
                 f"no completion for {silent:.0f} s (heartbeat_stale_after_s={stale_after_s:.0f}). "
                 "Resume from the last checkpoint when the policy's servers answer."
             )
-
-    # Beyond the protocol --------------------------------------------------------------------------
 
     def spawn(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Run `work` in the loop of the episodes; thread-safe."""

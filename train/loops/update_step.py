@@ -11,18 +11,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, gather_object
 from torch.utils.data import DataLoader
-from transformers.utils import logging
-from trl.trainer.utils import use_adapter
+from transformers import logging
 
+from atommem.train.errors import MemoryFault
 from atommem.train.loops.models import reduce_in_float32
-from atommem.train.objective.loss import MASKED, PolicyLoss
+from atommem.train.loops.policy_model import use_reference
+from atommem.train.objective.loss import CORRECTION, PolicyLoss, sums_by_length
 from atommem.train.objective.rows import Row, Tokens
 from atommem.train.packing.micro_batch import MicroBatch, pack_rows, pad_rows
 from atommem.train.packing.planning import MicroBatchPlanner, pair_cost
 from atommem.train.packing.tree_attention import (
     ATTENTION_NAME,
+    describe_kernel,
     register_tree_attention,
     tree_obstacle,
     use_tree_attention,
@@ -31,6 +33,9 @@ from atommem.train.train_config import TrainConfig
 
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
 """Logged: difference of log-probabilities between training and sampling (nats)."""
+
+_PASSES_BY_RANK = (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)
+"""Where only the last micro-batch is collective: DDP."""
 
 logger = logging.get_logger(__name__)
 
@@ -95,6 +100,8 @@ class UpdateStep:
         )
         if self.prefix_sharing:
             register_tree_attention()
+            if accelerator.device.type != "cpu":
+                accelerator.print(f"attention along tries: {describe_kernel(accelerator.device)}")
             if reference is not None:
                 accelerator.unwrap_model(reference).set_attn_implementation(ATTENTION_NAME)
 
@@ -105,19 +112,43 @@ class UpdateStep:
         pass, gradients stay unset, and the optimizer's step changes nothing. Returns this rank's
         loss, and what is logged, the same on all ranks: the mean loss, means over tokens by weight,
         and `packing_ratio` (raw over computed tokens).
+
+        Raises:
+            MemoryFault: A device ran out of memory, and all ranks know it: in a single process, or
+                under DDP before the last micro-batch. Elsewhere the others wait in a collective.
         """
         sums: dict[str, torch.Tensor] = defaultdict(
             lambda: torch.zeros((), device=self.accelerator.device)
         )
         micro_batches = self._plan(batch.rows)
+        quartiles: list[float] = []
+        if self.loss.vllm_importance_sampling_mode is not None:
+            lengths = gather_object([len(row.logprobs) for row in batch.rows])
+            quartiles = np.quantile(lengths or [0], [0.25, 0.5, 0.75]).tolist()
+        alone = self.accelerator.num_processes == 1
+        by_rank = self.accelerator.distributed_type in _PASSES_BY_RANK
+        shortage = ""
         with self._sharing(model):
             for index, rows in enumerate(micro_batches):
                 last = index == len(micro_batches) - 1
+                if last and by_rank:
+                    self._check_memory(shortage)
+                if shortage:
+                    continue
                 # DeepSpeed steps inside the backward pass that this flag marks.
-                self.accelerator.gradient_state._set_sync_gradients(last)
-                with self._accumulating(model, last):
-                    for name, value in self._backward(model, rows, batch.normalizer).items():
+                self.accelerator.sync_gradients = last
+                try:
+                    with self._accumulating(model, last):
+                        found = self._backward(model, rows, batch.normalizer, quartiles)
+                except torch.OutOfMemoryError as error:
+                    if not alone and (last or not by_rank):
+                        raise
+                    shortage = str(error)
+                else:
+                    for name, value in found.items():
                         sums[name] += value
+        if alone:
+            self._check_memory(shortage)
         loss = sums["loss"]
         if not micro_batches:
             return loss, {}
@@ -126,12 +157,26 @@ class UpdateStep:
         loss_mean = log.pop("loss") / self.accelerator.num_processes
         packing_ratio, weight = log.pop("raw") / log.pop("computed"), log.pop("weight")
         means = {name: total / weight for name, total in log.items()}
-        if means.get(MASKED, 0.0) > 0.5:
+        for quarter in ("q1", "q2", "q3", "q4") if quartiles else ():
+            total, of_quarter = means.pop(quarter), means.pop(f"weight_{quarter}")
+            if of_quarter:
+                means[f"{CORRECTION}_{quarter}"] = total / of_quarter
+        corrections = [value for name, value in means.items() if name.startswith(CORRECTION)]
+        if corrections and not 0.9 <= min(corrections) <= max(corrections) <= 1.1:
             logger.warning_once(
-                f"vllm_importance_sampling_mode masks or truncates most tokens ({MASKED} in the "
-                "log): the engine samples from another distribution. Check dtypes and temperature."
+                f"vllm_importance_sampling_mode changes the weight of tokens ({CORRECTION} in the "
+                "log, by length from _q1 to _q4; 1 is neutral). Use token_truncate; else the "
+                "engine samples from another distribution: check dtypes and temperature."
             )
         return loss, means | {"loss": loss_mean, "packing_ratio": packing_ratio}
+
+    def _check_memory(self, shortage: str) -> None:
+        """Raise MemoryFault on all ranks if one has a `shortage`; collective."""
+        if found := sorted(filter(None, gather_object([shortage]))):
+            raise MemoryFault(
+                f"a device ran out of memory in an update: {found[0]}. Lower micro_batch_tokens or "
+                "vllm_gpu_memory_utilization, or set gradient_checkpointing: true"
+            )
 
     @torch.no_grad()
     def with_old_logprobs(self, model: Any, rows: Sequence[Row]) -> list[Row]:
@@ -160,7 +205,9 @@ class UpdateStep:
         inputs = pack_rows(rows) if self.prefix_sharing else pad_rows(rows, self._pad_token_id)
         return inputs.to(self.accelerator.device)
 
-    def _backward(self, model: Any, rows: list[Row], normalizer: float) -> dict[str, Any]:
+    def _backward(
+        self, model: Any, rows: list[Row], normalizer: float, quartiles: Sequence[float]
+    ) -> dict[str, Any]:
         """Run the passes of one micro-batch; returns sums over its tokens by log name."""
         raw = sum(len(row) for row in rows if row.weight)
         tokens, inputs = Tokens.of(rows, self.accelerator.device), self._inputs(rows)
@@ -178,6 +225,8 @@ class UpdateStep:
         difference = (logps.detach() - tokens.logprobs).abs()
         log |= {"entropy": entropies.detach(), DIFFERENCE: difference}
         sums = {name: (tokens.weights * value).sum() for name, value in log.items()}
+        if quartiles:
+            sums |= sums_by_length(log[CORRECTION], tokens, quartiles)
         return sums | {
             "loss": loss.detach(),
             "weight": tokens.weights.sum(),
@@ -187,13 +236,13 @@ class UpdateStep:
 
     @torch.no_grad()
     def _reference_logps(self, model: Any, inputs: MicroBatch) -> torch.Tensor:
-        """Score the rows under the reference: TRL's copy, or the model without its adapter."""
+        """Score the rows under the reference: a copy, or the model without its adapter."""
         with self.accelerator.autocast():
             if self._reference is not None:
                 return inputs.score(self._reference)[0]
             adapted = self.accelerator.unwrap_model(model)
             trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
-            with use_adapter(adapted, adapter_name="ref" if "ref" in adapted.peft_config else None):
+            with use_reference(adapted):
                 # peft freezes them, but FSDP2 chooses gradient dtypes in its first pass.
                 for parameter in trained:
                     parameter.requires_grad_(True)
@@ -215,11 +264,6 @@ def update_counter(count: int) -> DataLoader[Any]:
     updates: Any = [{"update": index} for index in range(count)]
     # Its own generator, so that it does not draw from the global one.
     return DataLoader(updates, generator=torch.Generator())
-
-
-def environment_reward(**_: Any) -> list[float]:
-    """Fill TRL's required argument; environments score episodes, so it is never called."""
-    raise AssertionError("episodes are scored by their environment")
 
 
 def save_batches(folder: Path, rank: int, rollout: int, batches: Sequence[Batch]) -> None:

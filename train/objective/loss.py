@@ -28,6 +28,9 @@ from atommem.train.objective.rows import Tokens
 
 MASKED = "sampling/masked_fraction"
 """Logged: share of tokens whose correction is masked, truncated or below 0.01."""
+CORRECTION = "sampling/correction"
+"""Logged: the correction's mean, 1 if it is neutral, and in quarters of rows by length (_q1: the
+shortest completions, ... _q4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +82,10 @@ class PolicyLoss:
         log["ratio"] = ratio
         if self.vllm_importance_sampling_mode is not None:
             bounds = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
-            factor, log[MASKED] = correction(
+            log[CORRECTION], log[MASKED] = correction(
                 old - tokens.logprobs, tokens.counts, self.vllm_importance_sampling_mode, *bounds
             )
-            losses = losses * factor
+            losses = losses * log[CORRECTION]
         if ref_logps is not None:
             log["kl"] = torch.exp(ref_logps - logps) - (ref_logps - logps) - 1
             log["kl"] = log["kl"] * (ratio if self.use_bias_correction_kl else 1.0)
@@ -120,3 +123,20 @@ def reduce_by_row(
 ) -> torch.Tensor:
     """Return `reduce` of each row's values at each of its tokens."""
     return torch.cat([reduce(row).expand(len(row)) for row in values.split(list(counts))])
+
+
+def sums_by_length(
+    values: torch.Tensor, tokens: Tokens, bounds: Sequence[float]
+) -> dict[str, torch.Tensor]:
+    """Return the weighted sum of `values` (q1, ...), and of weights (weight_q1, ...), by length.
+
+    `bounds` divide the rows by their completion tokens.
+    """
+    lengths = torch.tensor(tokens.counts, device=values.device)
+    quarter = torch.bucketize(lengths, torch.tensor(bounds, device=values.device))
+    quarter = quarter.repeat_interleave(lengths)
+    sums = {}
+    for index in range(len(bounds) + 1):
+        weights = tokens.weights * (quarter == index)
+        sums |= {f"q{index + 1}": (weights * values).sum(), f"weight_q{index + 1}": weights.sum()}
+    return sums

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from typing import Any
 
@@ -43,6 +43,10 @@ class Row:
         self.logprobs = np.asarray(self.logprobs, dtype=np.float32)
         old = self.logprobs if self.old_logprobs is None else self.old_logprobs
         self.old_logprobs = np.asarray(old, dtype=np.float32)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the ids once, not as `ids` and its two parts."""
+        return Row, tuple(getattr(self, item.name) for item in fields(self) if item.init)
 
     def __len__(self) -> int:
         """Tokens of prompt and completion."""

@@ -82,16 +82,22 @@ def pair_cost(config: Any) -> float:
     """Return the cost of one attended (query, key) pair, in tokens.
 
     A token costs 2 FLOPs per weight of a layer, a pair ``2 * 2 * heads * head_dim`` (scores and
-    values); for layers of four projections and a gated MLP.
+    values); for layers of four projections and a gated MLP, or as many experts as a token has.
     """
     hidden, inner, query, key = widths(config)
     return 4 * query / (2 * (2 * hidden * (query + key) + 3 * hidden * inner))
 
 
 def widths(config: Any) -> tuple[int, int, int, int]:
-    """Return the widths of hidden states, MLP, queries and keys (heads x head size)."""
+    """Return the widths of hidden states, MLP, queries and keys (heads x head size).
+
+    The MLP of a mixture of experts is as wide as the experts of one token.
+    """
     hidden, heads = config.hidden_size, config.num_attention_heads
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    if active := getattr(config, "num_experts_per_tok", None):
+        shared = getattr(config, "n_shared_experts", None) or 0
+        inner = (getattr(config, "moe_intermediate_size", None) or inner) * (active + shared)
     head = getattr(config, "head_dim", None) or hidden // heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     return hidden, inner, heads * head, key_heads * head

@@ -1,6 +1,6 @@
 """Token tries packed into one row, and attention over them for CPU and GPU.
 
-Tokens are in depth-first pre-order (as in TRL's `TreeRow`), where a *segment* is a run of tokens
+Tokens are in depth-first pre-order, where a *segment* is a run of tokens
 without a branch. A token sees the tokens of its own segment up to itself, and every token of the
 segments above it. In pre-order the tokens below a segment are contiguous, so with ``end[k]`` the
 position after the last descendant of token k's segment::
@@ -9,7 +9,7 @@ position after the last descendant of token k's segment::
 
 On CPU no mask is built: each segment attends causally to itself, everything below it attends to it
 in one dense block, and the parts are merged by their log-sum-exp (as in flash and ring attention).
-On Hopper GPUs it is TRL's FlashAttention-3 kernel if available, on others `flex_attention`.
+On Hopper GPUs it is FlashAttention-3 (from the library ``kernels``), on others `flex_attention`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import trl.experimental.async_grpo.packing as trl_packing
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
-from transformers.utils import is_kernels_available, logging
+from transformers import AttentionInterface, AttentionMaskInterface
 
 ATTENTION_NAME = "atommem_tree"
-logger = logging.get_logger(__name__)
-
 
 BLOCK = 128
 """Queries and keys per block of `flex_mask`."""
@@ -105,22 +100,21 @@ def flex_mask(tree: Tree, device: torch.device) -> BlockMask:
     )
 
 
-def kernel_arguments(tree: Tree, device: torch.device) -> dict[str, Any]:
-    """Return the arguments of TRL's `tree_attention` kernel: each segment's path of keys."""
+def key_paths(tree: Tree, device: torch.device) -> tuple[Any, ...]:
+    """Return each segment's path of keys, as variable-length attention takes them.
+
+    In order: indices of the keys, segment after segment; cumulative lengths of queries and of
+    keys; the longest of each. Every layer gathers the keys: at most ``num_generations x
+    micro_batch_tokens`` keys and values if rows share prefixes within their group.
+    """
     paths: list[np.ndarray] = []
     above: list[tuple[int, int, int]] = []
     for span in tree.spans:
         above = [*(outer for outer in above if outer[2] > span[0]), span]
         paths.append(np.concatenate([np.arange(start, end) for start, end, _ in above]))
-    arguments: dict[str, Any] = {
-        "tree_kv_index": torch.from_numpy(np.concatenate(paths)).to(device)
-    }
-    queries = [end - start for start, end, _ in tree.spans]
-    for name, lengths in (("q", queries), ("k", [len(path) for path in paths])):
-        ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-        arguments[f"tree_cu_seqlens_{name}"] = ends.to(device)
-        arguments[f"tree_max_seqlen_{name}"] = max(lengths)
-    return arguments
+    lengths = [[end - start for start, end, _ in tree.spans], [len(path) for path in paths]]
+    ends = (torch.tensor([0, *accumulate(part)], dtype=torch.int32).to(device) for part in lengths)
+    return torch.from_numpy(np.concatenate(paths)).to(device), *ends, *map(max, lengths)
 
 
 class _MergedAttention(torch.autograd.Function):
@@ -218,20 +212,26 @@ def flex_tree_attention(
 
 
 @cache
-def has_flash_attention_3(device: torch.device) -> bool:
-    """Return whether TRL's kernel runs here: needs a Hopper GPU and the ``kernels`` library."""
-    if (
-        device.type != "cuda"
-        or torch.cuda.get_device_capability(device)[0] != 9
-        or not is_kernels_available()
-    ):
-        return False
+def load_flash_attention(device: torch.device) -> Any:
+    """Return the FlashAttention-3 kernels, or why they do not run here."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return "FlashAttention-3 needs a Hopper GPU"
     try:
-        trl_packing._flash_attn()
+        from kernels import get_kernel
+
+        return get_kernel("kernels-community/flash-attn3", version=1)
+    except ImportError:
+        return "FlashAttention-3 needs the extra gpu: pip install 'atommem[gpu]'"
     except Exception as error:  # any error of a download or an incompatible library
-        logger.warning(f"FlashAttention-3 cannot be loaded ({error}): using flex_attention.")
-        return False
-    return True
+        return f"FlashAttention-3 cannot be loaded: {error}"
+
+
+def describe_kernel(device: torch.device) -> str:
+    """Name the attention kernel of `device`, and why it is not FlashAttention-3."""
+    if device.type == "cpu":
+        return "dense blocks of scaled_dot_product_attention"
+    flash = load_flash_attention(device)
+    return f"flex_attention ({flash})" if isinstance(flash, str) else "FlashAttention-3"
 
 
 def tree_attention(
@@ -255,11 +255,15 @@ def tree_attention(
     scale = query.size(-1) ** -0.5 if scaling is None else scaling
     device = query.device
     if device.type != "cpu":
-        if value.dtype != torch.float32 and has_flash_attention_3(device):
-            arguments = tree.cached(kernel_arguments, device)
-            return trl_packing.tree_attention(
-                module, query, key, value, None, scaling=scale, **arguments
+        flash = load_flash_attention(device)
+        if value.dtype != torch.float32 and not isinstance(flash, str):
+            index, *lengths = tree.cached(key_paths, device)
+            query, key, value = (x.transpose(1, 2)[0] for x in (query, key, value))
+            keys = key.index_select(0, index), value.index_select(0, index)
+            out = flash.flash_attn_varlen_func(
+                query, *keys, *lengths, softmax_scale=scale, causal=True
             )
+            return (out[0] if isinstance(out, tuple) else out)[None], None
         return flex_tree_attention(query, key, value, tree, scale), None
     _, heads, tokens, width = query.shape
     key_heads = key.size(1)

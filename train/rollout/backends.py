@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
-from trl.models.utils import unwrap_model_for_generation
+from trl.models import unwrap_model_for_generation
 
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import EpisodeRunner
@@ -52,7 +52,6 @@ class LocalBackend(Backend):
                 gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
             ),
             torch.no_grad(),
-            trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
             _unsharded(trainer),
         ):
             yield
@@ -88,5 +87,6 @@ def make_local_backend(rollouts: Rollouts, model: Any) -> LocalBackend:
         rollouts.tokenizer,
         max_batch_size=args.rollout_batch_size,
         max_batch_tokens=args.rollout_batch_tokens,
+        autocast=bool(args.bf16),
     )
     return LocalBackend(rollouts.runner(policy, args.max_in_flight))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +14,18 @@ from accelerate.utils.memory import clear_device_cache
 from peft import PeftModel
 
 from atommem.errors import ConfigError
+from atommem.policy.contract import Completion
+from atommem.policy.server_pool import Adapter
 from atommem.policy.vllm_engine import VllmEnginePolicy
 from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.backends import Backend
+from atommem.train.rollout.canary import PROBE, PROBE_IDS, check_adapter
 from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.rollout.weight_sync import AdapterPublisher, check_servable, named_weights
 from atommem.train.train_config import TrainConfig
+
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM has room for; a smaller adapter fits, too."""
 
 
 class ColocateBackend(Backend):
@@ -40,6 +47,8 @@ class ColocateBackend(Backend):
         self._publisher = publisher
         self._sleeps = sleeps
         self._asleep = self._loaded = False
+        self._adapter: Adapter | None = None
+        self._checked = False
         self._sleep()
 
     def publish(self, trainer: Any) -> None:
@@ -48,6 +57,7 @@ class ColocateBackend(Backend):
         if self._publisher is not None:
             adapter, _ = self._publisher.save(trainer)
             self.policy.use_adapter(adapter)
+            self._adapter = adapter
 
     @contextmanager
     def rollout(self, trainer: Any) -> Iterator[None]:
@@ -57,8 +67,17 @@ class ColocateBackend(Backend):
                 self._load_weights(trainer)
             self.policy.engine.wake_up(["kv_cache"])
             self._asleep = False
+        if self._adapter is not None and not self._checked:
+            if trainer.accelerator.is_main_process:
+                asyncio.run(check_adapter(self._adapter, self._sample))
+                self.policy.use_adapter(self._adapter)
+            self._checked = True
         yield
         self._sleep()
+
+    async def _sample(self, adapter: Adapter) -> Completion:
+        self.policy.use_adapter(adapter)
+        return await self.policy.complete(PROBE_IDS, PROBE)  # type: ignore[no-any-return]
 
     def _sleep(self) -> None:
         if self._sleeps:
@@ -73,8 +92,9 @@ class ColocateBackend(Backend):
             clear_device_cache()
             engine.wake_up(["weights"])
         if self._publisher is None:
-            for weight in named_weights(trainer):
-                engine.apply_model(lambda model, weight=weight: model.load_weights([weight]))
+            # Not the model's `load_weights`: kernels may keep weights in another layout.
+            new = {"weights_iterator": named_weights(trainer)}
+            engine.collective_rpc("reload_weights", kwargs=new)
             engine.reset_prefix_cache()
         self._loaded = True
 
@@ -120,22 +140,35 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
     os.environ.setdefault("MASTER_PORT", str(get_open_port()))
     adapter: dict[str, Any] = {}
     if adapted:
-        from trl.experimental.async_grpo.async_grpo_trainer import round_lora_rank
-
         config = model.peft_config[model.active_adapters[0]]
         rank = max([config.r, *config.rank_pattern.values()])
-        adapter = {"enable_lora": True, "max_lora_rank": round_lora_rank(rank)}
+        adapter = {
+            "enable_lora": True,
+            "max_lora_rank": min(size for size in LORA_RANKS if size >= rank),
+        }
     elif current_platform.is_cpu():  # not the model's device: FSDP2's is still on the CPU here
         raise ConfigError(
             "vllm_mode=colocate: vLLM on CPU cannot take new full weights. Train a LoRA adapter "
             "(use_peft: true), or sample locally (use_vllm: false)."
         )
-    # Whole prompts in a batch, unless the user has another limit.
-    ours = {"max_num_batched_tokens": max(4096, args.vllm_max_model_length or 0)}
+    # Whole prompts in a batch, and all episodes, unless the user has another limit.
+    episodes = args.per_device_train_batch_size * (args.steps_per_generation or 1)
+    ours: dict[str, Any] = {
+        "max_num_batched_tokens": max(4096, args.vllm_max_model_length or 0),
+        "max_num_seqs": max(128, episodes),
+        "disable_log_stats": True,
+    }
+    if args.cast_lm_head_to_fp32:
+        ours["hf_overrides"] = {"head_dtype": "float32"}  # as in training
+    # Full weights arrive before the first rollout; a checkpoint's buffers are not among them.
+    buffers = dict(base.named_buffers()).keys() & base.state_dict().keys()
+    if not adapted and not buffers:
+        ours["load_format"] = "dummy"
     settings = {
         "model": base.config.name_or_path,
         "revision": (args.model_init_kwargs or {}).get("revision"),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        # What is trained is in float32, which vLLM's fast attention kernels do not take.
+        "dtype": "bfloat16" if args.bf16 else str(model.dtype).removeprefix("torch."),
         "max_model_len": args.vllm_max_model_length,
         "gpu_memory_utilization": args.vllm_gpu_memory_utilization,
         "enable_sleep_mode": args.vllm_enable_sleep_mode,

@@ -1,7 +1,7 @@
 """Sampling from vLLM servers, and how they get the trained weights.
 
 LoRA adapters are saved to a folder that every server loads. Full weights go to one server over
-NCCL with TRL's client; `vllm serve --data-parallel-size N` makes a server of N engines.
+NCCL (`WeightTransfer`); `vllm serve --data-parallel-size N` makes a server of N engines.
 """
 
 from __future__ import annotations
@@ -9,31 +9,23 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate.utils import broadcast_object_list
 from peft import PeftModel
 
 from atommem.errors import ConfigError, OutageError
-from atommem.policy.server_pool import ServerPool
+from atommem.policy.contract import Completion
+from atommem.policy.server_pool import Adapter, PooledServer, ServerPool
 from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.backends import Backend
+from atommem.train.rollout.canary import PROBE, PROBE_IDS, check_adapter
 from atommem.train.rollout.rollouts import Rollouts
-from atommem.train.rollout.weight_sync import (
-    KEPT,
-    AdapterPublisher,
-    describe_weights,
-    named_weights,
-)
+from atommem.train.rollout.weight_sync import KEPT, AdapterPublisher, named_weights
+from atommem.train.rollout.weight_transfer import connect_nccl
 from atommem.train.train_config import TrainConfig
-
-FULL_WEIGHTS = (
-    "For full weights start the server as VLLM_SERVER_DEV_MODE=1 vllm serve MODEL "
-    '--weight-transfer-config \'{"backend":"nccl"}\'; or train a LoRA adapter (use_peft: true), '
-    "with servers started with --enable-lora."
-)
 
 
 class AdapterSync:
@@ -41,19 +33,25 @@ class AdapterSync:
 
     def __init__(self, publisher: AdapterPublisher) -> None:
         self._publisher = publisher
-        self._main = False
+        self._main = self._checked = False
 
     def publish(self, trainer: Any, pool: ServerPool | None) -> None:
         """Save and load the adapter, and unload outdated ones; all ranks together.
 
         Every rank with a pool makes all servers load it: loading twice is a no-op, and ranks need
-        not agree on which servers are lost. OutageError if no server takes it.
+        not agree on which servers are lost. OutageError if no server takes it. The main rank checks
+        that servers apply the first one (`check_adapter`).
         """
         adapter, outdated = self._publisher.save(trainer)
         if pool is None:
             return
         trainer.run_async(pool.use_adapter(adapter))
         self._main = trainer.accelerator.is_main_process
+        if self._main and not self._checked:
+            for server in pool.serving:
+                with suppress(OutageError):  # the pool drops it at the next request
+                    trainer.run_async(_check_server(server, adapter))
+            self._checked = True
         if self._main:
             for old in outdated:
                 trainer.run_async(_unload(pool, old.name))
@@ -63,6 +61,20 @@ class AdapterSync:
         if self._main:
             for old in self._publisher.close():
                 await _unload(pool, old.name)
+
+
+async def _check_server(server: PooledServer, adapter: Adapter) -> None:
+    async def sample(other: Adapter) -> Completion:
+        await server.load_adapter(other)
+        completion = await server.complete(PROBE_IDS, PROBE)
+        if other != adapter:
+            await server.unload_adapter(other.name)
+        return completion
+
+    try:
+        await check_adapter(adapter, sample)
+    finally:
+        await server.load_adapter(adapter)
 
 
 async def _unload(pool: ServerPool, name: str) -> None:
@@ -96,9 +108,7 @@ class FullWeightSync:
         broken: Exception | None = None
         if trainer.accelerator.is_main_process:
             try:
-                self._client.pause()  # also clears the prefix cache of the old weights
-                self._client.send_weights(weights)
-                self._client.resume()
+                self._client.send(weights)
             except Exception as error:  # the other ranks are still gathering, and must not hang
                 broken = error
         for _ in weights:  # gathering a parameter takes all ranks
@@ -126,7 +136,7 @@ class FullWeightSync:
 
     def _leave(self) -> None:
         if self._client is not None:
-            self._client.destroy()
+            self._client.close()
         self._client = None
 
 
@@ -143,23 +153,6 @@ class _SharedIterator(Iterator[Any]):
     def __next__(self) -> Any:
         with self._lock:
             return next(self._iterator)
-
-
-def connect_nccl(url: str, trainer: Any, timeout: float) -> Any:
-    """Return TRL's weight transfer client, connected."""
-    from trl.experimental.async_grpo.vllm_client import VLLMClient
-    from trl.experimental.async_grpo.weight_transfer import WeightTransferClient
-
-    if not torch.cuda.is_available():
-        raise ConfigError(f"{url}: NCCL needs GPUs on both sides. {FULL_WEIGHTS}")
-    try:
-        transfer = WeightTransferClient(VLLMClient(url, timeout), describe_weights(trainer))
-        transfer.init_weight_transfer()
-    except ImportError as error:
-        raise ConfigError(f"full weights need vLLM in this process: {error}") from error
-    except (OSError, RuntimeError) as error:
-        raise OutageError(f"{url}: {error}. {FULL_WEIGHTS}") from error
-    return transfer
 
 
 class ServerBackend(Backend):

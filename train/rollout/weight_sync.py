@@ -5,15 +5,18 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import broadcast_object_list
+from peft import PeftType
 from torch.distributed.tensor import DTensor
 
 from atommem.errors import ConfigError, OutageError
+from atommem.files import let_others_read
 from atommem.policy.server_pool import Adapter
 from atommem.train.errors import WRITE_ERRORS
 
@@ -38,9 +41,6 @@ class AdapterPublisher:
 
     def save(self, trainer: Any) -> tuple[Adapter, list[Adapter]]:
         """Save the current adapter; returns it and deleted versions, the same on every rank."""
-        # Imported here because it takes seconds.
-        from trl.experimental.async_grpo.async_grpo_trainer import save_lora_adapter
-
         model = trainer.accelerator.unwrap_model(trainer.model)
         if not self._run:
             check_servable(model)
@@ -50,10 +50,9 @@ class AdapterPublisher:
         adapter = Adapter(name, str(self.folder / name))
         adapted = [parameter for key, parameter in model.named_parameters() if "lora_" in key]
         problem = ""
-        with trainer._dist.gather_params(adapted):
+        with gathered(adapted):
             try:
-                active = model.active_adapters[0]
-                save_lora_adapter(model, trainer.accelerator, active, adapter.path)
+                save_adapter(model, trainer.accelerator, Path(adapter.path))
             except WRITE_ERRORS as error:
                 problem = f"the adapter could not be written to {adapter.path}: {error}"
         # The other ranks wait here for the one that writes.
@@ -74,41 +73,97 @@ class AdapterPublisher:
         return oldest
 
 
-def check_servable(model: Any) -> None:
-    """Raise ConfigError if vLLM cannot serve the model's adapter (TRL's rules)."""
-    from trl.experimental.async_grpo.async_grpo_trainer import validate_lora_for_vllm_sync
-
-    try:
-        validate_lora_for_vllm_sync(model)
-    except ValueError as error:
-        raise ConfigError(f"vLLM cannot serve this adapter: {error}") from error
-
-
-def describe_weights(trainer: Any) -> dict[str, Any]:
-    """Describe what `named_weights` yields, as TRL's client takes it; not collective."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    named = list(model.named_parameters())
-    return {
-        "names": [vllm_name(name) for name, _ in named],
-        "dtype_names": [str(parameter.dtype).removeprefix("torch.") for _, parameter in named],
-        # ZeRO-3 leaves the parameter itself empty.
-        "shapes": [list(getattr(weight, "ds_shape", weight.shape)) for _, weight in named],
+def save_adapter(model: Any, accelerator: Any, folder: Path) -> None:
+    """Save the active adapter to a new folder, whole when it appears; all ranks together."""
+    name = model.active_adapters[0]
+    weights = {
+        key: whole(tensor, accelerator.device).cpu()
+        for key, tensor in model.state_dict().items()
+        if "lora_" in key and f".{name}." in key
     }
+    if not accelerator.is_main_process:
+        return
+    partial = folder.with_name(f".{folder.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    model.save_pretrained(partial, selected_adapters=[name], state_dict=weights)
+    let_others_read(partial)
+    # peft gives every adapter but "default" a folder of its own.
+    (partial if name == "default" else partial / name).rename(folder)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_servable(model: Any) -> None:
+    """Raise ConfigError if vLLM cannot serve the model's adapter."""
+    config = model.peft_config[model.active_adapters[0]]
+    targets = config.target_modules or ()
+    targets = [targets] if isinstance(targets, str) else targets
+    not_layers = [name for name in targets if "lm_head" in name or "embed_tokens" in name]
+    refused = {
+        "peft_type": config.peft_type != PeftType.LORA,
+        "modules_to_save": config.modules_to_save,
+        "use_dora": config.use_dora,
+        "bias": config.bias != "none",
+        "target_parameters": config.target_parameters,
+        "target_modules": not_layers,
+    }
+    for name, is_refused in refused.items():
+        if is_refused:
+            raise ConfigError(
+                f"{name}={getattr(config, name)}: vLLM cannot serve this adapter. Train a plain "
+                "LoRA of linear layers."
+            )
+
+
+class Weight(NamedTuple):
+    """A parameter as vLLM knows it, described without gathering it."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def describe_weights(trainer: Any) -> list[Weight]:
+    """Describe what `named_weights` yields; not collective."""
+    # ZeRO-3 leaves the parameter itself empty.
+    return [
+        Weight(name, parameter.dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))
+        for name, parameter in served_parameters(trainer)
+    ]
 
 
 def named_weights(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every parameter, gathered from all ranks one at a time, under vLLM's name."""
-    if trainer._dist.fsdp_version == 1:
-        raise ConfigError("fsdp_version=1: weights cannot be sent to vLLM. Use fsdp_version: 2.")
-    device = trainer.accelerator.device
+    for name, parameter in served_parameters(trainer):
+        with gathered([parameter]):
+            yield name, whole(parameter, trainer.accelerator.device)
+
+
+def served_parameters(trainer: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield parameters by vLLM's names, without those of an adapter."""
     for name, parameter in trainer.accelerator.unwrap_model(trainer.model).named_parameters():
-        with trainer._dist.gather_params([parameter]):
-            # The shard of an offloaded parameter is on the CPU; gathering needs it on the device.
-            whole: torch.Tensor = parameter.detach().to(device)
-            yield vllm_name(name), whole.full_tensor() if isinstance(whole, DTensor) else whole
+        if "lora_" not in name:
+            yield vllm_name(name), parameter
+
+
+def gathered(parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManager[Any]:
+    """Gather parameters that DeepSpeed's ZeRO-3 has sharded; collective."""
+    if not any(hasattr(parameter, "ds_id") for parameter in parameters):
+        return nullcontext()
+    import deepspeed
+
+    gathering: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(parameters)
+    return gathering
+
+
+def whole(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return all of a tensor that FSDP2 may have sharded, and offloaded, on the device."""
+    tensor = tensor.detach().to(device)
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def vllm_name(name: str) -> str:
-    """Return a parameter's name in the checkpoint, without what wrappers add."""
-    name = name.removeprefix("module.").replace("_checkpoint_wrapped_module.", "")
-    return name.replace("_orig_mod.", "")
+    """Return a parameter's name in the checkpoint, without what wrappers and peft add."""
+    name = name.removeprefix("module.").removeprefix("base_model.model.")
+    for added in ("_checkpoint_wrapped_module.", "_orig_mod.", "base_layer."):
+        name = name.replace(added, "")
+    return name

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
-from trl import import_utils
 
 from atommem.policy import vllm_engine
 from atommem.policy.contract import Sampling
@@ -44,6 +42,9 @@ class LLMEngine:
             self.model = AutoModelForCausalLM.from_pretrained(
                 args.model, dtype=getattr(torch, args.dtype)
             ).eval()
+        if getattr(args, "load_format", "auto") == "dummy":
+            for parameter in self.model.parameters():
+                parameter.data.fill_(math.nan)
         longest = args.max_model_len or self.model.config.max_position_embeddings
         self.model_config = SimpleNamespace(max_model_len=longest)
         self._awake = {"weights", "kv_cache"}
@@ -67,14 +68,12 @@ class LLMEngine:
         record(f"wake {tags[0]}")
         self._awake |= set(tags)
 
-    def apply_model(self, work: Callable[[Any], Any]) -> None:
-        work(SimpleNamespace(load_weights=self.load_weights))
-
     @torch.no_grad()
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def collective_rpc(self, method: str, kwargs: dict[str, Any]) -> None:
+        assert method == "reload_weights"
         assert "weights" in self._awake, "weights were loaded into an engine that sleeps"
         record("load")
-        for name, weight in weights:
+        for name, weight in kwargs["weights_iterator"]:
             self.model.get_parameter(name).copy_(weight)
 
     def reset_prefix_cache(self) -> None:
@@ -149,8 +148,6 @@ def install(on_cpu: bool = False) -> None:
     def fields(*args: Any, **named: Any) -> SimpleNamespace:
         return SimpleNamespace(args=args, **named)
 
-    # TRL would import more of it.
-    import_utils.is_vllm_available = lambda **_: False
     module: Any = ModuleType("vllm")
     module.__spec__ = ModuleSpec("vllm", None)
     module.EngineArgs = module.SamplingParams = module.LoRARequest = fields

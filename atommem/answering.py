@@ -1,0 +1,116 @@
+"""Asking a session a question outside of evaluation: an answer without its box counts, marked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+from atommem.actions import ANSWER, Action, Problem, ProblemReason
+from atommem.episode import Observation, Step
+from atommem.grammar import THINK, boxes_in
+from atommem.memory.log import POLICY, Entry
+from atommem.rollout import Session
+
+_TAG = re.compile(r"</?\w+>")
+_LONGEST = 300
+"""Characters of a completion in an explanation."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a question (None if the policy gave none), and its evidence.
+
+    Attributes:
+        entries: Those shown at the step that answered, best match first; each has its `source`.
+        scratchpad: As shown there.
+        steps: All steps of answering.
+        note: Empty for an answer in its box. Otherwise where the text comes from, or why there is
+            none, with the last completion and what to try.
+    """
+
+    question: str
+    text: str | None
+    entries: tuple[Entry, ...]
+    scratchpad: str
+    steps: tuple[Step, ...]
+    note: str = ""
+
+    def __str__(self) -> str:
+        return self.text or ""
+
+
+async def answer_steps(
+    session: Session, question: str, take_step: Callable[[Observation], Awaitable[Step]]
+) -> AsyncIterator[tuple[Step, Answer | None]]:
+    """Ask a session a question; yield each step, and with the last one the answer.
+
+    An answer without its box ends the question where evaluation would go on and score it as none.
+    """
+    factory, memory = session.agent.factory, session.memory
+    task = factory.asking(question)
+    await factory.prepare(task)
+    environment = factory()
+    observation: Observation | None = await environment.reset(task)
+    tag = session.agent.dialect.tags.get(ANSWER, ANSWER)
+    steps: list[Step] = []
+    while observation is not None:
+        shown = tuple(memory.contents.find(key) for key, _ in memory.contents.shown)
+        step = await take_step(observation)
+        steps.append(step)
+        is_plain = observation.phase == "answering" and not step.actions
+        observation = (await environment.step(step)).observation
+        answer = None
+        text = unboxed_answer(step, tag) if is_plain or observation is None else None
+        if text is not None or observation is None:
+            boxed = next(iter((await environment.score()).answers), None)
+            note = "" if boxed is not None else _note(session, step, text)
+            found = (boxed or text, shown, step.view.scratchpad, tuple(steps), note)
+            answer, observation = Answer(question, *found), None
+        yield step, answer
+
+
+def unboxed_answer(step: Step, tag: str) -> str | None:
+    """Return the answer in a completion that does not have its form.
+
+    That is the body of an answer (in its `tag`) without a box or an end, or else the text outside
+    of thoughts and other elements; of either, a box in it.
+    """
+    begin = step.text.lower().rfind(f"</{THINK}>") + 1
+    begin += len(THINK) + 2 if begin else 0
+    outside, at = "", begin
+    elements: list[Action | Problem] = [*step.actions, *step.problems]
+    for element in sorted(elements, key=lambda item: item.start):
+        if isinstance(element, Problem) and (
+            element.reason is ProblemReason.NO_BOX
+            or (element.reason is ProblemReason.UNCLOSED and element.tag == tag)
+        ):
+            outside = _TAG.sub(" ", step.text[max(element.start, begin) : element.end])
+            break
+        outside += step.text[at : element.start] + " "
+        at = max(at, element.end)
+    else:
+        outside += step.text[at:]
+    boxes = [box for box in boxes_in(outside) if box]
+    return boxes[-1] if boxes else " ".join(outside.split()) or None
+
+
+def _note(session: Session, last: Step, text: str | None) -> str:
+    """Explain an answer without a box, or that there is none."""
+    cut = last.finish_reason == "length"
+    ended = f"{last.completion_tokens} tokens, {'cut at max_tokens' if cut else last.finish_reason}"
+    log = session.memory.log
+    acted = len({item.step for item in log if item.actor == POLICY})
+    counts = f"{acted} of {session.steps} steps had an action"
+    advice = "a policy that was trained for this, or a larger instruct model"
+    if text is not None:
+        found = f"the policy wrote this without a box ({ended}); {counts}"
+        return found if acted else f"{found}, so nothing was remembered. Try {advice}."
+    wrote = " ".join(last.text.split())
+    wrote = f"{wrote[:_LONGEST]!r}{'...' if len(wrote) > _LONGEST else ''}" if wrote else "nothing"
+    reasons = {problem.reason for problem in last.problems}
+    if cut or ProblemReason.UNCLOSED_THINKING in reasons:
+        advice = "a larger max_tokens"
+    elif acted:
+        advice = "a larger max_reads, or temperature 0"
+    return f"no answer: the policy wrote {wrote} ({ended}); {counts}. Try {advice}."

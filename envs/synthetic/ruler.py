@@ -1,0 +1,162 @@
+"""Tasks of RULER (Hsieh et al. 2024, arXiv 2404.06654) over prose that the user gives.
+
+Needles, variable tracking and word extraction, in the wording of the authors' scripts. Values are
+all asked for; `envs.scoring.metrics.all_of_scores` scores them. RULER's questions over documents
+are built of HotpotQA's rows (`atommem data build --benchmark hotpotqa`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from atommem.config import check_choice, check_least, setting
+from atommem.envs.task import Document, Question, Task
+from atommem.errors import ConfigError, DataError, suggest_path
+
+SOURCE = "ruler"
+_NEEDLE = "One of the special magic numbers for {} is: {}."
+_NEEDLES = {  # keys in the text, values of a key, keys that are asked for
+    "niah_single": (1, 1, 1),
+    "niah_multikey": (4, 1, 1),
+    "niah_multivalue": (1, 4, 1),
+    "niah_multiquery": (4, 1, 4),
+}
+FAMILIES = (*_NEEDLES, "variable_tracking", "common_words", "frequent_words")
+_HOPS = 4
+_COMMON, _COMMON_TIMES, _OTHER_TIMES = 10, 30, 3
+_FREQUENT = 3
+_LEAST_WORD = 4
+"""Letters of a word that may be a key, or be counted."""
+
+
+@dataclass(frozen=True)
+class RulerConfig:
+    """Settings of RULER's tasks."""
+
+    family: str = setting("niah_single", f"{', '.join(FAMILIES)}.")
+    prose: str = setting("", "A text file: the haystack, and the words that are drawn.")
+    words: int = setting(4000, "Words of a task's text, about.")
+
+    def __post_init__(self) -> None:
+        check_choice("family", self.family, FAMILIES)
+        check_least(self, words=50)
+        if not self.prose:
+            raise ConfigError("prose: missing. Give a text file.")
+
+
+def generate(config: RulerConfig, count: int, seed: int, split: str) -> Iterator[Task]:
+    """Yield `count` tasks. Task i depends on `config`, `split`, `seed` and i only.
+
+    Raises:
+        DataError: The prose cannot be read or is too short.
+    """
+    path = Path(config.prose)
+    try:
+        prose = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"prose={path}: {error}{suggest_path(path)}. Give a UTF-8 text.") from error
+    sentences = [s.strip() for s in re.split(r"(?<=[.!?])\s+", " ".join(prose.split()))]
+    vocabulary = sorted({w for w in re.findall(r"[a-z]+", prose) if len(w) >= _LEAST_WORD})
+    needed = max(100, config.words // 50)
+    if len(vocabulary) < needed:
+        raise DataError(
+            f"prose={path}: {len(vocabulary)} words, needs {needed}. Give a longer one."
+        )
+    make = _variables if config.family == "variable_tracking" else _needles
+    if config.family.endswith("_words"):
+        make = _counted
+    for index in range(count):
+        task_id = f"{config.family}-{split}-{seed}-{index:05d}"
+        rng = random.Random(task_id)
+        texts, question, values = make(config, rng, sentences, vocabulary)
+        yield Task(
+            task_id,
+            (Question(question, values, task_id, {"all_of": True, "type": config.family}),),
+            tuple(Document("", text, gold) for text, gold in texts),
+            source=SOURCE,
+        )
+
+
+_Made = tuple[list[tuple[str, bool]], str, tuple[str, ...]]
+
+
+def _needles(
+    config: RulerConfig, rng: random.Random, sentences: list[str], vocabulary: list[str]
+) -> _Made:
+    keys, each, asked = _NEEDLES[config.family]
+    names = rng.sample(vocabulary, keys)
+    values = iter([str(number) for number in rng.sample(range(1_000_000, 10_000_000), keys * each)])
+    held = {name: [next(values) for _ in range(each)] for name in names}
+    queried = names[:asked]
+    needles = [
+        (_NEEDLE.format(name, value), name in queried) for name in names for value in held[name]
+    ]
+    rng.shuffle(needles)
+    listed = ", ".join(queried[:-1]) + f", and {queried[-1]}" if asked > 1 else queried[0]
+    question = (
+        f"What are all the special magic numbers for {listed} mentioned in the provided text?"
+        if asked * each > 1
+        else f"What is the special magic number for {listed} mentioned in the provided text?"
+    )
+    wanted = tuple(value for name in queried for value in held[name])
+    return _hidden(config, rng, sentences, needles), question, wanted
+
+
+def _variables(
+    config: RulerConfig, rng: random.Random, sentences: list[str], vocabulary: list[str]
+) -> _Made:
+    names = ["".join(rng.choices(string.ascii_uppercase, k=5)) for _ in range(_HOPS + 1)]
+    value = str(rng.randint(10_000, 99_999))
+    chain = [f"VAR {names[0]} = {value}."]
+    chain += [f"VAR {new} = VAR {old}." for old, new in itertools.pairwise(names)]
+    texts = _hidden(config, rng, sentences, [(line, True) for line in chain])
+    question = f"Find all variables that are assigned the value {value} in the text above."
+    return texts, question, tuple(names)
+
+
+def _hidden(
+    config: RulerConfig,
+    rng: random.Random,
+    sentences: list[str],
+    needles: list[tuple[str, bool]],
+) -> list[tuple[str, bool]]:
+    """Hide needles, in their order, between sentences of the prose; return paragraphs."""
+    start, hay, count = rng.randrange(len(sentences)), [], 0
+    while count < config.words:
+        hay.append((sentences[start % len(sentences)], False))
+        count += len(hay[-1][0].split())
+        start += 1
+    for place, needle in zip(
+        sorted(rng.choices(range(len(hay) + 1), k=len(needles)), reverse=True),
+        reversed(needles),
+        strict=True,
+    ):
+        hay.insert(place, needle)
+    parts = [hay[at : at + 5] for at in range(0, len(hay), 5)]
+    return [(" ".join(text for text, _ in part), any(gold for _, gold in part)) for part in parts]
+
+
+def _counted(
+    config: RulerConfig, rng: random.Random, sentences: list[str], vocabulary: list[str]
+) -> _Made:
+    if config.family == "common_words":
+        others = max((config.words - _COMMON * _COMMON_TIMES) // _OTHER_TIMES, _COMMON)
+        words = rng.sample(vocabulary, min(_COMMON + others, len(vocabulary)))
+        wanted = tuple(words[:_COMMON])
+        stream = [w for w in words for _ in range(_COMMON_TIMES if w in wanted else _OTHER_TIMES)]
+        question = f"What are the {_COMMON} most common words in the above list?"
+    else:  # coded words with the frequencies of Zipf's law, alpha 2
+        words = ["".join(rng.choices(string.ascii_lowercase, k=6)) for _ in range(50)]
+        times = [max(int(config.words * 0.6 / rank**2), 1) for rank in range(1, len(words) + 1)]
+        wanted = tuple(words[:_FREQUENT])
+        stream = [word for word, count in zip(words, times, strict=True) for _ in range(count)]
+        question = "What are the three most frequently appeared words in the above coded text?"
+    rng.shuffle(stream)
+    parts = [stream[at : at + 100] for at in range(0, len(stream), 100)]
+    return [(" ".join(part), True) for part in parts], question, wanted

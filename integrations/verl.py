@@ -1,0 +1,122 @@
+"""Training with verl 0.9 (its V1 trainer): an agent loop that returns a row for each step.
+
+Named in verl's overrides (see docs/engines.md)::
+
+    actor_rollout_ref.rollout.agent.agent_loop_config_path=AGENT.yaml
+    data.custom_cls.path=pkg://atommem.integrations.verl data.custom_cls.name=TaskDataset
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+from omegaconf import OmegaConf
+from ray.exceptions import RayError
+from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
+from verl.utils.dataset.rl_dataset import RLHFDataset
+
+from atommem.episode import Episode
+from atommem.errors import OutageError
+from atommem.integrations.engine import EnginePolicy, Episodes, sampled_steps
+from atommem.policy.contract import Sampling
+from atommem.rollout import EpisodeRunner
+
+NAME = "atommem"
+
+
+class MemoryAgentLoop(AgentLoopBase):
+    """Runs one episode; `data`, `model` and `settings` come from the agent loop's YAML file."""
+
+    def __init__(
+        self, *args: Any, data: Any, model: str, settings: Any = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        given = OmegaConf.to_container(OmegaConf.create([data, model, settings or {}]))
+        self.episodes, self.runner = _open(json.dumps(given), self.tokenizer)
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
+        """Return the rows of an episode; raise for a failed one, which verl then leaves out."""
+        rollout = self.rollout_config
+        length = rollout.max_model_len or rollout.prompt_length + rollout.response_length
+        sampling = Sampling(
+            sampling_params["temperature"],
+            sampling_params["top_p"],
+            max(sampling_params["top_k"], 0),
+            rollout.response_length,
+        )
+        policy = EnginePolicy(self.tokenizer, self._sample, (RayError, OSError), length)
+        runner = self.runner.copy(policy=policy, sampling=sampling)
+        task = self.episodes.task(kwargs["task"])
+        episode = await runner.run(task, int(kwargs.get("session_id", 0)))
+        if episode.failed:
+            raise OutageError(f"task {episode.task_id!r}: {episode.error}")
+        return make_outputs(episode, self.tokenizer.eos_token_id)
+
+    async def _sample(
+        self, prompt_ids: list[int], sampling: Sampling
+    ) -> tuple[list[int], list[float] | None, bool]:
+        params = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "max_tokens": sampling.max_tokens,
+            "logprobs": True,
+        }
+        reply = await self.server_manager.generate(
+            sampling.affinity, prompt_ids=prompt_ids, sampling_params=params
+        )
+        if reply.stop_reason == "aborted":
+            raise OutageError("verl's engine aborted a completion.")
+        ids = list(reply.token_ids)
+        stopped = len(ids) < sampling.max_tokens or ids[-1] == self.tokenizer.eos_token_id
+        return ids, reply.log_probs, stopped
+
+
+def make_outputs(episode: Episode, pad_id: int) -> list[AgentLoopOutput]:
+    """Return an output for each step, or one outside of the loss for an episode without tokens."""
+    steps = sampled_steps(episode)
+    tokens = [(step.prompt_ids, step.token_ids, step.logprobs, 1) for step in steps]
+    return [
+        AgentLoopOutput(
+            prompt_ids=prompt,
+            response_ids=ids,
+            response_mask=[mask] * len(ids),
+            response_logprobs=logprobs,
+            reward_score=episode.reward,
+            num_turns=len(episode.steps),
+            metrics={"generate_sequences": episode.seconds},
+            extra_fields={"reward_extra_info": {}},
+        )
+        for prompt, ids, logprobs, mask in tokens or [([pad_id], [pad_id], [0.0], 0)]
+    ]
+
+
+class TaskDataset(RLHFDataset):
+    """verl's prompts from task files: the ids of tasks, whose prompts the episodes write."""
+
+    def _read_files_and_tokenize(self) -> None:
+        from datasets import Dataset
+
+        environment = {"environment": self.config.get("environment") or "longdoc"}
+        names = Episodes.read(list(self.data_files), "", environment).tasks
+        rows = [
+            {
+                self.prompt_key: [{"role": "user", "content": name}],
+                "task": name,
+                "agent_name": NAME,
+                "data_source": NAME,
+                "extra_info": {"index": index},
+            }
+            for index, name in enumerate(names)
+        ]
+        self.dataframe = Dataset.from_list(rows)
+
+
+@lru_cache(maxsize=4)
+def _open(given: str, tokenizer: Any) -> tuple[Episodes, EpisodeRunner]:
+    """Read the tasks and load the embedder once for all agent loops of a process."""
+    episodes = Episodes.read(*json.loads(given))
+    policy: Any = None  # an agent loop brings its own
+    return episodes, episodes.runner(policy, tokenizer)

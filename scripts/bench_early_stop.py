@@ -1,0 +1,142 @@
+"""Does a policy that may end its reading stop when it knows?
+
+    python scripts/bench_early_stop.py --start runs/demo/cold_start [--seeds 3] [--costs 0.2]
+
+The world of ``atommem demo`` with more to read and without corrections: the evidence of half of the
+tasks stands in the first third, of the others in the last. The cold start has an expert that ends
+the reading, once it knows the answer, at 30% of the steps. From there GRPO with the action
+(``early_stop``) and a reward times 1 - cost * (share that was read); ``--full`` adds a policy
+without both. With ``--start`` the demo's cold start of seed 0 is where all seeds begin, and saves
+most of the time; else every seed learns to copy first.
+
+On held-out tasks of both kinds the table compares the trained policy with itself where it may not
+stop: EM, steps, and the sign-flip interval of their difference. The last line is JSON; the exit
+status is 0 if with the highest cost, for every seed, EM is within a point, at no more than half of
+the steps where the evidence is early and at no less than 90% of them where it is late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import command_line, evaluate_variants, last_line
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from atommem.demo.recipe import FULL, Recipe, quick
+from atommem.demo.run import Demo
+from atommem.envs.scoring.records import compare
+from atommem.envs.synthetic.expert import Faults
+from atommem.envs.synthetic.world import generate
+
+MOST_LOST, MOST_STEPS, LEAST_STEPS = 0.01, 0.5, 0.9
+WORLD = replace(FULL.world, distractors=7, corrections=0.0, evidence="mixed")
+FAULTS = Faults(create=0.45, read=0.2, scratchpad=0.05, stop=0.7)
+RECIPE = replace(
+    FULL,
+    world=WORLD,
+    cold_start=replace(FULL.cold_start, faults=FAULTS),
+    settings={"early_stop": ("true",), "per_device_train_batch_size": ("128",)},
+    updates=80,
+)
+SHORT = replace(RECIPE.cold_start, episodes=1500, steps=250, learning_rate=2e-3)
+"""For a policy that knows the demo's world, and has to learn one more action."""
+
+
+def copy_weights(demo: Demo, start: Path) -> None:
+    """Give the demo's model the weights of another vocabulary's, row by row of common words."""
+    ids = AutoTokenizer.from_pretrained(start).get_vocab()
+    known = AutoModelForCausalLM.from_pretrained(start).state_dict()
+    with torch.no_grad():
+        for name, value in demo.model.state_dict().items():
+            if value.shape == known[name].shape:
+                value.copy_(known[name])
+                continue
+            for word, row in demo.tokenizer.get_vocab().items():
+                if word in ids:
+                    value[row] = known[name][ids[word]]
+
+
+def train(
+    folder: Path,
+    costs: Sequence[float | None],
+    seed: int,
+    recipe: Recipe,
+    start: Path | None,
+) -> None:
+    """Train a policy for each cost (None: without stopping), unless it is there."""
+    console, cold = Console(highlight=False), folder / "cold_start"
+    if not cold.is_dir():
+        demo = Demo(recipe, folder, seed, console)
+        if start is None:
+            demo.learn_to_copy()
+        else:
+            copy_weights(demo, start)
+        demo.cold_start()
+    for cost in costs:
+        if not (folder / f"cost_{cost}" / "grpo" / "config.json").is_file():
+            changes = {"early_stop": ("false",)} if cost is None else {"step_cost": (str(cost),)}
+            changed = replace(recipe, settings={**recipe.settings, **changes})
+            demo = Demo(changed, folder / f"cost_{cost}", seed, console)
+            demo.model = AutoModelForCausalLM.from_pretrained(cold)
+            demo.tokenizer = AutoTokenizer.from_pretrained(cold)
+            demo.grpo()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train, evaluate, print the table and the JSON line."""
+    parser = command_line(__doc__, n=4, seeds=1)
+    parser.add_argument("--start", type=Path, help="a cold start of `atommem demo`")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--costs", type=float, nargs="+", default=[0.2])
+    parser.add_argument("--full", action="store_true", help="also train without stopping")
+    parser.add_argument("--n", type=int, default=300, help="held-out tasks of each kind")
+    parser.add_argument("--out", type=Path, default=Path("runs/early_stop"))
+    options = parser.parse_args(argv)
+    recipe = quick(RECIPE) if options.quick else RECIPE
+    if options.start is not None and not options.quick:
+        recipe = replace(recipe, cold_start=SHORT)
+    costs: list[float | None] = [*options.costs, *([None] * options.full)]
+    figures: list[dict[str, Any]] = []
+    wrong = []
+    for seed in range(options.seeds):
+        folder = options.out / f"seed{seed}"
+        train(folder, costs, seed, recipe, options.start)
+        for place in ("early", "late"):
+            tasks = list(generate(replace(WORLD, evidence=place), options.n, 1_000_001 + seed))
+            for cost in costs:
+                results = asyncio.run(
+                    evaluate_variants(
+                        folder / f"cost_{cost}" / "grpo",
+                        tasks,
+                        {"stops": {}, "reads on": {"early_stop": False}},
+                        temperature=1.0,
+                        seed=seed,
+                    )
+                )
+                found: dict[str, Any] = {"seed": seed, "evidence": place, "cost": cost}
+                for name, result in results.items():
+                    steps = result.summary()["means"]["steps"]
+                    found |= {f"em, {name}": round(result.em, 4), f"steps, {name}": round(steps, 3)}
+                gap = compare(results["reads on"].records, results["stops"].records).difference
+                assert gap is not None, "every task has a score"
+                found |= {"difference": gap.difference, "low": gap.low, "high": gap.high}
+                figures.append(found)
+                print(*(f"{name} {value}" for name, value in found.items()), sep="; ")
+                share = found["steps, stops"] / found["steps, reads on"]
+                fits = share <= MOST_STEPS if place == "early" else share >= LEAST_STEPS
+                if cost == max(options.costs) and not (fits and gap.difference >= -MOST_LOST):
+                    wrong.append(f"seed {seed}, {place}")
+    holds = options.quick or not wrong
+    return last_line(
+        {"bench": "early_stop", "n": options.n, "figures": figures, "missed": wrong, "holds": holds}
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

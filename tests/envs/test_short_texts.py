@@ -1,0 +1,98 @@
+"""Texts for small models: strangers' texts, short tasks of real rows, and their notes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from atommem.envs.task_files import load_tasks
+from tests.fakes import load_script
+
+STRANGERS = Path(__file__).parents[1] / "strangers.jsonl"
+_ROW = {
+    "_id": "a",
+    "question": "When was the director of The Long Ferry born?",
+    "answer": "3 May 1901",
+    "type": "compositional",
+    "supporting_facts": [["The Long Ferry (film)", 0], ["Ada Crane", 1]],
+    "evidences": [
+        ["The Long Ferry", "director", "Ada Crane"],
+        ["Ada Crane", "date of birth", "3 May 1901"],
+    ],
+    "context": [
+        [
+            "Ada Crane",
+            ["Ada Crane made films.", "She was born on 3 May 1901 in Cork.", "She sang."],
+        ],
+        ["Elsewhere", ["Nothing happens here.", "It rains."]],
+        ["The Long Ferry (film)", ["The Long Ferry (or Ferry) is a film by Ada Crane."]],
+    ],
+}
+
+
+class Words:
+    """Counts words as tokens."""
+
+    def encode(self, text: str, **_: object) -> list[int]:
+        return [0] * len(text.split())
+
+
+def test_strangers_texts_are_sixty_and_contain_an_accepted_answer() -> None:
+    tasks = load_tasks(STRANGERS)
+    assert len({task.questions[0].text for task in tasks}) == 60
+    for task in tasks:
+        text = " ".join(document.text for document in task.documents).lower()
+        assert any(answer.lower() in text for answer in task.questions[0].answers)
+        assert any(document.gold for document in task.documents)
+
+
+@pytest.mark.slow  # it imports transformers
+def test_short_rows_writes_rows_and_single_hops_with_notes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    main = load_script("short_rows").main
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name: Words())
+    for name, file in (
+        ("hotpotqa", "hotpot_train_v1.1.json"),
+        ("2wikimultihopqa", "train.json"),
+        ("musique", "musique_ans_v1.0_train.jsonl"),
+    ):
+        (tmp_path / name).mkdir()
+        rows = [_ROW] if name == "2wikimultihopqa" else []
+        (tmp_path / name / file).write_text(json.dumps(rows) if file.endswith("json") else "{}")
+    (tmp_path / "musique" / "musique_ans_v1.0_train.jsonl").write_text(
+        json.dumps({"answerable": False}) + "\n"
+    )
+    out = tmp_path / "out.jsonl"
+    arguments = ["--split", "train", "--tokenizer", "-", "--docs", "2-3", "--most_tokens", "15"]
+    assert main([str(tmp_path), str(out), *arguments]) == 0
+    tasks = {task.questions[0].text: task for task in load_tasks(out)}
+    assert {*tasks} == {
+        _ROW["question"],
+        "Who directed The Long Ferry?",
+        "When was Ada Crane born?",
+    }
+    task = tasks["When was Ada Crane born?"]
+    assert task.questions[0].answers == ("3 May 1901",)
+    (note,) = task.metadata["notes"]
+    assert note["text"] == "Ada Crane was born on 3 May 1901 in Cork."
+    assert sum(note["sentence"] in document.text for document in task.documents) == 1
+    both = tasks[str(_ROW["question"])]
+    assert {note["text"] for note in both.metadata["notes"]} == {
+        "The Long Ferry is a film by Ada Crane.",
+        "Ada Crane was born on 3 May 1901 in Cork.",
+    }
+    assert both.metadata["query"] == "The Long Ferry"
+
+
+def test_statement_ends_with_the_clause_that_matters() -> None:
+    rows = load_script("short_rows")
+    long = "The mill stands in Cork, " + "which is a town of many bridges and of rain, " * 4
+    assert rows.statement("The mill", [long], ["Cork"]) == "The mill stands in Cork."
+    opera = rows.statement("Oslo", ["Its opera opened in 2008."], ["2008"])
+    assert opera == "Oslo's opera opened in 2008."
+    assert rows.subject_of("Where does Ann Lee of York live?", ["Zoo"]) == "Ann Lee of York"

@@ -1,0 +1,439 @@
+"""The contract of every door, held by the peer's own code: the baseline counts episodes, and not
+rows; failed episodes leave it; and each token has the weight that it has in our own loss.
+
+A peer is tested where it is installed: see scripts/engine_env.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atommem.envs.task import Document, Question, Task
+from atommem.envs.task_files import save_tasks
+from atommem.episode import Episode
+from atommem.errors import DataError, OutageError
+from atommem.integrations.engine import EnginePolicy, Episodes
+from atommem.policy.contract import Sampling
+from atommem.train.objective.advantages import group_advantages
+from atommem.train.objective.rows import (
+    EpisodeSize,
+    advantages_of_steps,
+    episode_rows,
+    normalizer,
+)
+from tests.fakes import WordTokenizer
+from tests.train.toys import WrittenRunner, make_episode
+
+SAMPLES = 5
+STEPS = {"a": (1, 1, 3, 7, 2), "b": (7, 3, 1, 1, 4)}
+REWARDS = {"a": (1.0, 0.0, 0.0, 0.5, None), "b": (0.0, None, 1.0, 1.0, 0.0)}
+TASKS = tuple(STEPS)
+
+Weights = dict[tuple[int, ...], float]
+"""A row's ids, and the advantage of each of its tokens divided by the loss's denominator."""
+
+
+def written(task_id: str, sample: int) -> Episode:
+    lengths = [(5 + index, 2 + index % 3) for index in range(STEPS[task_id][sample])]
+    return make_episode(task_id, sample, REWARDS[task_id][sample], lengths)
+
+
+EPISODES = [written(task_id, sample) for task_id in TASKS for sample in range(SAMPLES)]
+
+
+def own_weights(scale: Callable[[list[float]], float] = lambda rewards: 1.0) -> Weights:
+    """The weights of our own trainer, with normalization by tokens."""
+    advantages: list[float] = []
+    for task_id in TASKS:
+        rewards = REWARDS[task_id]
+        divisor = scale([reward for reward in rewards if reward is not None])
+        advantages += [value / divisor for value in group_advantages(rewards, SAMPLES)]
+    rows = episode_rows(EPISODES, advantages_of_steps(advantages, EPISODES), "token", with_kl=True)
+    total = normalizer([EpisodeSize.of(episode) for episode in EPISODES], "token", 0)
+    return {tuple(row.ids.tolist()): row.advantage * row.weight / total for row in rows}
+
+
+class Client:
+    """An engine that samples the same words, or cannot be reached."""
+
+    def __init__(self, tokenizer: WordTokenizer, error: Exception | None = None) -> None:
+        self.error = error
+        self.ids = [*tokenizer.encode("<answer> Rome </answer>"), 0]
+        self.requests: list[Any] = []
+
+    async def __call__(self, prompt_ids: list[int], sampling: Sampling) -> Any:
+        self.requests.append((prompt_ids, sampling))
+        if self.error is not None:
+            raise self.error
+        return self.ids, [-0.5] * len(self.ids), True
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    tasks = [
+        Task(name, (Question("Where?", ("Rome",)),), (Document("d", "Ida lives in Rome."),))
+        for name in TASKS
+    ]
+    save_tasks(tasks, tmp_path / "tasks.jsonl")
+    return str(tmp_path / "tasks.jsonl")
+
+
+SETTINGS = {"embedder": "hashing", "chunking": "documents", "max_tokens": 16}
+
+
+def test_engine_policy_samples_ids_of_the_engine_and_its_outages_fail_the_episode(
+    data: str,
+) -> None:
+    tokenizer = WordTokenizer()
+    episodes = Episodes.read(data, "", SETTINGS)
+    client = Client(tokenizer)
+    runner = episodes.runner(EnginePolicy(tokenizer, client), tokenizer)
+    episode = asyncio.run(runner.run(episodes.task("a"), 0))
+    assert not episode.failed
+    assert [step.token_ids for step in episode.steps] == [client.ids] * len(episode.steps)
+    assert [step.prompt_ids for step in episode.steps] == [ids for ids, _ in client.requests]
+    assert client.requests[0][1].affinity == "a"
+    gone = Client(tokenizer, ConnectionRefusedError("refused"))
+    failed = asyncio.run(runner.copy(policy=EnginePolicy(tokenizer, gone)).run(episodes.task("a")))
+    assert (failed.failed, failed.reward) == (True, None)
+    with pytest.raises(DataError, match=r"task 'A': not in the data"):
+        episodes.task("A")
+
+
+def test_skyrl_trains_on_our_weights(data: str) -> None:
+    pytest.importorskip("skyrl.train.trainer")
+    from skyrl.backends.skyrl_train.utils.ppo_utils import (
+        apply_loss_reduction_to_advantages_minibatch,
+    )
+    from skyrl.train.generators.base import BatchMetadata, TrajectoryID
+    from skyrl.train.trainer import RayPPOTrainer
+    from skyrl.train.utils.trainer_utils import validate_generator_output
+
+    from atommem.integrations.skyrl import SkyRLGenerator
+
+    tokenizer = WordTokenizer()
+    generator = SkyRLGenerator(Episodes.read(data, "", SETTINGS), None, tokenizer)
+    runner: Any = WrittenRunner(written)
+    runner.agent.tokenizer = SimpleNamespace(eos_token_id=40)
+    generator.runner = runner
+    names = [TrajectoryID(task_id, sample) for task_id in TASKS for sample in range(SAMPLES)]
+    batch = {
+        "prompts": [[]] * len(names),
+        "trajectory_ids": names,
+        "sampling_params": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 8},
+        "batch_metadata": BatchMetadata(1, "train"),
+    }
+    output = asyncio.run(generator.generate(batch))
+    validate_generator_output(len(names), output, step_wise=True)
+    assert sum(output["is_last_step"]) == len(names)
+
+    algorithm = SimpleNamespace(
+        advantage_estimator="grpo",
+        grpo_norm_by_std=False,
+        gamma=1.0,
+        lambd=1.0,
+        zero_variance_filter=True,
+        zero_variance_filter_tol=1e-6,
+        max_seq_len=None,
+        off_policy_correction=SimpleNamespace(tis_ratio_type=None, sequence_mask_metric=None),
+    )
+    trainer = SimpleNamespace(
+        cfg=SimpleNamespace(
+            generator=SimpleNamespace(
+                step_wise_trajectories=True,
+                merge_stepwise_output=False,
+                n_samples_per_prompt=SAMPLES,
+            ),
+            trainer=SimpleNamespace(
+                algorithm=algorithm,
+                train_batch_size=len(TASKS),
+                policy_mini_batch_size=len(TASKS),
+                critic=SimpleNamespace(model=SimpleNamespace(path=None)),
+            ),
+        ),
+        all_metrics={},
+        tokenizer=SimpleNamespace(pad_token_id=41, eos_token_id=40),
+        dispatch=SimpleNamespace(get_lcm_dp_size=lambda: 1),
+    )
+    uids = [name.instance_id for name in output["trajectory_ids"]]
+    output, uids = RayPPOTrainer.postprocess_generator_output(trainer, output, uids)
+    inputs = RayPPOTrainer.convert_to_training_input(trainer, output, uids)
+    inputs["values"] = None
+    inputs = RayPPOTrainer.compute_advantages_and_returns(trainer, inputs)
+    weights = apply_loss_reduction_to_advantages_minibatch(
+        inputs["advantages"], inputs["loss_mask"], "token_mean", 1, 0
+    )
+    weights = (weights * inputs["loss_mask"]).numpy()
+    masks = inputs["loss_mask"].numpy().astype(bool)
+    found: Weights = {}
+    for index, (prompt, ids) in enumerate(
+        zip(output["prompt_token_ids"], output["response_ids"], strict=True)
+    ):
+        if masks[index].any():
+            (value,) = set(weights[index][masks[index]].tolist())
+            found[(*prompt, *ids)] = value
+    assert found == pytest.approx(own_weights(), abs=1e-6)
+    scored = [reward for task_id in TASKS for reward in REWARDS[task_id] if reward is not None]
+    assert output["rollout_metrics"]["atommem/reward"] == pytest.approx(np.mean(scored))
+
+    # Held out, failed episodes are left out; and without any other there is no batch.
+    batch["batch_metadata"] = BatchMetadata(1, "eval")
+    held_out = asyncio.run(generator.generate(batch))
+    assert sum(held_out["is_last_step"]) == len(scored)
+    runner.write = lambda task_id, sample: make_episode(task_id, sample, None, [(3, 2)])
+    with pytest.raises(OutageError, match="every episode of the batch failed"):
+        asyncio.run(generator.generate(batch))
+
+
+def test_skyrl_client_samples_rows_of_real_episodes(data: str) -> None:
+    pytest.importorskip("skyrl.train.trainer")
+    from skyrl.train.generators.base import BatchMetadata, TrajectoryID
+
+    from atommem.integrations.skyrl import SkyRLGenerator
+
+    tokenizer = WordTokenizer()
+    client = Client(tokenizer)
+
+    async def generate(batch: dict[str, Any]) -> dict[str, Any]:
+        (prompt_ids,), params = batch["prompt_token_ids"], batch["sampling_params"]
+        assert (params["top_k"], params["max_tokens"], params["logprobs"]) == (-1, 8, 0)
+        ids, logprobs, _ = await client(prompt_ids, Sampling(affinity=batch["session_ids"][0]))
+        return {"response_ids": [ids], "response_logprobs": [logprobs], "stop_reasons": ["stop"]}
+
+    engine = SimpleNamespace(generate=generate)
+    generator = SkyRLGenerator(Episodes.read(data, "", SETTINGS), engine, tokenizer)
+    batch = {
+        "trajectory_ids": [TrajectoryID("a", 0), TrajectoryID("a", 1)],
+        "sampling_params": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 8},
+        "batch_metadata": BatchMetadata(1, "train"),
+    }
+    output = asyncio.run(generator.generate(batch))
+    assert output["response_ids"] == [client.ids] * len(client.requests)
+    assert sorted(output["prompt_token_ids"]) == sorted(ids for ids, _ in client.requests)
+    assert {sampling.affinity for _, sampling in client.requests} == {"a"}
+    client.error = ConnectionResetError("reset")
+    with pytest.raises(OutageError, match="every episode of the batch failed: the engine does not"):
+        asyncio.run(generator.generate(batch))
+
+
+def test_skyrl_accepts_recipe_and_gets_tasks_of_the_file(
+    data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("skyrl.train.trainer")
+    from skyrl.train.entrypoints.main_base import BasePPOExp
+
+    from atommem.integrations.skyrl import MemoryExperiment, read_arguments
+
+    monkeypatch.setattr(BasePPOExp, "__init__", lambda experiment, cfg: None)
+    recipe = ["--config", "skyrl_qwen3_8b"]
+    cfg, settings = read_arguments(
+        [*recipe, f"data.train_data=[{data}]", "trainer.policy.model.path=''", "trainer.seed=7"]
+    )
+    assert cfg.generator.step_wise_trajectories
+    assert cfg.trainer.seed == 7
+    experiment = MemoryExperiment(cfg, settings | SETTINGS)
+    prompts = experiment.get_train_dataset()
+    assert [prompts[index]["uid"] for index in range(len(prompts))] == list(TASKS)
+    assert experiment.get_eval_dataset() is None
+
+
+def test_verl_trains_on_our_weights() -> None:
+    pytest.importorskip("verl")
+    import torch
+    from verl.protocol import DataProto
+    from verl.trainer.ppo.core_algos import agg_loss
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+    from atommem.integrations.verl import make_outputs
+
+    keys, fields = [], []
+    for episode in EPISODES:
+        if episode.failed:  # the agent loop raises, and verl stores nothing of it
+            continue
+        for index, output in enumerate(make_outputs(episode, 40)):
+            keys.append(f"{episode.task_id}_{episode.sample}_{index}")
+            fields.append(output.as_dict())
+
+    def padded(name: str) -> Any:
+        return torch.nn.utils.rnn.pad_sequence([row[name] for row in fields], batch_first=True)
+
+    tensors = {"response_mask": padded("response_mask"), "token_level_rewards": padded("rm_scores")}
+    uids = np.array([key.split("_")[0] for key in keys], dtype=object)
+    batch = DataProto.from_dict(tensors=tensors, non_tensors={"uid": uids})
+    batch = compute_advantage_for_multi_trajectories(
+        batch, keys, "grpo", num_repeat=SAMPLES, norm_adv_by_std_in_grpo=False
+    )
+    advantages = batch.batch["advantages"].requires_grad_()
+    agg_loss(advantages, tensors["response_mask"], "token-mean").backward()
+    weights = (advantages.grad * advantages).detach().numpy()
+    found = {
+        (*row["prompts"].tolist(), *row["responses"].tolist()): float(weight[0])
+        for row, weight in zip(fields, weights, strict=True)
+    }
+    assert found == pytest.approx(own_weights(), abs=1e-6)
+
+
+def test_verl_agent_loop_runs_real_episodes(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("verl")
+    from verl.experimental.agent_loop import AgentLoopBase
+
+    from atommem.integrations.verl import MemoryAgentLoop, TaskDataset
+
+    tokenizer = WordTokenizer()
+    client = Client(tokenizer)
+
+    async def generate(request_id: str, *, prompt_ids: Any, sampling_params: Any) -> Any:
+        assert (sampling_params["top_k"], sampling_params["logprobs"]) == (-1, True)
+        ids, logprobs, _ = await client(prompt_ids, Sampling(affinity=request_id))
+        return SimpleNamespace(token_ids=ids, log_probs=logprobs, stop_reason="completed")
+
+    def make(loop: Any) -> None:
+        loop.tokenizer = tokenizer
+        loop.server_manager = SimpleNamespace(generate=generate)
+        loop.rollout_config = SimpleNamespace(
+            max_model_len=None, prompt_length=4096, response_length=8
+        )
+
+    monkeypatch.setattr(AgentLoopBase, "__init__", make)
+    params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+    loop = MemoryAgentLoop(data=data, model="", settings=SETTINGS)
+    outputs = asyncio.run(loop.run(params, task="a", session_id=1))
+    assert [output.response_ids for output in outputs] == [client.ids] * len(client.requests)
+    assert [output.prompt_ids for output in outputs] == [ids for ids, _ in client.requests]
+    client.error = ConnectionResetError("reset")
+    with pytest.raises(OutageError, match="task 'a': the engine does not answer"):
+        asyncio.run(loop.run(params, task="a"))
+
+    prompts = object.__new__(TaskDataset)
+    prompts.config, prompts.data_files, prompts.prompt_key = {}, [data], "prompt"
+    prompts._read_files_and_tokenize()
+    assert [row["task"] for row in prompts.dataframe] == list(TASKS)
+
+
+def test_tinker_gets_our_weights_as_advantages(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = SimpleNamespace(
+        Datum=SimpleNamespace, ModelInput=SimpleNamespace(from_ints=lambda ids: ids)
+    )
+    monkeypatch.setitem(sys.modules, "tinker", client)
+    door = pytest.importorskip("atommem.integrations.tinker", exc_type=ImportError)
+    stage = pytest.importorskip("atommem.integrations.tinker_train", exc_type=ImportError)
+    args = SimpleNamespace(
+        num_generations=SAMPLES,
+        overlong_filtering=False,
+        scale_rewards="none",
+        normalization="token",
+        max_completion_length=8,
+    )
+    rows, total, _ = stage.update_rows(EPISODES, args)
+    found: Weights = {}
+    for datum in door.make_data(rows, total, "sum"):
+        inputs = datum.loss_fn_inputs
+        (value,) = set(inputs["advantages"][inputs["advantages"] != 0].tolist())
+        found[*datum.model_input, int(inputs["target_tokens"][-1])] = value
+    expected = {row: weight for row, weight in own_weights().items() if weight}
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_openenv_session_trains_on_our_weights_divided_by_the_deviation(
+    data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openenv.core.harness")
+    from accelerate import PartialState
+    from trl.experimental.async_grpo import async_rollout_worker as worker
+    from trl.experimental.async_grpo.openenv_harness import _HarnessRolloutLoop
+
+    from atommem.integrations import openenv
+
+    PartialState(cpu=True)  # TRL logs by process
+    policy = EnginePolicy(WordTokenizer(), Client(WordTokenizer()))
+    monkeypatch.setattr(openenv, "open_policy", lambda config: policy)
+    sessions = openenv.MemorySessions(data, "", "http://gpu:8000", SETTINGS)
+    sessions.runner = SimpleNamespace(run=run_written)  # type: ignore[assignment]
+    loop = SimpleNamespace(
+        _factory=sessions,
+        _live_sessions=set(),
+        _stop_event=asyncio.Event(),
+        _adapter=None,
+        _rollout_reward_fn=None,
+        _fork_threshold_tokens=0,
+        reward_funcs=[],
+        reward_func_names=["harness_reward"],
+        _env_reward_types=[],
+        _provides_rollout_reward=True,
+    )
+    found: Weights = {}
+    total = 0
+    for number, task_id in enumerate(TASKS):
+        prompt = [{"role": "user", "content": task_id}]
+        results = [
+            _HarnessRolloutLoop._run_session(loop, prompt, number)[0] for _ in range(SAMPLES)
+        ]
+        group = worker.RolloutGroup(
+            prompts=[prompt] * SAMPLES,
+            reward_kwargs={},
+            completions=[result[0] for result in results],
+            completions_ids=[result[1] for result in results],
+            completions_sequences=[result[2] for result in results],
+            tool_call_counts=[0] * SAMPLES,
+            tool_failure_counts=[0] * SAMPLES,
+            model_version=0,
+            group_id=number,
+            env_rewards=[None] * SAMPLES,
+            rollout_rewards=[result[5] for result in results],
+        )
+        samples = asyncio.run(_HarnessRolloutLoop._score_group(loop, group))
+        total += int(sum(sample.completion_mask.sum() for sample in samples))
+        found |= {tuple(sample.input_ids.tolist()): sample.advantage for sample in samples}
+    found = {row: advantage / total for row, advantage in found.items()}
+    assert found == pytest.approx(own_weights(lambda rewards: float(np.std(rewards))), abs=1e-6)
+
+
+def test_openenv_sessions_run_real_episodes(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openenv.core.harness")
+    from atommem.integrations import openenv
+
+    tokenizer = WordTokenizer()
+    client = Client(tokenizer)
+    monkeypatch.setattr(openenv, "open_policy", lambda config: EnginePolicy(tokenizer, client))
+    sampling = {"temperature": 0.5}
+    sessions = openenv.MemorySessions(data, "", "http://gpu:8000", SETTINGS, sampling=sampling)
+    session = sessions.create([{"role": "user", "content": "a"}])
+    assert session.wait_for_completion() == 0
+    turns = session.fetch_training_trace().turns
+    assert [turn.prompt_token_ids for turn in turns] == [ids for ids, _ in client.requests]
+    assert [turn.completion_token_ids for turn in turns] == [client.ids] * len(client.requests)
+    assert {sampling.temperature for _, sampling in client.requests} == {0.5}
+    assert session.verify([]).env_reward == 0.0  # without a box
+    client.error = ConnectionResetError("reset")
+    failed = sessions.create("a")
+    assert failed.wait_for_completion() == 1
+    assert (failed.fetch_training_trace().turns, failed.verify([]).env_reward) == ([], None)
+
+
+async def run_written(task: Any, sample: int) -> Episode:
+    return written(task.id, sample)
+
+
+def test_tinker_trains_on_our_weights() -> None:
+    pytest.importorskip("tinker")
+    from atommem.integrations.tinker import make_data
+    from atommem.integrations.tinker_train import update_rows
+
+    settings = {"num_generations": SAMPLES, "scale_rewards": "none", "normalization": "token"}
+    settings |= {"overlong_filtering": False, "max_completion_length": 8}
+    rows, total, _ = update_rows(EPISODES, SimpleNamespace(**settings))
+    found = {}
+    for datum in make_data(rows, total, "sum"):
+        inputs = {name: value.data for name, value in datum.loss_fn_inputs.items()}
+        ids = (*datum.model_input.to_ints(), inputs["target_tokens"][-1])
+        found[ids] = inputs["advantages"][-1]
+    expected = {ids: weight for ids, weight in own_weights().items() if weight}
+    assert found == pytest.approx(expected, rel=1e-6)

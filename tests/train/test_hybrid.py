@@ -1,0 +1,114 @@
+"""Hybrids of attention and DeltaNet layers (Qwen3.5): sampling and thinking."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from trl.trainer.utils import add_fused_lm_head
+
+from atommem.config import MemoryConfig
+from atommem.environment import make_factory
+from atommem.envs.task import Document, Question, Task
+from atommem.policy.contract import Sampling, ScriptedPolicy
+from atommem.policy.decoding import Row, decode
+from atommem.policy.local import evaluating
+from atommem.run import RunConfig
+from atommem.trace import write_trace
+from atommem.train.loops.sft import trace_demonstrations
+from atommem.train.packing.micro_batch import pad_rows
+from tests.fakes import make_episode_runner
+from tests.tokenizer_shapes import byte_level
+from tests.train.test_sft import ENVIRONMENT
+from tests.train.toys import EOS, PAD, VOCABULARY, make_row
+
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+LENGTHS = (5, 70, 130)
+"""DeltaNet is computed in chunks of 64 tokens."""
+
+
+def make_hybrid() -> Any:
+    torch.manual_seed(0)
+    config = Qwen3_5TextConfig(
+        vocab_size=VOCABULARY + 2,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        linear_num_key_heads=1,
+        linear_num_value_heads=2,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        initializer_range=0.3,
+    )
+    return Qwen3_5ForCausalLM(config)
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+@pytest.mark.slow
+def test_sampling_of_a_hybrid_is_the_same_in_a_batch_and_in_training() -> None:
+    model = make_hybrid()
+
+    def sampled(*batch: list[int]) -> list[Row]:
+        rows = [
+            Row(ids, Sampling(1.0, max_tokens=6 + len(ids) % 7, seed=len(ids))) for ids in batch
+        ]
+        with evaluating(model):
+            decode(model, rows, {EOS}, PAD)
+        return rows
+
+    first, second, third = prompts()
+    batch = sampled(first, second, third, second)  # equal prompts share a prefill
+    add_fused_lm_head(model)
+    for row, (alone,) in zip(batch, map(sampled, (first, second, third, second)), strict=True):
+        assert row.token_ids == alone.token_ids
+        assert row.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
+        scored = pad_rows([make_row(row.prompt_ids, row.token_ids)], PAD).score(model)[0]
+        assert row.logprobs == pytest.approx(scored.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+@pytest.mark.parametrize("template", ["qwen3_5_think", "qwen3_6"])
+def test_thinking_of_a_hybrid_is_replayed_and_does_nothing(
+    tmp_path: Path, template: str, thinks: bool
+) -> None:
+    """With thinking the template ends the prompt inside of a thought."""
+    tokenizer = byte_level()
+    tokenizer.chat_template = (TEMPLATES / f"{template}.jinja").read_text()
+    thought = "<create_memory>a thought</create_memory></think>\n\n" if thinks else ""
+
+    def script(prompt: str) -> str:
+        assert prompt.endswith("<think>\n" if thinks else "<think>\n\n</think>\n\n")
+        if "It says red." in prompt:
+            return thought + "<create_memory>red</create_memory>"
+        return thought + "<final_answer>\\boxed{red}</final_answer>"
+
+    kwargs = {"enable_thinking": thinks}
+    runner = make_episode_runner(
+        policy=ScriptedPolicy(tokenizer, script, eos_token_id=tokenizer.eos_token_id),
+        tokenizer=tokenizer,
+        factory=make_factory(ENVIRONMENT, tokenizer),
+        keep_prompts=True,
+        chat_template_kwargs=kwargs,
+    )
+    task = Task("t", (Question("Which colour?", ("red",)),), (Document("", "It says red."),))
+    episode = asyncio.run(runner.run(task))
+    assert episode.reward == 1.0
+    assert [action.text for action in episode.steps[0].actions] == ["red"]
+    write_trace(tmp_path / "a.jsonl", episode, {"id": "t"}, {"memory": {"dialect": "paper"}})
+    run = RunConfig(memory=MemoryConfig(), environment=ENVIRONMENT, chat_template_kwargs=kwargs)
+    rows = trace_demonstrations(tmp_path / "a.jsonl", tokenizer, run, 1.0)
+    assert rows == [(step.prompt_ids, step.token_ids) for step in episode.steps]
