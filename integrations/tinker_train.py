@@ -25,8 +25,6 @@ import torch
 from rich.console import Console
 from transformers import TrainerControl, TrainerState, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from atommem.config import check_choice, save_config, setting
 from atommem.environment import find_environment
@@ -156,7 +154,7 @@ class TinkerTrainer:
                 base_model=self.base_model, rank=rank, seed=self.args.seed
             )
         path = Path(resume)
-        self.state = TrainerState.load_from_json(str(path / TRAINER_STATE_NAME))
+        self.state = TrainerState.load_from_json(str(path / "trainer_state.json"))
         saved = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
         return self.service.create_training_client_from_state_with_optimizer(saved["state"])
 
@@ -351,12 +349,12 @@ class TinkerTrainer:
         step, out = self.state.global_step, Path(self.args.output_dir)
         if step == self._saved_step:
             return
-        partial = out / checkpoints.PARTIAL / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        partial = out / checkpoints.PARTIAL / checkpoints.name_of(step)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         state = {"state": self.client.save_state(f"update-{step}").result().path}
         (partial / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
-        self.state.save_to_json(str(partial / TRAINER_STATE_NAME))
+        self.state.save_to_json(str(partial / "trainer_state.json"))
         save_config(partial, *self.settings.stored)
         checkpoints.publish_checkpoint(partial, out, self.args)
         checkpoints.prune_checkpoints(out, self.args.save_total_limit)

@@ -55,7 +55,7 @@ def start_server(model: Path, out: Path) -> Any:
     for file in out.glob("tinker.db*"):
         file.unlink()
     sizes = {"max_lora_adapters": 4, "max_lora_rank": RANK}
-    sizes |= {"train_micro_batch_size": 64, "sample_max_num_sequences": 256}
+    sizes |= {"train_micro_batch_size": 64, "sample_max_num_sequences": 64}
     words = f"""run -m skyrl.tinker.api --host 127.0.0.1 --port {PORT} --backend jax
         --base-model {model} --database-url sqlite:///{out}/tinker.db
         --checkpoints-base {out}/checkpoints"""
@@ -171,7 +171,7 @@ def main() -> int:
     evaluated |= {"eval_steps": options.updates, "eval_on_start": "true"}
     with start_server(model, out):
         update = compare_update(
-            {**given, "per_device_train_batch_size": min(64, options.episodes)}, out
+            {**given, "per_device_train_batch_size": min(32, options.episodes)}, out
         )
         print(f"one update: {update}", flush=True)
         learned = learn({**given, **evaluated}, out, heldout)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
-from accelerate.utils.memory import clear_device_cache
 from peft import PeftModel
 
 from atommem.errors import ConfigError
@@ -103,6 +104,12 @@ class ColocateBackend(Backend):
         if self._publisher is not None:
             self._publisher.close()
         await super().close()
+
+
+def clear_device_cache() -> None:
+    """Return the memory that torch keeps to the device."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def make_colocate_backend(rollouts: Rollouts, model: Any) -> ColocateBackend:
