@@ -104,16 +104,17 @@ def train(recipe: Recipe, folder: Path, seed: int, start: Path | None = None) ->
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, print a line for each run and the JSON line."""
-    parser = command_line(__doc__, seeds=1)
+    parser = command_line(__doc__, seeds=1, tasks=4)
     parser.add_argument("--worlds", nargs="*", choices=WORLDS, default=list(WORLDS))
     parser.add_argument("--shares", action="store_true", help="without training")
+    parser.add_argument("--tasks", type=int, default=64, help="of the shares of the expert")
     parser.add_argument("--seeds", type=int, default=1, help="seeds of each world")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_normalization"))
     options = parser.parse_args(argv)
     runs: list[dict[str, Any]] = []
     shares_of: dict[str, Any] = {}
     for world in options.worlds:
-        found = expert_shares(WORLDS[world], options.out / "expert", 4 if options.quick else 64)
+        found = expert_shares(WORLDS[world], options.out / "expert", options.tasks)
         shares_of[world] = found
         for name, figures in found.items():
             print(f"{world:<10} expert {name:<11}{figures}", flush=True)

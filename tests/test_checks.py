@@ -69,6 +69,9 @@ def test_bench_in_its_smallest_form_holds(bench: Path, tmp_path: Path) -> None:
     has_vllm = os.environ.get("VLLM_PYTHON") or (ROOT / ".venv-vllm" / ".installed").exists()
     if bench.stem in WITH_VLLM and not has_vllm:
         pytest.skip("needs vLLM: set VLLM_PYTHON or run scripts/vllm_python")
+    has_skyrl = os.environ.get("SKYRL_PYTHON") or (ROOT / ".venv-skyrl" / ".installed").exists()
+    if bench.stem == "bench_tinker" and not has_skyrl:
+        pytest.skip("needs SkyRL: set SKYRL_PYTHON or run scripts/skyrl_python")
     settings = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "WANDB_MODE": "offline"}
     environment = {**os.environ, **settings, "PYTHONPATH": str(ROOT)}
     command, pipe = [sys.executable, bench, "--quick"], subprocess.PIPE

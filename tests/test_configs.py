@@ -57,7 +57,7 @@ def test_configs_are_all_tested() -> None:
     launchers = [CONFIGS / "accelerate" / f"{name}.yaml" for name in LAUNCHERS]
     tested = [*launchers, *TRAIN, *EVAL, *TEMPLATES, *ENGINES]
     assert sorted(CONFIGS.rglob("*.yaml")) == sorted(tested)
-    assert all(load_templates(str(path)).system for path in TEMPLATES)
+    assert all(load_templates(str(path)).entry for path in TEMPLATES)
 
 
 @pytest.mark.slow

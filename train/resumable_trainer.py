@@ -58,7 +58,8 @@ class ResumableTrainer(Trainer):
         self._saved_step: int | None = None
         """The last update that is in a checkpoint (0: none is needed); unset before training."""
         super().__init__(*args, **kwargs)
-        self._loaded_dtype = self.model.config.dtype or self.model.dtype
+        loaded = str(self.model.config.dtype or self.model.dtype)  # a name once it was saved
+        self._loaded_dtype = getattr(torch, loaded.removeprefix("torch."))
         keep_in_float32(self.model, self.accelerator)
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:

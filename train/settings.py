@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import get_annotations
+from pathlib import Path
 from typing import Any
 
 from trl import ModelConfig
@@ -13,6 +14,7 @@ from atommem.arguments import Parser, make, split_config
 from atommem.config import EmbedderConfig, MemoryConfig, check_least, field_names
 from atommem.environment import find_environment
 from atommem.errors import ConfigError, check_writable, format_error
+from atommem.plugins import find
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import model_folder
 from atommem.run import RunConfig, check_setting_names, find_stored
@@ -24,6 +26,14 @@ _SHOWN = """data eval_data model_name_or_path model_revision use_peft lora_r lor
     save_steps save_total_limit resume_from_checkpoint logging_steps report_to run_name
     eval_strategy eval_steps push_to_hub hub_model_id"""
 """The first settings in the help: ours and TRL's that most runs need."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of ``atommem train`` behind an entry point in ``atommem.stages``."""
+
+    config_class: type
+    run: Callable[[Settings], Path]
 
 
 @dataclass
@@ -136,4 +146,6 @@ def _classes(stage: str) -> tuple[type, type]:
         from atommem.train.async_config import AsyncModelConfig, AsyncTrainConfig
 
         return AsyncTrainConfig, AsyncModelConfig
-    return ColdStartConfig if stage == "sft" else TrainConfig, ModelConfig
+    if stage in ("grpo", "sft"):
+        return ColdStartConfig if stage == "sft" else TrainConfig, ModelConfig
+    return find("atommem.stages", stage).config_class, ModelConfig

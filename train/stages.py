@@ -19,6 +19,7 @@ from huggingface_hub import HfApi
 from atommem.embedding import make_embedder
 from atommem.environment import find_environment
 from atommem.errors import ConfigError, format_error
+from atommem.plugins import find
 from atommem.train.checkpoints import checkpoint_to_resume
 from atommem.train.console import ASYNC_COLUMNS, GRPO_COLUMNS, SFT_COLUMNS, Column, use_console
 from atommem.train.episode_logs import EpisodeFiles
@@ -35,7 +36,7 @@ _PRIVATE = ("_*", ".*", "checkpoint-*", "wandb/*", "traces/*", "samples/*", "eva
 
 
 def run_stage(stage: str, settings: Settings) -> Path:
-    """Train grpo, async or sft, and save the model; returns its folder.
+    """Run a stage of `atommem.train.train_cli`, and save the model; returns its folder.
 
     Raises:
         AtomMemError: A setting or file is wrong, the run cannot continue, or was asked to stop.
@@ -44,7 +45,10 @@ def run_stage(stage: str, settings: Settings) -> Path:
         return launch(settings, make_grpo_trainer, GRPO_COLUMNS)
     if stage == "async":
         return launch(settings, make_async_trainer, ASYNC_COLUMNS)
-    return launch(settings, make_sft_trainer, SFT_COLUMNS)
+    if stage == "sft":
+        return launch(settings, make_sft_trainer, SFT_COLUMNS)
+    folder: Path = find("atommem.stages", stage).run(settings)
+    return folder
 
 
 def make_grpo_trainer(settings: Settings) -> MemoryGRPOTrainer:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 
 from atommem.errors import ConfigError
+from atommem.plugins import names
 
 STAGES = ("grpo", "sft", "async")
-USAGE = """usage: atommem train [grpo|sft|async] [--config FILE|NAME] [--FIELD VALUE ...]
+USAGE = """usage: atommem train [grpo|sft|async|tinker] [--config FILE|NAME] [--FIELD VALUE ...]
        atommem train plot RUN
 
 stages:
   grpo   reinforcement learning on a task file (the default)
   sft    cold start: supervised fine-tuning on traces
   async  GRPO that samples episodes while the trainer steps
+  tinker GRPO by LoRA on a server of the Tinker API (--base_url)
 plot draws scores, action rates and store size of a run (its output folder).
 
 `atommem configs` lists the shipped recipes. Precedence: defaults < the model
@@ -41,8 +43,9 @@ def main(argv: list[str] | None = None) -> int:
         from atommem.train.plot import main as plot_main
 
         return plot_main(arguments)
-    if stage not in STAGES:
-        raise ConfigError(f"{stage}: unknown stage. Give one of {', '.join(STAGES)}.")
+    stages = [*STAGES, *names("atommem.stages")]
+    if stage not in stages:
+        raise ConfigError(f"{stage}: unknown stage. Give one of {', '.join(stages)}.")
     # `--resume` is short for a setting that a YAML file can hold.
     resume = ["--resume_from_checkpoint", "auto"]
     arguments = [part for item in arguments for part in (resume if item == "--resume" else [item])]
@@ -50,6 +53,8 @@ def main(argv: list[str] | None = None) -> int:
 
     dry_run = parse_dry_run(arguments)
     if dry_run.dry_run:
+        if stage not in STAGES:
+            raise ConfigError(f"dry_run=true: {stage} trains on a server. Leave it out.")
         from atommem.train.dry_run.plan import run_dry
 
         run_dry(stage, arguments, dry_run)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +52,8 @@ class Row:
 def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: int) -> None:
     """Sample every row to its end, filling ``token_ids``, ``logprobs`` and ``stopped``.
 
-    Rows with equal prompts (a group's first step) share one prefill. Random numbers depend on a
+    Rows with equal prompts (a group's first step) share one prefill, and similar prompts (its later
+    steps, which begin with the same chunk) that of what they share. Random numbers depend on a
     row's seed alone.
 
     Args:
@@ -63,41 +65,23 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
     from transformers import DynamicCache
 
     device = next(model.parameters()).device
-    streams = torch.from_numpy(_uniforms(rows)).to(device)
-    distinct = {tuple(row.prompt_ids): None for row in rows}
-    position_of = {prompt: index for index, prompt in enumerate(distinct)}
-    expand = torch.tensor([position_of[tuple(row.prompt_ids)] for row in rows], device=device)
-    width = max(map(len, distinct))
+    prompts = sorted({tuple(row.prompt_ids) for row in rows})
     longest = max(row.sampling.max_tokens for row in rows)
-    input_ids = torch.tensor(
-        [[pad_id] * (width - len(p)) + list(p) for p in distinct], device=device
-    )
-    mask = torch.ones((len(distinct), width + longest), dtype=torch.long, device=device)
-    for index, prompt in enumerate(distinct):
-        mask[index, : width - len(prompt)] = 0
-    positions = (mask[:, :width].cumsum(-1) - 1).clamp(min=0)
-    cache = DynamicCache(config=model.config)
+    streams = torch.from_numpy(_uniforms(rows)).to(device)
     settings = sampling_settings(rows).to(device)
+    cache = DynamicCache(config=model.config)
     running = list(rows)
-
     # no_grad, not inference_mode: the model may cache tensors made here (rotary frequencies), and a
     # training step must not meet inference tensors.
     with torch.no_grad():
-        for length in range(width, width + longest):
-            logits = model(
-                input_ids=input_ids,
-                attention_mask=mask[:, :length],
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits[:, -1]
-            if length == width:
-                positions = positions[:, -1:]
-                if len(distinct) < len(rows):
-                    logits, mask, positions = logits[expand], mask[expand], positions[expand]
-                    cache.reorder_cache(expand)
-            token_ids, chosen = draw(logits.float(), streams[:, length - width], settings)
+        logits, mask = _prefill(model, prompts, cache, pad_id)
+        width, positions = mask.shape[1], mask.sum(-1, keepdim=True)
+        mask = torch.cat([mask, mask.new_ones(len(prompts), longest)], dim=1)
+        keep = torch.tensor([prompts.index(tuple(row.prompt_ids)) for row in rows], device=device)
+        logits, mask, positions = logits[keep], mask[keep], positions[keep]
+        cache.reorder_cache(keep)
+        for length in range(longest):
+            token_ids, chosen = draw(logits.float(), streams[:, length], settings)
             for row, token_id, logprob in zip(
                 running, token_ids.tolist(), chosen.tolist(), strict=True
             ):
@@ -106,13 +90,88 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
             alive = [index for index, row in enumerate(running) if not row.finished]
             if not alive:
                 return
-            input_ids, positions = token_ids[:, None], positions + 1
             if len(alive) <= COMPACT_AT * len(running):
                 keep = torch.tensor(alive, device=device)
-                input_ids, positions, mask = input_ids[keep], positions[keep], mask[keep]
+                token_ids, positions, mask = token_ids[keep], positions[keep], mask[keep]
                 streams, settings = streams[keep], settings[keep]
                 cache.reorder_cache(keep)
                 running = [running[index] for index in alive]
+            seen = mask[:, : width + length + 1]
+            logits = _logits(model, token_ids[:, None], seen, positions + length, cache)
+
+
+def _prefill(
+    model: Any, prompts: Sequence[tuple[int, ...]], cache: Any, pad_id: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Fill the cache with sorted prompts, what neighbours share computed once.
+
+    Returns:
+        The next token's logits, and the attention mask, which has holes where prompts differ in
+        length: (prompts, vocabulary) and (prompts, width).
+    """
+    device = next(model.parameters()).device
+
+    def pad(parts: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
+        width = max(map(len, parts))
+        ids = [[pad_id] * (width - len(part)) + list(part) for part in parts]
+        mask = [[0] * (width - len(part)) + [1] * len(part) for part in parts]
+        return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+    import torch
+
+    mask = torch.ones(len(prompts), 0, dtype=torch.long, device=device)
+    # Recurrent layers and windows count the holes.
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"]
+    lengths = _shared_lengths(prompts) if {*kinds} == {"full_attention"} else [0] * len(prompts)
+    if any(lengths):
+        starts = [prompt[:length] for prompt, length in zip(prompts, lengths, strict=True)]
+        distinct = sorted({*starts})
+        ids, mask = pad(distinct)
+        _logits(model, ids, mask, (mask.cumsum(-1) - 1).clamp(min=0), cache)
+        index = torch.tensor([distinct.index(start) for start in starts], device=device)
+        cache.reorder_cache(index)
+        mask = mask[index]
+    ids, rest = pad([prompt[length:] for prompt, length in zip(prompts, lengths, strict=True)])
+    mask = torch.cat([mask, rest], dim=1)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+    return _logits(model, ids, mask, positions, cache), mask
+
+
+def _logits(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Any
+) -> torch.Tensor:
+    """Append tokens to the cache; returns the logits after the last one: (rows, vocabulary)."""
+    return model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits[:, -1]
+
+
+def _shared_lengths(prompts: Sequence[tuple[int, ...]]) -> list[int]:
+    """Return how long a start of each prompt is computed first, once for all that share it.
+
+    Sorted prompts form groups that share at least half of each. All 0 unless that saves a quarter.
+    """
+    groups: list[list[int]] = []  # [first prompt, shared length, prompts]
+    for index, prompt in enumerate(prompts):
+        first = prompts[groups[-1][0]] if groups else ()
+        shared = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, prompt, strict=False))
+        )
+        if 2 * shared >= max(len(prompt), len(first)):
+            groups[-1][1:] = [min(shared, groups[-1][1], len(prompt) - 1), groups[-1][2] + 1]
+        else:
+            groups.append([index, len(prompt) - 1, 1])
+    width = max((length for _, length, count in groups if count > 1), default=0)
+    lengths = [min(length, width) for _, length, count in groups for _ in range(count)]
+    rest = max(len(prompt) - length for prompt, length in zip(prompts, lengths, strict=True))
+    computed = len(groups) * width + len(prompts) * rest
+    plain = len(prompts) * max(map(len, prompts))
+    return lengths if computed <= 0.75 * plain else [0] * len(prompts)
 
 
 def sampling_settings(rows: Sequence[Row]) -> torch.Tensor:
@@ -151,8 +210,7 @@ def draw(
     temperature, top_p, top_k = settings.T[..., None]
     greedy, cut = temperature == 0, (top_p < 1) | (top_k < torch.inf)
     logprobs = (logits / torch.where(greedy, 1.0, temperature)).log_softmax(-1)
-    # Cumulative sums over a large vocabulary need more than float32.
-    probs = logprobs.double().softmax(-1)
+    probs = logprobs.exp()
     if any_cut := bool(cut.any()):
         ranked, order = probs.sort(dim=-1, descending=True, stable=True)
         ranks = torch.arange(ranked.shape[-1], device=ranked.device)
@@ -163,11 +221,13 @@ def draw(
         ranked = ranked.masked_fill((before >= top_p) & (top_p < 1) & (ranks > 0), 0)
         # In vocabulary order again: a row draws the same whether or not another row is cut.
         probs = ranked.new_zeros(ranked.shape).scatter(1, order, ranked)
-    cumulative = probs.cumsum(-1)
+    # Sums over a large vocabulary need more than float32.
+    cumulative = probs.cumsum(-1, dtype=torch.float64)
     # 1 - u is in (0, 1], so the first place that reaches it has a probability above 0.
     target = (1 - uniforms[:, None]) * cumulative[:, -1:]
     token_ids = torch.searchsorted(cumulative, target)
-    token_ids = torch.where(greedy, logprobs.argmax(-1, keepdim=True), token_ids)
+    if greedy.any():
+        token_ids = torch.where(greedy, logprobs.argmax(-1, keepdim=True), token_ids)
     chosen = logprobs.gather(1, token_ids)
     if any_cut:
         among_kept = (probs.gather(1, token_ids) / cumulative[:, -1:]).log()

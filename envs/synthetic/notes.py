@@ -35,7 +35,7 @@ class NotesExpert(ScriptedExpert):
     """
 
     def __init__(self, dialect: Dialect) -> None:
-        self._tags = dialect.tags
+        self._tags = {**dialect.tags}
 
     def start(self, task: Task) -> None:
         """Start on a task, one at a time; raise DataError if it has no notes."""

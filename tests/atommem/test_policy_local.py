@@ -84,6 +84,25 @@ def test_greedy_completions_equal_generate(model: Any, policy: LocalPolicy) -> N
         assert done.token_ids == ids[0, len(prompt) :].tolist()
 
 
+def test_similar_prompts_share_a_prefill(model: Any, policy: LocalPolicy) -> None:
+    start = [2 + (5 * j) % 48 for j in range(20)]
+    prompts = [[*start, *range(2, 4 + i)] for i in range(6)] + [[5, 6, 7]]
+    samplings = [Sampling(temperature=1.0, max_tokens=4, seed=i) for i in range(7)]
+    computed = []
+
+    def count(_: Any, __: Any, inputs: dict[str, Any]) -> None:
+        computed.append(inputs["input_ids"].numel())
+
+    handle = model.register_forward_pre_hook(count, with_kwargs=True)
+    completions = complete_all(policy, samplings, prompts)
+    handle.remove()
+    assert sum(computed[:2]) < sum(map(len, prompts)) * 0.7
+    for prompt, done in zip(prompts, completions, strict=True):
+        expected = logprobs_of(model, prompt, done.token_ids, 1.0)
+        chosen = expected.gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
+        assert done.logprobs == pytest.approx(chosen.tolist(), abs=1e-4)
+
+
 @pytest.mark.slow
 def test_seeded_request_samples_the_same_in_any_batch(policy: LocalPolicy) -> None:
     samplings = [Sampling(temperature=1.0, max_tokens=10, seed=100 + i) for i in range(8)]

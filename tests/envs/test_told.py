@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+from pathlib import Path
 
 import pytest
 
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
+from atommem.envs.data_cli import main
 from atommem.envs.synthetic.expert import ExpertPolicy
 from atommem.envs.synthetic.notes import NotesExpert
 from atommem.envs.synthetic.told import RELATIONS, ToldConfig, generate
 from atommem.envs.task import Task
+from atommem.envs.task_files import load_tasks
 from atommem.episode import Episode
 from atommem.errors import ConfigError
 from atommem.policy.contract import Sampling
@@ -85,3 +89,16 @@ def test_told_levels_set_paragraphs_hops_and_corrections() -> None:
     assert tasks_of("train", 3) == tasks_of("train", 9)[:3]
     with pytest.raises(ConfigError, match="levels"):
         ToldConfig(levels=(1, 5))
+
+
+def test_data_build_writes_told_tasks_and_their_origin(tmp_path: Path) -> None:
+    out = tmp_path / "told.parquet"
+    words = ["--split", "test", "--n", "3", "--seed", "5", "--levels", "1-4", "--out", str(out)]
+    assert main(["build", "--benchmark", "told", *words]) == 0
+    assert load_tasks(out) == tasks_of("test", 3)
+    origin = json.loads((tmp_path / "told.parquet.json").read_text())
+    assert (origin["source"], origin["split"], origin["texts"]["levels"]) == (
+        "told",
+        "test",
+        [1, 4],
+    )

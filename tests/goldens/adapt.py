@@ -156,7 +156,7 @@ def loss_and_gradient(
     """Loss, gradient and logged means over rows of (logprobs, advantage)."""
     import torch
 
-    from atommem.train.objective.loss import PolicyLoss
+    from atommem.train.objective.loss import CORRECTION, PolicyLoss
     from atommem.train.objective.rows import EpisodeSize, Row, Tokens, normalizer, token_weight
 
     sizes = [EpisodeSize(len(logprobs), 1) for logprobs, _ in rows]
@@ -170,6 +170,7 @@ def loss_and_gradient(
     )
     loss = total / normalizer(sizes, weighting, 9)
     (gradient,) = torch.autograd.grad(loss, logps)
+    log.pop(CORRECTION, None)  # the goldens are older
     return loss, gradient, {name: float(value.float().mean()) for name, value in log.items()}
 
 

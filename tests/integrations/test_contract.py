@@ -7,6 +7,7 @@ A peer is tested where it is installed: see scripts/engine_env.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -317,6 +318,30 @@ def test_verl_agent_loop_runs_real_episodes(data: str, monkeypatch: pytest.Monke
     assert [row["task"] for row in prompts.dataframe] == list(TASKS)
 
 
+def test_tinker_gets_our_weights_as_advantages(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = SimpleNamespace(
+        Datum=SimpleNamespace, ModelInput=SimpleNamespace(from_ints=lambda ids: ids)
+    )
+    monkeypatch.setitem(sys.modules, "tinker", client)
+    door = pytest.importorskip("atommem.integrations.tinker", exc_type=ImportError)
+    stage = pytest.importorskip("atommem.integrations.tinker_train", exc_type=ImportError)
+    args = SimpleNamespace(
+        num_generations=SAMPLES,
+        overlong_filtering=False,
+        scale_rewards="none",
+        normalization="token",
+        max_completion_length=8,
+    )
+    rows, total, _ = stage.update_rows(EPISODES, args)
+    found: Weights = {}
+    for datum in door.make_data(rows, total, "sum"):
+        inputs = datum.loss_fn_inputs
+        (value,) = set(inputs["advantages"][inputs["advantages"] != 0].tolist())
+        found[*datum.model_input, int(inputs["target_tokens"][-1])] = value
+    expected = {row: weight for row, weight in own_weights().items() if weight}
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
 def test_openenv_session_trains_on_our_weights_divided_by_the_deviation(
     data: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,3 +420,20 @@ def test_openenv_sessions_run_real_episodes(data: str, monkeypatch: pytest.Monke
 
 async def run_written(task: Any, sample: int) -> Episode:
     return written(task.id, sample)
+
+
+def test_tinker_trains_on_our_weights() -> None:
+    pytest.importorskip("tinker")
+    from atommem.integrations.tinker import make_data
+    from atommem.integrations.tinker_train import update_rows
+
+    settings = {"num_generations": SAMPLES, "scale_rewards": "none", "normalization": "token"}
+    settings |= {"overlong_filtering": False, "max_completion_length": 8}
+    rows, total, _ = update_rows(EPISODES, SimpleNamespace(**settings))
+    found = {}
+    for datum in make_data(rows, total, "sum"):
+        inputs = {name: value.data for name, value in datum.loss_fn_inputs.items()}
+        ids = (*datum.model_input.to_ints(), inputs["target_tokens"][-1])
+        found[ids] = inputs["advantages"][-1]
+    expected = {ids: weight for ids, weight in own_weights().items() if weight}
+    assert found == pytest.approx(expected, rel=1e-6)

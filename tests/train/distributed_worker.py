@@ -1,7 +1,8 @@
 """Run by test_distributed.py on gloo processes, and in part within the test.
 
-Usage: distributed_worker.py PART FOLDER, where PART is ``ddp``, ``fsdp2`` (as
-configs/accelerate/fsdp2.yaml) or ``continue`` (on another number of processes). What each rank
+Usage: distributed_worker.py PART FOLDER, where PART is ``ddp``, ``adapter`` (again where a run on
+one process has ended), ``fsdp2`` (as configs/accelerate/fsdp2.yaml) or ``continue`` (on another
+number of processes). What each rank
 found goes to FOLDER/PART-RANK.pt.
 """
 
@@ -107,6 +108,23 @@ def train_adapters(folder: Path, down: Sequence[str]) -> dict[str, Any]:
     return {"error": error, "loads": {k: server.loads for k, server in cluster.servers.items()}}
 
 
+def resume_adapter(folder: Path, checkpoint: Path | None = None) -> None:
+    """Train an adapter for two updates on each of two rollouts, from the start or `checkpoint`."""
+    settings = {
+        "steps_per_generation": 2,
+        "max_steps": 4,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "save_total_limit": None,
+        "max_grad_norm": 1.0,
+        "per_device_train_batch_size": 8 // RANKS,
+    }
+    config = make_config(folder, **settings)
+    trainer, _, _ = make_trainer(make_model(), config, mixed_episode, peft_config=LORA)
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    trainer.save_final()
+
+
 def run_out_of_memory(folder: Path) -> str:
     """Return how a run ends whose second rank has too little memory early in the second update."""
     settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 100}
@@ -128,7 +146,7 @@ def run_out_of_memory(folder: Path) -> str:
     return ""
 
 
-KINDS = ["no", "bf16", "lora_bf16"]
+KINDS = ["no", "lora_bf16"]
 """Updates under FSDP2: mixed precision or not, all weights or an adapter."""
 
 
@@ -188,6 +206,11 @@ def main(part: str, folder: Path) -> None:
             "all lost": train_adapters(folder / "all", down),
             "memory": run_out_of_memory(folder / "memory"),
         }
+    elif part == "adapter":
+        last = folder / "one" / "checkpoint-3"
+        resume_adapter(
+            folder / ("two" if last.is_dir() else "whole"), last if last.is_dir() else None
+        )
     elif part == "fsdp2":
         launch_as_fsdp2()
         for kind in KINDS:

@@ -21,6 +21,7 @@ from tests.train.distributed_worker import (
     KINDS,
     fsdp2_run,
     fsdp2_update,
+    resume_adapter,
     train_alike,
 )
 from tests.train.harness import assert_equal_gradients, save_model, torchrun
@@ -82,6 +83,18 @@ def test_rank_without_servers_ends_the_run_for_all(found: Found) -> None:
     first, second = found("all lost")
     assert "No server answered" in second["error"]
     assert "see the other processes" in first["error"]
+
+
+def test_adapter_resumes_on_two_one_and_two_ranks(tmp_path: Path) -> None:
+    """Both changes are between the two updates on a rollout."""
+    torchrun("distributed_worker", "adapter", tmp_path)
+    resume_adapter(tmp_path / "one", tmp_path / "whole" / "checkpoint-1")
+    torchrun("distributed_worker", "adapter", tmp_path)
+    start = weights(tmp_path / "whole" / "checkpoint-1")
+    end = weights(tmp_path / "whole")
+    assert all((end[name] - start[name]).abs().max() > 1e-3 for name in end)
+    assert_close(tmp_path / "one", tmp_path / "whole", 1e-6)
+    assert_close(tmp_path / "two", tmp_path / "whole", 1e-6)
 
 
 def test_rank_without_memory_ends_the_run_for_all(found: Found) -> None:

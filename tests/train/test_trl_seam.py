@@ -42,8 +42,8 @@ SEAM = {
     "_commit_hash",
     # A user's function as a tool, and why it cannot be one.
     "transformers.utils.chat_template_utils",
-    # Room for an engine that wakes.
-    "accelerate.utils.memory.clear_device_cache",
+    # Services of `report_to` outside of Trainer.
+    "transformers.integrations.get_reporting_integration_callbacks",
     # The launcher's file in the dry run.
     "accelerate.commands.config.config_args.load_config_from_file",
 }

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
-from accelerate.utils.memory import clear_device_cache
 from peft import PeftModel
 
 from atommem.errors import ConfigError
@@ -105,6 +106,12 @@ class ColocateBackend(Backend):
         await super().close()
 
 
+def clear_device_cache() -> None:
+    """Return the memory that torch keeps to the device."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def make_colocate_backend(rollouts: Rollouts, model: Any) -> ColocateBackend:
     """Make a backend with an engine of the trained `model` in this process."""
     args: TrainConfig = rollouts.args
@@ -153,11 +160,13 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
         )
     # Whole prompts in a batch, and all episodes, unless the user has another limit.
     episodes = args.per_device_train_batch_size * (args.steps_per_generation or 1)
-    ours = {
+    ours: dict[str, Any] = {
         "max_num_batched_tokens": max(4096, args.vllm_max_model_length or 0),
         "max_num_seqs": max(128, episodes),
         "disable_log_stats": True,
     }
+    if args.cast_lm_head_to_fp32:
+        ours["hf_overrides"] = {"head_dtype": "float32"}  # as in training
     # Full weights arrive before the first rollout; a checkpoint's buffers are not among them.
     buffers = dict(base.named_buffers()).keys() & base.state_dict().keys()
     if not adapted and not buffers:

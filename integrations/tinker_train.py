@@ -1,0 +1,421 @@
+"""The stage ``atommem train tinker``: our loop, with sampling and updates on a Tinker server.
+
+An update runs the episodes of its groups, compares them (`group_advantages`: the baseline counts
+episodes, failed ones leave it), makes a row of every step and sends ``forward_backward`` and
+``optim_step``. The server holds the model, a LoRA adapter and the optimizer; this process holds
+the memories, the environment and the logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+import tinker
+import torch
+from rich.console import Console
+from transformers import TrainerControl, TrainerState, get_scheduler
+from transformers.integrations import get_reporting_integration_callbacks
+
+from atommem.config import check_choice, save_config, setting
+from atommem.environment import find_environment
+from atommem.envs.scoring.records import record_of
+from atommem.episode import Episode, add_sums
+from atommem.errors import ConfigError
+from atommem.integrations.engine import EnginePolicy
+from atommem.integrations.tinker import (
+    REDUCTIONS,
+    ROW_MEAN,
+    connect,
+    loss_config,
+    make_data,
+    trained_logprobs,
+    unpack_adapter,
+)
+from atommem.policy.contract import Sampling
+from atommem.process import no_full_collection
+from atommem.train import checkpoints
+from atommem.train.console import GRPO_COLUMNS, ConsoleTable, MetricsFile
+from atommem.train.episode_logs import EPISODES, SYNC, EpisodeFiles, RolloutLog, rollout_means
+from atommem.train.errors import DivergedError, RolloutFailedError, TrainingInterrupted
+from atommem.train.loops.episode_trainer import held_out_metrics
+from atommem.train.loops.models import load_tokenizer
+from atommem.train.loops.update_step import DIFFERENCE, policy_loss
+from atommem.train.objective.advantages import group_advantages, has_variance
+from atommem.train.objective.rows import (
+    EpisodeSize,
+    Row,
+    Tokens,
+    advantages_of_steps,
+    episode_rows,
+    merge_equal_rows,
+    normalizer,
+)
+from atommem.train.objective.shares import gradient_shares
+from atommem.train.rollout.rollouts import TaskOrder, plan_groups, run_groups
+from atommem.train.settings import Settings, Stage
+from atommem.train.stages import make_rollouts, prepare_reporters
+from atommem.train.stop_request import StopRequest
+from atommem.train.train_config import REFUSED, TrainConfig, check_refused
+
+STATE_FILE = "tinker.json"
+LOSS_FNS = {"dapo": "ppo", "grpo": "ppo", "dr_grpo": "ppo", "cispo": "cispo"}
+"""The server's loss for each of ours; normalizer and weights are in the advantages."""
+_SERVER = "the server samples and trains"
+_NO_TERM = "the API's losses have no such term"
+
+
+@dataclass
+class TinkerConfig(TrainConfig):
+    """Settings of training on a Tinker server, by LoRA (``lora_r``; the server sets alpha)."""
+
+    refused: ClassVar = {
+        **REFUSED,
+        "use_vllm": (False, _SERVER),
+        "beta": (0.0, _NO_TERM),
+        "delta": (None, _NO_TERM),
+        "importance_sampling_level": ("token", _NO_TERM),
+        "temperature": (1.0, "the server trains on log-probabilities at temperature 1"),
+        "steps_per_generation": (1, "an update has its own episodes"),
+        "num_iterations": (1, "an update has its own episodes"),
+    }
+    base_url: str | None = setting(None, "The Tinker server; unset: hosted Tinker.")
+    loss_fn: str = setting(
+        "", "Loss on the server: ppo, cispo or importance_sampling; unset: as loss_type has it."
+    )
+    server_reduction: str = setting(
+        "sum",
+        "How the server adds up token losses: sum (Tinker; SkyRL's FSDP and Megatron), or row_mean "
+        "(SkyRL's jax backend, which divides each row by its length and the sum by the rows).",
+    )
+    learning_rate: float = setting(1e-4, "The initial learning rate of the adapter.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.loss_fn = self.loss_fn or LOSS_FNS[self.loss_type]
+        check_choice(
+            "loss_fn", self.loss_fn, (*dict.fromkeys(LOSS_FNS.values()), "importance_sampling")
+        )
+        check_choice("server_reduction", self.server_reduction, REDUCTIONS)
+
+
+class TinkerTrainer:
+    """Trains an adapter on a Tinker server.
+
+    Args:
+        service: A ``tinker.ServiceClient``, or what has its methods.
+        resume: A checkpoint folder of an earlier run.
+    """
+
+    def __init__(self, settings: Settings, service: Any, resume: str | None = None) -> None:
+        self.settings, self.service = settings, service
+        self.args: TinkerConfig = settings.args
+        args, self.tokenizer = self.args, load_tokenizer(settings.model)
+        self.base_model = str(settings.model.model_name_or_path)
+        kind = find_environment(settings.run.environment.environment)
+        self.tasks: list[Any] = list(kind.read_tasks(args.data))
+        self.held_out: list[Any] = list(kind.read_tasks(args.eval_data)) if args.eval_data else []
+        groups = (args.generation_batch_size or 0) // (args.num_generations or 1)
+        self._order = TaskOrder(len(self.tasks), groups, bool(args.shuffle_dataset), args.seed)
+        self.state = TrainerState()
+        context, errors = self._context_length(), (tinker.TinkerError,)
+        self.client, self.sampler = self._make_client(settings.model.lora_r, resume), None
+        policy = EnginePolicy(self.tokenizer, self.sample, errors, context)
+        self.runner = make_rollouts(settings, self.tokenizer).runner(policy, args.max_in_flight)
+        if args.max_steps > 0:
+            self.state.max_steps = args.max_steps
+        else:
+            epochs = args.num_train_epochs * self._order.updates_per_epoch
+            self.state.max_steps = math.ceil(epochs)
+        self._rates = learning_rates(args, self.state.max_steps)
+        self._loss = policy_loss(args)
+        described = [kind.describe(task) for task in self.tasks]
+        self._files = EpisodeFiles(args, described, settings.run.memory)
+        self._rollout_log = RolloutLog(described, settings.run.memory)
+        table = ConsoleTable(GRPO_COLUMNS, Console(highlight=False))
+        reporters = [make() for make in get_reporting_integration_callbacks(args.report_to)]
+        self._callbacks = [table, MetricsFile(), *reporters]
+        self._saved_step = self.state.global_step
+        self._loop = asyncio.Runner()
+        self.stop_request = StopRequest()
+
+    def _make_client(self, rank: int, resume: str | None) -> Any:
+        if resume is None:
+            return self.service.create_lora_training_client(
+                base_model=self.base_model, rank=rank, seed=self.args.seed
+            )
+        path = Path(resume)
+        self.state = TrainerState.load_from_json(str(path / "trainer_state.json"))
+        saved = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+        return self.service.create_training_client_from_state_with_optimizer(saved["state"])
+
+    def _context_length(self) -> int | None:
+        """Return the server's context length of the model, if it says one."""
+        models = self.service.get_server_capabilities().supported_models
+        known = {model.model_name: model.max_context_length for model in models}
+        if self.base_model not in known:
+            raise ConfigError(
+                f"model_name_or_path={self.base_model}: the server has "
+                f"{', '.join(filter(None, known))}. Give one of these."
+            )
+        return known[self.base_model]
+
+    def close(self) -> None:
+        """Free the embedder and the event loop."""
+        self._loop.run(self.runner.agent.embedder.close())
+        self._loop.close()
+
+    # Updates ------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Run all updates; a stop request or an outage ends the run with a checkpoint."""
+        self._call("on_train_begin")
+        with self.stop_request.installed(), no_full_collection():
+            try:
+                self._train()
+            except (TrainingInterrupted, RolloutFailedError, DivergedError) as stop:
+                self.save()
+                raise type(stop)(f"{str(stop).rstrip('.')}. {self._resume_hint()}") from stop
+            except tinker.TinkerError as error:
+                message = f"the Tinker server failed: {error}. {self._resume_hint()}"
+                raise RolloutFailedError(message) from error
+        self._call("on_train_end")
+
+    def _train(self) -> None:
+        state, args = self.state, self.args
+        if self.held_out and args.eval_on_start and not state.global_step:
+            self.evaluate()
+        while state.global_step < state.max_steps:
+            self._update()
+            if self.held_out and state.global_step % int(args.eval_steps or 1) == 0:
+                self.evaluate()
+            if args.save_strategy != "no" and state.global_step % int(args.save_steps) == 0:
+                self.save()
+
+    def _resume_hint(self) -> str:
+        last = checkpoints.last_checkpoint(self.args.output_dir)
+        return f"The same command with --resume continues from {last or 'the start'}."
+
+    def _update(self) -> None:
+        update = self.state.global_step
+        episodes, log = self.collect(update)
+        self._files(update, episodes)
+        errors = [str(episode.error) for episode in episodes if episode.failed]
+        if len(errors) > self.args.max_failed_fraction * len(episodes):
+            raise RolloutFailedError(
+                f"{len(errors)} of {len(episodes)} episodes of update {update + 1} failed, more "
+                f"than max_failed_fraction={self.args.max_failed_fraction:g}: {min(errors)}"
+            )
+        rows, over, shares = update_rows(episodes, self.args)
+        started = time.perf_counter()
+        rate = self._rates[update]
+        trained = self.step(rows, over, rate) if rows else {"loss": 0.0}
+        log |= {"learning_rate": rate, **shares, **trained}
+        log["seconds/train"] = time.perf_counter() - started
+        self.state.global_step += 1
+        self.state.epoch = self.state.global_step / self._order.updates_per_epoch
+        self.log(log)
+
+    def collect(self, update: int) -> tuple[list[Episode], dict[str, float]]:
+        """Run the episodes of an update, group after group; returns them and what is logged."""
+        args, started, clock = self.args, time.perf_counter(), self._rollout_log.clock
+        size = args.num_generations or 1
+        count = self._order.groups_per_update * size
+        seed = self._order.seed(update * self._order.groups_per_update)
+        groups = plan_groups(args, self._order, self.tasks, update, range(count))
+        with clock.busy(SYNC):
+            self.publish()
+        sampling = replace(self.runner.agent.sampling, seed=seed)
+        with clock.busy(EPISODES):
+            self._run(run_groups(self.runner.copy(sampling=sampling), groups))
+        episodes = [episode for group in groups for episode in group.episodes]
+        every = [e for group in groups for e in (*group.episodes, *group.replaced)]
+        sums = add_sums([self._rollout_log.sums(every, self.runner.agent.activity)])
+        tokens = int(sums["tokens/prompt"] + sums["tokens/completion"])
+        self.state.num_input_tokens_seen += tokens
+        rewards = [None if g.replaced else [e.reward for e in g.episodes] for g in groups]
+        flat = [group is None or not has_variance(group) for group in rewards]
+        log = {
+            **rollout_means(sums, 1),
+            "frac_reward_zero_std": sum(flat) / len(flat),
+            "seconds/rollout": time.perf_counter() - started,
+            "num_tokens": float(self.state.num_input_tokens_seen),
+        }
+        return episodes, log
+
+    def publish(self) -> None:
+        """Let the sampler have the current weights."""
+        self.sampler = self.client.save_weights_and_get_sampling_client()
+
+    async def sample(
+        self, prompt_ids: list[int], sampling: Sampling
+    ) -> tuple[list[int], list[float], bool]:
+        """Sample one completion of token ids, as `EnginePolicy` has it."""
+        settings = tinker.SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or -1,
+            seed=sampling.seed,
+            stop=[self.tokenizer.eos_token_id],
+        )
+        prompt = tinker.ModelInput.from_ints(prompt_ids)
+        (sampled,) = (await self.sampler.sample_async(prompt, 1, settings)).sequences
+        return sampled.tokens, sampled.logprobs, sampled.stop_reason == "stop"
+
+    def step(self, rows: Sequence[Row], over: float, learning_rate: float) -> dict[str, float]:
+        """Train on `rows` with the normalizer `over`; returns what is logged."""
+        args = self.args
+        data = make_data(rows, over, args.server_reduction)
+        reply = self.client.forward_backward(data, args.loss_fn, loss_config(args)).result()
+        self._check_reduction(reply)
+        tokens = Tokens.of(rows, torch.device("cpu"))
+        logprobs = torch.from_numpy(trained_logprobs(reply, rows))
+        loss, by_token = self._loss(logprobs, tokens, tokens.old_logprobs)
+        if not loss.isfinite():
+            raise DivergedError(f"the loss of update {self.state.global_step + 1} is {loss}")
+        adam = tinker.AdamParams(
+            learning_rate=learning_rate,
+            beta1=args.adam_beta1,
+            beta2=args.adam_beta2,
+            eps=args.adam_epsilon,
+            weight_decay=args.weight_decay,
+            grad_clip_norm=args.max_grad_norm,
+        )
+        metrics = self.client.optim_step(adam).result().metrics or {}
+        log = {name.removeprefix("skyrl.ai/"): float(value) for name, value in metrics.items()}
+        by_token |= {DIFFERENCE: (logprobs - tokens.logprobs).abs()}
+        for name, values in by_token.items():
+            log[name] = float((tokens.weights * values).sum() / tokens.weights.sum())
+        return log | {"loss": float(loss / over)}
+
+    def _check_reduction(self, reply: Any) -> None:
+        """Refuse SkyRL's jax backend under another reduction: it would reweight rows silently."""
+        is_jax = not reply.metrics and "elementwise_loss" in reply.loss_fn_outputs[0]
+        if is_jax and self.args.server_reduction != ROW_MEAN:
+            raise ConfigError(
+                f"server_reduction={self.args.server_reduction}: this server is SkyRL's jax "
+                f"backend, which divides a row by its length. Give --server_reduction {ROW_MEAN}."
+            )
+
+    def evaluate(self) -> dict[str, float]:
+        """Run and score episodes on the held-out tasks; every evaluation has the same seeds."""
+        args, agent = self.args, self.runner.agent
+        temperature = args.temperature if args.eval_temperature is None else args.eval_temperature
+        sampling = replace(agent.sampling, temperature=temperature, seed=args.seed)
+        samples = range(args.num_generations_eval or 1)
+        jobs = [(task, sample) for task in self.held_out for sample in samples]
+        self.publish()
+        episodes = self._run(self.runner.copy(sampling=sampling).run_all(jobs))
+        factory = agent.factory
+        records = [
+            record_of(factory.describe(task), episode, factory.diagnose(task, episode))
+            for (task, _), episode in zip(jobs, episodes, strict=True)
+        ]
+        self._rollout_log.sums([], agent.activity)  # its time is not the next update's
+        metrics = {f"eval_{name}": value for name, value in held_out_metrics(records).items()}
+        self.log(metrics)
+        return metrics
+
+    def _run(self, work: Any) -> Any:
+        result = self._loop.run(self.stop_request.guard(work))
+        if self.stop_request.requested:
+            raise TrainingInterrupted(f"stopped before update {self.state.global_step + 1}")
+        return result
+
+    # Logs and checkpoints -----------------------------------------------------------------------
+
+    def log(self, values: dict[str, float]) -> None:
+        """Write log entries to console, ``metrics.jsonl`` and the services of ``report_to``."""
+        entry = {**values, "epoch": self.state.epoch}
+        self.state.log_history.append({**entry, "step": self.state.global_step})
+        self._call("on_log", logs=entry)
+
+    def _call(self, event: str, **values: Any) -> None:
+        for callback in self._callbacks:
+            getattr(callback, event)(self.args, self.state, TrainerControl(), **values)
+
+    def save(self) -> None:
+        """Save a checkpoint, unless this update has one: weights and optimizer on the server."""
+        step, out = self.state.global_step, Path(self.args.output_dir)
+        if step == self._saved_step:
+            return
+        partial = out / checkpoints.PARTIAL / checkpoints.name_of(step)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        state = {"state": self.client.save_state(f"update-{step}").result().path}
+        (partial / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+        self.state.save_to_json(str(partial / "trainer_state.json"))
+        save_config(partial, *self.settings.stored)
+        checkpoints.publish_checkpoint(partial, out, self.args)
+        checkpoints.prune_checkpoints(out, self.args.save_total_limit)
+        self._saved_step = step
+
+    def download(self, name: str, folder: Path) -> Path:
+        """Save the adapter on the server under `name`, and unpack it into `folder`."""
+        saved = self.client.save_weights_for_sampler(name).result()
+        run, _, checkpoint = saved.path.removeprefix("tinker://").partition("/")
+        rest = self.service.create_rest_client()
+        url = rest.get_checkpoint_archive_url(run, checkpoint).result().url
+        archive = httpx.get(url, follow_redirects=True, timeout=600).raise_for_status().content
+        unpack_adapter(archive, folder)
+        self.tokenizer.save_pretrained(folder)
+        save_config(folder, *self.settings.stored)
+        return folder
+
+
+def update_rows(
+    episodes: Sequence[Episode], args: Any
+) -> tuple[list[Row], float, dict[str, float]]:
+    """Return the rows of an update's episodes (group after group), their normalizer and shares.
+
+    The baseline of a group counts episodes, whatever their number of steps; failed ones leave it.
+    """
+    rewards = [episode.reward for episode in episodes]
+    sizes = [EpisodeSize.of(episode, args.overlong_filtering) for episode in episodes]
+    advantages = group_advantages(rewards, args.num_generations or 1, str(args.scale_rewards))
+    by_step = advantages_of_steps(advantages, episodes)
+    rows = episode_rows(episodes, by_step, args.normalization, args.overlong_filtering)
+    over = normalizer(sizes, args.normalization, args.max_completion_length or 1)
+    shares = gradient_shares(sizes, advantages, args.normalization)
+    return merge_equal_rows(rows), over, shares
+
+
+def learning_rates(args: Any, steps: int) -> list[float]:
+    """Return the learning rate of each update, by ``lr_scheduler_type`` and warm-up."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate)
+    kwargs = {"scheduler_specific_kwargs": args.lr_scheduler_kwargs}
+    warmup = args.get_warmup_steps(steps)
+    schedule = get_scheduler(args.lr_scheduler_type, optimizer, warmup, steps, **kwargs)
+    return [args.learning_rate * schedule.lr_lambdas[0](step) for step in range(steps)]
+
+
+def run(settings: Settings) -> Path:
+    """Train or resume, and download the adapter; returns its folder."""
+    args = settings.args
+    check_refused(settings.model, {"lora_alpha": (32, "the server sets it")})
+    resume = checkpoints.checkpoint_to_resume(args, settings.run.memory)
+    prepare_reporters(args)
+    trainer = TinkerTrainer(settings, connect(args.base_url), resume)
+    facts = {name: value for part in settings.stored for name, value in asdict(part).items()}
+    facts |= {"checkpoint": trainer.base_model, "atommem_version": version("atommem")}
+    args.facts = facts
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    folder = trainer.download(f"final-{trainer.state.global_step}", Path(args.output_dir))
+    print(f"saved to {folder}; evaluate it: atommem eval --policy {folder} --data TASKS")
+    return folder
+
+
+STAGE = Stage(TinkerConfig, run)
