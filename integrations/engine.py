@@ -48,8 +48,10 @@ class Episodes:
 
     def runner(self, policy: Policy, tokenizer: Any) -> EpisodeRunner:
         """Make the loop around `policy`."""
-        options = {"encode_threads": ENCODE_THREADS, "keep_prompts": True}
-        return EpisodeRunner(build_agent(self.run, policy, tokenizer=tokenizer, **options))
+        agent = build_agent(
+            self.run, policy, tokenizer=tokenizer, encode_threads=ENCODE_THREADS, keep_prompts=True
+        )
+        return EpisodeRunner(agent)
 
 
 @dataclass

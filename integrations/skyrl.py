@@ -51,8 +51,10 @@ class SkyRLGenerator(GeneratorInterface):
         metrics = {f"atommem/{name}": value for name, value in statistics.items()}
         if input_batch["batch_metadata"].training_phase == "eval":
             pairs = zip(names, episodes, strict=True)
-            names, episodes = zip(*[pair for pair in pairs if not pair[1].failed], strict=True)
-        pad = self.runner.agent.tokenizer.eos_token_id
+            scored = [(name, episode) for name, episode in pairs if not episode.failed]
+            names, episodes = [name for name, _ in scored], [episode for _, episode in scored]
+        tokenizer: Any = self.runner.agent.tokenizer
+        pad = tokenizer.eos_token_id
         return make_rows(episodes, names, pad) | {"rollout_metrics": metrics}
 
     async def _sample(
@@ -133,7 +135,7 @@ class Prompts(list[dict[str, Any]]):
     """SkyRL's data set: the ids of tasks, whose prompts the episodes write."""
 
     def __init__(self, tasks: Iterable[str]) -> None:
-        other = {"env_class": None, "env_extras": {}}
+        other: dict[str, Any] = {"env_class": None, "env_extras": {}}
         super().__init__(
             {"prompt": [{"role": "user", "content": name}], "uid": name, **other} for name in tasks
         )

@@ -128,7 +128,8 @@ class TinkerTrainer:
         self._order = TaskOrder(len(self.tasks), groups, bool(args.shuffle_dataset), args.seed)
         self.state = TrainerState()
         context, errors = self._context_length(), (tinker.TinkerError,)
-        self.client, self.sampler = self._make_client(settings.model.lora_r, resume), None
+        self.client = self._make_client(settings.model.lora_r, resume)
+        self.sampler: Any = None
         policy = EnginePolicy(self.tokenizer, self.sample, errors, context)
         self.runner = make_rollouts(settings, self.tokenizer).runner(policy, args.max_in_flight)
         if args.max_steps > 0:

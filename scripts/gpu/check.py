@@ -28,10 +28,7 @@ from typing import Any, TextIO
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-PACKAGES = (
-    *("torch", "transformers", "accelerate", "trl", "peft", "datasets", "numpy", "triton"),
-    *("vllm", "kernels"),
-)
+PACKAGES = "torch transformers accelerate trl peft datasets numpy triton vllm kernels".split()
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def sums_by_length(
     lengths = torch.tensor(tokens.counts, device=values.device)
     quarter = torch.bucketize(lengths, torch.tensor(bounds, device=values.device))
     quarter = quarter.repeat_interleave(lengths)
-    sums = {}
+    sums: dict[str, torch.Tensor] = {}
     for index in range(len(bounds) + 1):
         weights = tokens.weights * (quarter == index)
         sums |= {f"q{index + 1}": (weights * values).sum(), f"weight_q{index + 1}": weights.sum()}

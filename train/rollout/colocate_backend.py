@@ -78,7 +78,7 @@ class ColocateBackend(Backend):
 
     async def _sample(self, adapter: Adapter) -> Completion:
         self.policy.use_adapter(adapter)
-        return await self.policy.complete(PROBE_IDS, PROBE)  # type: ignore[no-any-return]
+        return await self.policy.complete(PROBE_IDS, PROBE)
 
     def _sleep(self) -> None:
         if self._sleeps:
