@@ -28,7 +28,18 @@ from typing import Any, TextIO
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-PACKAGES = "torch transformers accelerate trl peft datasets numpy triton vllm kernels".split()
+PACKAGES = [
+    "torch",
+    "transformers",
+    "accelerate",
+    "trl",
+    "peft",
+    "datasets",
+    "numpy",
+    "triton",
+    "vllm",
+    "kernels",
+]
 
 
 @dataclass(frozen=True)
