@@ -22,6 +22,7 @@ from atommem.api import AsyncMemory
 from atommem.arguments import Parser, given_flags
 from atommem.episode import Episode, Step
 from atommem.errors import ConfigError, check_writable
+from atommem.policy.opening import model_folder
 from atommem.run import add_run_settings, find_stored
 from atommem.saved_memory import SavedMemory, decode, read_file
 from atommem.text_safety import printable
@@ -110,6 +111,8 @@ def _locked(folder: Path | None) -> Iterator[None]:
 async def _run(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
     folder = arguments.memory
     text = _text(arguments.file)
+    if len(arguments.policy) == 1 and "://" not in arguments.policy[0]:
+        model_folder("policy", arguments.policy[0])
     _note(f"opening {' '.join(arguments.policy) or 'the policy'} ...")
     if folder is not None and (arguments.no_reading or SavedMemory.exists(folder)):
         memory = await AsyncMemory.load(folder, arguments.policy or None, **settings)

@@ -123,6 +123,8 @@ class StageConfig:
             self.bf16 = not self.fp16 and gpu and torch.cuda.is_bf16_supported()  # type: ignore[attr-defined]  # TRL's
         if self.gradient_checkpointing is None:
             self.gradient_checkpointing = gpu
+        # Their buffers never change, and a rank that ran out of memory would not take part.
+        self.ddp_broadcast_buffers = False
         self.dataloader_pin_memory &= gpu  # type: ignore[attr-defined]  # TRL's; else torch warns
         super().__post_init__()  # type: ignore[misc]  # TRL's
         check_refused(self, self.refused)
