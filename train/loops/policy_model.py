@@ -54,9 +54,6 @@ def make_policy(
         if zero3:
             kwargs = args.gradient_checkpointing_kwargs or {}
             args.gradient_checkpointing_kwargs = {**kwargs, "use_reentrant": True}
-    for parameter in model.parameters():
-        if quantized and parameter.requires_grad:
-            parameter.data = parameter.data.to(torch.bfloat16)  # QLoRA, arXiv 2305.14314
     return model
 
 

@@ -60,13 +60,13 @@ def signal_report(history: Sequence[Mapping[str, Any]]) -> str:
     updates = [entry for entry in history if _FLAT in entry]
     if not updates:
         return ""
-    if all(entry[_FLAT] == 1 for entry in updates):
+    trained = [entry for entry in updates if "gradient_share/above_mean" in entry]
+    if not trained:
         return (
             f"Nothing was learned from rewards: in none of the {len(updates)} updates did the "
             "episodes of a group differ in reward. Start with a cold start or easier tasks, or "
             "give more num_generations or a higher temperature."
         )
-    trained = [entry for entry in updates if "gradient_share/above_mean" in entry]
     lines = [f"{len(trained)} of {len(updates)} updates had a group with different rewards."]
     for key, text in (
         ("gradient_share/steps", "Gradient weight by quarter of the episodes, fewest steps first"),
