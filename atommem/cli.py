@@ -31,6 +31,7 @@ _SUMMARIES = {
     "train": "cold start (SFT) and GRPO on a task file",
     "eval": "evaluate a policy on a task file, or run a suite",
     "compare": "compare two evaluations on the same tasks",
+    "judge": "judge the same answers with several prompts",
     "audit": "analyze a memory: duplicates, entries never shown, evictions",
     "report": "show evaluations as tables, plots and a page",
     "trace": "replay an episode step by step in the terminal",

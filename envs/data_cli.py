@@ -24,7 +24,7 @@ from atommem.envs.benchmarks.multihop import (
     get_benchmark,
     with_aliases,
 )
-from atommem.envs.synthetic import ledger, ruler, told
+from atommem.envs.synthetic import ledger, oolong, ruler, told
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.synthetic.writing import SPLITS as TEXT_SPLITS
 from atommem.envs.task import Task
@@ -41,6 +41,7 @@ from atommem.text_safety import printable
 _GENERATED: dict[str, tuple[type[Any], Callable[..., Iterable[Task]]]] = {
     told.SOURCE: (told.ToldConfig, told.generate),
     ledger.SOURCE: (ledger.LedgerConfig, ledger.generate),
+    oolong.OOLONG_SOURCE: (oolong.OolongConfig, oolong.generate),
     ruler.SOURCE: (ruler.RulerConfig, ruler.generate),
 }
 

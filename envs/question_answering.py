@@ -11,30 +11,33 @@ from atommem.actions import ANSWER, answers_in, first
 from atommem.config import check_choice, check_least, setting
 from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score
 from atommem.envs.scoring.judge import JudgeConfig, LLMJudge, Verdict, make_judge
-from atommem.envs.scoring.metrics import GAIA_SOURCE, LOCOMO_SOURCE, score_question
+from atommem.envs.scoring.metrics import LOCOMO_SOURCE, score_question
 from atommem.envs.task import Question, Task, describe_task
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Step, StopReason
 from atommem.errors import ConfigError
 from atommem.tokens import Tokenizer
 
-REWARDS = ("em", "f1", "judge", "gaia")
+REWARDS = ("em", "f1", "judge", "gaia", "net_recall")
 
 
-def check_reward(reward: str, source: str = "") -> None:
-    """Raise ConfigError if a metric cannot be the reward for tasks of `source`.
+def check_reward(reward: str, source: str = "", questions: Sequence[Question] = ()) -> None:
+    """Raise ConfigError if a metric cannot be the reward for questions of `source`.
 
-    Sub-EM and LoCoMo's F1 of multi-hop questions score a list of candidates in full, which training
-    would learn: they are metrics only.
+    Sub-EM, OOLONG's score of lists and F1 of answers with several parts pay for a list of
+    candidates, which training would learn: they are metrics only.
     """
-    if reward == "sub_em" or (reward == "f1" and source == LOCOMO_SOURCE):
+    lists = source == LOCOMO_SOURCE or any(item.metadata.get("all_of") for item in questions)
+    if reward in ("sub_em", "oolong") or (reward == "f1" and lists):
         where = f" for {source}" if source else ""
         raise ConfigError(
             f"reward={reward}: pays for an answer that lists candidates{where}. Give em or judge."
         )
     check_choice("reward", reward, REWARDS)
-    if reward == "gaia" and source not in ("", GAIA_SOURCE):
-        raise ConfigError(f"reward=gaia: GAIA's own rule, not for {source}. Give em or judge.")
+    for question in questions:
+        scores = score_question(question, "", source)
+        if scores and reward not in (*scores, "judge"):
+            raise ConfigError(f"reward={reward}: not a score of {source}. Give em or judge.")
 
 
 @dataclass
@@ -46,7 +49,9 @@ class QAConfig(JudgeConfig, EnvironmentConfig):
         3, "Steps that a question may use before the step that must answer it."
     )
     reward: str = setting(
-        "em", "em, f1, judge, or gaia (its own rule): the mean over a task's questions."
+        "em",
+        "em, f1, judge, gaia (its own rule), or net_recall (questions for all of several values: "
+        "right items minus wrong ones): the mean over a task's questions.",
     )
 
     def __post_init__(self) -> None:
@@ -79,7 +84,7 @@ class QAEnvironments(EnvironmentFactory):
         """Raise ConfigError if `task` has no question, or the reward is none for it."""
         if not task.questions:
             raise ConfigError(f"task {task.id!r} has no question: nothing can be asked or scored.")
-        check_reward(self.config.reward, task.source)
+        check_reward(self.config.reward, task.source, task.questions)
 
     async def score(self, task: Task, answers: Sequence[str | None]) -> Score:
         """Score the first questions of `task` by `answers`, and the others as not answered."""
@@ -109,7 +114,7 @@ async def score_answers(
         OutageError: The judge is out of reach.
         JudgeError: The judge cannot judge at all.
     """
-    check_reward(reward, task.source)
+    check_reward(reward, task.source, task.questions)
     pairs = list(zip(task.questions, answers, strict=True))
     scores = [score_question(question, answer, task.source) for question, answer in pairs]
     notes: tuple[str, ...] = ()

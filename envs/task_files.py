@@ -17,6 +17,7 @@ from atommem.envs.benchmarks.long_texts import (
     parse_beam,
     parse_longmemeval,
     parse_memagent,
+    parse_oolong,
     parse_ruler,
 )
 from atommem.envs.benchmarks.rows import Row, import_pyarrow, load_json, read_rows
@@ -30,6 +31,7 @@ _FORMATS: tuple[tuple[set[str], Callable[[Row], Iterable[Task]]], ...] = (
     ({"context", "prompt", "reward_model"}, parse_memagent),
     ({"context", "input", "answers"}, parse_memagent),
     ({"input", "outputs"}, parse_ruler),
+    ({"context_window_text", "question", "answer"}, parse_oolong),
     ({"conversation", "qa"}, parse_locomo),
     ({"question_id", "haystack_sessions"}, parse_longmemeval),
     ({"chat", "probing_questions"}, parse_beam),
@@ -38,7 +40,7 @@ _FORMATS: tuple[tuple[set[str], Callable[[Row], Iterable[Task]]], ...] = (
 
 
 def load_tasks(path: str | Path) -> list[Task]:
-    """Read a file of `save_tasks`, or of MemAgent, LoCoMo, LongMemEval or BEAM.
+    """Read a file of `save_tasks`, or of MemAgent, RULER, OOLONG, LoCoMo, LongMemEval or BEAM.
 
     Raises:
         DataError: The file is none of these, is damaged, or has no task; the message names the row

@@ -1,4 +1,4 @@
-"""LongMemEval, BEAM and MemAgent's files: long texts with questions about them."""
+"""LongMemEval, BEAM, OOLONG, RULER and MemAgent's files: long texts with questions about them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from atommem.envs.benchmarks.rows import Row, Text, load_json
-from atommem.envs.scoring.metrics import ABSTENTION, hint
+from atommem.envs.scoring.metrics import ABSTENTION, OOLONG_REAL_SOURCE, OOLONG_SOURCE, hint
 from atommem.envs.task import Document, Question, Task
 
 LONGMEMEVAL, BEAM, MEMAGENT = "longmemeval", "beam", "memagent"
@@ -260,6 +260,29 @@ def parse_ruler(row: Row) -> Iterator[Task]:
     all_of = {} if "based on the given documents" in text else {"all_of": True}
     question = Question(asked.strip(), answers, task_id, all_of)
     yield Task(task_id, (question,), context=context, source="ruler")
+
+
+def parse_oolong(row: Row) -> Iterator[Task]:
+    """Yield the task of a row of OOLONG (Bertsch et al. 2025, arXiv 2511.02817), synthetic or real.
+
+    Scores are clustered by the text, which several questions share.
+    """
+    kind, gold = row.optional_text("answer_type"), str(row.get("answer"))
+    if kind and (date := re.fullmatch(r"\[datetime\.date\((\d+), (\d+), (\d+)\)\]", gold)):
+        gold = "-".join(f"{int(part):02d}" for part in date.groups())
+    elif kind:
+        try:
+            gold = str(ast.literal_eval(gold)[0])
+        except (ValueError, SyntaxError, TypeError, LookupError) as error:
+            raise row.error("answer", f"is not a list of Python's: {error}") from error
+    source = OOLONG_SOURCE if kind else OOLONG_REAL_SOURCE
+    task_id = f"{source}-{row.get('id')}"
+    group = row.optional_text("task_group") or row.optional_text("question_type")
+    details = {"type": group, "answer_type": kind}
+    question = Question(row.text("question").strip(), (gold,), task_id, details)
+    sample = {"sample_id": str(row.get("context_window_id"))}
+    context = row.text("context_window_text")
+    yield Task(task_id, (question,), context=context, source=source, metadata=sample)
 
 
 def _answers(row: Row, name: str, truth: Any, count: int) -> list[tuple[str, ...]]:

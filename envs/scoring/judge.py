@@ -25,7 +25,10 @@ from atommem.servers.chat import ChatClient, ChatReply
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.text_safety import guard_text
 
-_PRESETS = Path(__file__).with_name("judge_presets.yaml")
+PRESETS: dict[str, str] = yaml.safe_load(
+    Path(__file__).with_name("judge_presets.yaml").read_text(encoding="utf-8")
+)
+"""Prompts of ours by name."""
 _PLACES = ("{question}", "{golds}", "{answer}")
 _ATTEMPTS = 3
 """Requests for a verdict, each with another seed, until one can be read."""
@@ -51,7 +54,7 @@ class JudgeConfig:
     judge_model: str | None = setting(None, "Name of the judge's model on its server.")
     judge_prompt: str | None = setting(
         None,
-        "gaia, webwalkerqa, simpleqa or browsecomp (wordings of ours in the form of these "
+        "gaia, webwalkerqa, simpleqa, browsecomp or mem0 (wordings of ours in the form of these "
         "evaluations), or a file: {question}, {golds} and {answer} stand for quoted texts; it asks "
         "for a last line CORRECT or INCORRECT (or NOT_ATTEMPTED), or for a line 'correct: yes' or "
         "'correct: no'. Unset is the built-in one.",
@@ -74,14 +77,13 @@ def judge_prompt(config: JudgeConfig) -> str:
     Raises:
         ConfigError: There is no such file, or it lacks a place for one of the texts.
     """
-    presets: dict[str, str] = yaml.safe_load(_PRESETS.read_text(encoding="utf-8"))
     name = config.judge_prompt or "default"
-    if name in presets:
-        return presets[name]
+    if name in PRESETS:
+        return PRESETS[name]
     try:
         prompt = Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        known = ", ".join(presets)
+        known = ", ".join(PRESETS)
         raise ConfigError(
             f"judge_prompt={name}: cannot be read ({error}). Give a file or one of {known}."
         ) from error

@@ -7,7 +7,8 @@ One definition is ours: an answer such as "A" or "!!!" normalises to nothing, an
 match it with any article or punctuation mark. Here it matches only the same text, except for case
 and white space, and EM and F1 are then 1. An empty prediction scores 0.
 
-LoCoMo and the benchmarks of the web have rules of their own (`locomo_scores`, `web_scores`).
+LoCoMo, OOLONG and the benchmarks of the web have rules of their own (`locomo_scores`,
+`oolong_score`, `web_scores`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 
 from atommem.envs.task import Question
@@ -30,6 +32,8 @@ WEB_SOURCES = ("gaia", "webwalkerqa", "asearcher", "webdancer", "browsecomp_plus
 """Sources whose answers may be in any script."""
 GAIA_SOURCE = WEB_SOURCES[0]
 _CHARACTER = re.compile(r"([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff])")
+OOLONG_SOURCE, OOLONG_REAL_SOURCE = "oolong", "oolong_real"
+_COMPARISONS = ("more common", "less common", "same frequency")
 ABSTENTION = "not mentioned"
 _ABSTENTIONS = ("no information available", ABSTENTION)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -49,6 +53,8 @@ def score_question(question: Question, answer: str | None, source: str) -> dict[
         return all_of_scores(answer, question.answers)
     if question.metadata.get("abstention"):
         return dict.fromkeys(("em", "f1", "sub_em"), float(abstains(answer)))
+    if source in (OOLONG_SOURCE, OOLONG_REAL_SOURCE):
+        return oolong_scores(question, answer, real=source == OOLONG_REAL_SOURCE)
     if source in WEB_SOURCES:
         gaia = {"gaia": gaia_score(answer, question.answers)} if source == GAIA_SOURCE else {}
         return web_scores(answer, question.answers) | gaia
@@ -64,15 +70,17 @@ def all_of_scores(answer: str | None, values: Sequence[str]) -> dict[str, float]
     """Return the scores of an answer that has to list all of `values`.
 
     ``sub_em`` is the recall of RULER's ``string_match_all``, which pays for a list of guesses.
-    ``f1`` and ``em`` compare the items of the list, separated by commas, semicolons, lines or
-    "and", with the values: a wrong item lowers F1, and EM is 0.
+    The others compare the items of the list, separated by commas, semicolons, lines or "and", with
+    the values: EM wants the same, ``net_recall`` takes one off for a wrong item, so that a guess
+    pays only if it is right more often than not. F1 pays for less likely ones.
     """
     text = (answer or "").lower()
     recall = sum(value.lower() in text for value in values) / len(values)
     wanted = {normalize(value) for value in values}
     items = {normalize(item) for item in re.split(r"[,;\n]|\band\b", text)} - {""}
     token_f1 = 2 * len(items & wanted) / (len(items) + len(wanted))
-    return {"em": float(items == wanted), "f1": token_f1, "sub_em": recall}
+    net = max(2 * len(items & wanted) - len(items), 0) / len(wanted)
+    return {"em": float(items == wanted), "f1": token_f1, "sub_em": recall, "net_recall": net}
 
 
 def normalize(text: str) -> str:
@@ -212,6 +220,67 @@ def _spaced(text: str) -> str:
     )
     # A text of nothing but punctuation stays: SQuAD's rule compares it as it is.
     return _CHARACTER.sub(r" \1 ", kept).strip() or same
+
+
+def oolong_scores(question: Question, answer: str | None, *, real: bool) -> dict[str, float]:
+    """Return ``oolong``, the score of the authors' ``eval_helpers.py``, and ``em``: all is right.
+
+    Their script reads the answer from the whole output: of synthetic rows after the last colon, of
+    real ones in the box. A number that is wrong by d scores .75 to the power of d, and a list the
+    share of the gold items that it has, whatever else: EM needs the same items.
+    """
+    (gold,) = question.answers
+    if answer is None:
+        return {"em": 0.0, "oolong": 0.0}
+    if real:
+        boxed = re.fullmatch(r"\\text\{([^}]*)\}", answer) or re.match(r"\{*([^}]*)", answer)
+        found, right = _oolong_value(boxed[1] if boxed else ""), _oolong_value(gold)
+        if isinstance(found, list) and isinstance(right, list):
+            same = {*found} & {*right}
+            return {"em": float({*found} == {*right}), "oolong": len(same) / len(right)}
+        if isinstance(found, int) and isinstance(right, int):
+            score = _near(right, found)
+        else:
+            score = float(found == right)
+    else:
+        score = _oolong_synthetic(_oolong_answer(answer), gold, question.metadata["answer_type"])
+    return {"em": float(score == 1), "oolong": score}
+
+
+def _near(right: int, found: int) -> float:
+    return float(0.75 ** min(abs(right - found), 1000))
+
+
+def _oolong_value(text: str) -> int | str | list[str]:
+    with suppress(ValueError):
+        return int(text)
+    if "," in text:
+        return [item.strip() for item in text.split(",") if item.strip()]
+    return text.strip().lower()
+
+
+def _oolong_answer(output: str) -> str:
+    if ":" not in output:
+        return output if len(output) < 20 else output.split()[-1]
+    found = re.sub(r"[*[\]]", "", output.split(":")[-1].strip())
+    if len(found) < 20:
+        return found
+    return next((phrase for phrase in _COMPARISONS if phrase in found), found)
+
+
+def _oolong_synthetic(found: str, gold: str, kind: str) -> float:
+    if found == gold:
+        return 1.0
+    if found in _COMPARISONS:
+        return float(found in gold)
+    with suppress(ValueError, OverflowError):
+        if kind.endswith("NUMERIC"):
+            return _near(int(gold), int(found))
+        if kind.endswith("DATE"):
+            from dateutil.parser import parse  # on first use: only dates need it
+
+            return float(parse(found) == parse(gold))
+    return 0.0
 
 
 def gaia_score(answer: str | None, golds: Sequence[str]) -> float:

@@ -1,15 +1,15 @@
 """Ledgers: questions whose answers no sentence states, in plain English.
 
 Entries of several accounts are scattered over a text; some are corrected or struck later. A
-question asks for the number of an account's entries, for their sum, or for the latest one. The
-notes of a faultless reader hold a running value in one entry of its memory for each question, and
-update it (after Ledger-QA of UMA, arXiv 2602.18493; wording and form are ours).
+question asks for the number of an account's entries, for their sum, or for the latest one. A
+faultless reader holds one running value for each question in its memory, and updates it (after
+Ledger-QA of UMA, arXiv 2602.18493; wording and form are ours).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from atommem.config import check_choice, check_probabilities, setting
 from atommem.envs.synthetic.notes import Note
@@ -23,8 +23,6 @@ _KINDS: dict[str, str] = _TEXTS["kinds"]
 _ASKED: dict[str, str] = _TEXTS["ask"]
 _AMOUNTS = range(2, 100)
 _STRUCK = 0.4
-Account = tuple[str, str]
-"""Kind of the ledger (its verb), and name of the person."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class LedgerConfig:
     distractors: float = setting(0.7, "Share of the other paragraphs with entries of others.")
 
     def __post_init__(self) -> None:
-        for name, most in (("paragraphs", 1000), ("questions", 4), ("updates", len(_AMOUNTS) // 2)):
+        for name, most in (("paragraphs", 1000), ("questions", 4), ("updates", 40)):
             low, high = getattr(self, name)
             if not 1 <= low <= high <= most:
                 raise ConfigError(f"{name}={low}-{high}: not a range within 1-{most}. Give one.")
@@ -52,110 +50,101 @@ def generate(config: LedgerConfig, count: int, seed: int, split: str) -> Iterato
         yield _LedgerWriter(f"{SOURCE}-{split}-{seed}-{index:05d}", split).task(config)
 
 
+@dataclass
+class _Account:
+    """What a person did, what is asked of it, and what a reader knows and has noted."""
+
+    verb: str
+    subject: Name
+    asked: str
+    entries: list[int] = field(default_factory=list)
+    noted: str = ""
+
+    @property
+    def value(self) -> int:
+        found = {"count": len(self.entries), "sum": sum(self.entries), "latest": self.entries[-1]}
+        return found[self.asked]
+
+    def fill(self, wording: str, **more: int) -> str:
+        unit = _KINDS[self.verb]
+        return wording.format(s=self.subject.text, verb=self.verb, unit=unit, **more)
+
+    def notes(self, said: Saying, sentence: str) -> Iterator[Note]:
+        """Yield the note of a sentence, if it changes the value."""
+        if said.kind != "fact":
+            self.entries.pop()
+        if said.kind != "retraction":
+            self.entries.append(int(said.value.text.split()[0]))
+        text = self.fill(_TEXTS["note"][self.asked], n=self.value)
+        if text != self.noted:
+            yield Note("update" if self.noted else "create", sentence, text, self.noted)
+        self.noted = text
+
+
 class _LedgerWriter(Writer):
     def task(self, config: LedgerConfig) -> Task:
         """Return the task."""
         rng = self._rng
-        asked = {
-            (rng.choice(list(_KINDS)), self._name("person")): rng.choice(list(_ASKED))
-            for _ in range(rng.randint(*config.questions))
-        }
-        timed = [
-            (time, said)
-            for (kind, subject), what in asked.items()
-            for time, said in self._entries(config, kind, subject, struck=what != "latest")
-        ]
+        accounts: dict[tuple[str, str], _Account] = {}
+        for _ in range(rng.randint(*config.questions)):
+            verb, subject = rng.choice(list(_KINDS)), self._name("person")
+            accounts[verb, subject.text] = _Account(verb, subject, rng.choice(list(_ASKED)))
+        timed = [item for account in accounts.values() for item in self._entries(config, account)]
         needed = [said for _, said in sorted(timed, key=lambda item: item[0])]
         count = max(rng.randint(*config.paragraphs), len(needed))
         places = dict(zip(sorted(rng.sample(range(count), len(needed))), needed, strict=True))
         paragraphs = []
         for place in range(count):
-            said = [places[place]] if place in places else []
-            if not said and rng.random() < config.distractors:
-                said = [self._other(needed)]
-            paragraphs.append(said)
-        accounts = {(kind, subject.text): what for (kind, subject), what in asked.items()}
-        reader = _Bookkeeper(accounts)
-        texts = self._texts(paragraphs, needed, reader)
-        questions = []
-        for number, ((verb, name), what) in enumerate(accounts.items()):
-            wording = self._wording_of_split(_ASKED[what])
-            question = Question(
-                wording.format(s=name, verb=verb, unit=_KINDS[verb]),
-                (str(reader.value(verb, name)),),
-                f"{self._id}-{number}",
-                {"type": what},
-            )
-            gold = [n for n, said in enumerate(paragraphs) if said and said[0].key == (verb, name)]
-            questions.append((question, gold))
-        query = " ".join(name for _, name in accounts)
-        return self._task(SOURCE, questions, texts, query, reader.notes)
+            others = rng.random() < config.distractors
+            other = [self._other(rng.choice(needed))] if others and place not in places else []
+            paragraphs.append([places[place]] if place in places else other)
+        notes: list[Note] = []
 
-    def _entries(
-        self, config: LedgerConfig, kind: str, subject: Name, *, struck: bool
-    ) -> Iterator[tuple[float, Saying]]:
+        def write(said: Saying) -> str:
+            sentence = self._sentence(said)
+            if said.key in accounts:
+                notes.extend(accounts[said.key].notes(said, sentence))
+            return sentence
+
+        texts = self._texts(paragraphs, write)
+        asked = []
+        for number, (key, account) in enumerate(accounts.items()):
+            text = account.fill(self._wording_of_split(_ASKED[account.asked]))
+            details = {"type": account.asked}
+            question = Question(text, (str(account.value),), f"{self._id}-{number}", details)
+            gold = [place for place, said in places.items() if said.key == key]
+            asked.append((question, gold))
+        return self._task(SOURCE, asked, texts, " ".join(name for _, name in accounts), notes)
+
+    def _entries(self, config: LedgerConfig, account: _Account) -> Iterator[tuple[float, Saying]]:
         """Yield the entries of an account and what becomes of them, with their times."""
         rng = self._rng
+        verb, subject = account.verb, account.subject
         updates = rng.randint(*config.updates)
         times = iter(sorted(rng.random() for _ in range(2 * updates)))
         # No two amounts of an account are the same, so that its sentences differ.
         drawn = rng.sample(_AMOUNTS, 2 * updates)
-        amounts = (Name(f"{amount} {_KINDS[kind]}") for amount in drawn)
+        amounts = (Name(f"{amount} {_KINDS[verb]}") for amount in drawn)
         for number in range(updates):
             amount = next(amounts)
-            yield next(times), Saying("fact", kind, subject, amount)
+            yield next(times), Saying("fact", verb, subject, amount)
             if rng.random() < config.corrections:
-                if struck and number and rng.random() < _STRUCK:
-                    yield next(times), Saying("retraction", kind, subject, amount)
+                if number and account.asked != "latest" and rng.random() < _STRUCK:
+                    yield next(times), Saying("retraction", verb, subject, amount)
                 else:
-                    new = next(amounts)
-                    yield next(times), Saying("correction", kind, subject, new, amount)
+                    yield next(times), Saying("correction", verb, subject, next(amounts), amount)
 
-    def _other(self, needed: list[Saying]) -> Saying:
+    def _other(self, model: Saying) -> Saying:
         """Return an entry of another ledger, of another person, or of one of a similar name."""
         rng = self._rng
-        kind, subject = (model := rng.choice(needed)).relation, model.subject
+        verb, subject = model.relation, model.subject
         if rng.random() < 0.3:
-            kind = rng.choice([other for other in _KINDS if other != kind])
-        if kind == model.relation or rng.random() < 0.5:
+            verb = rng.choice([other for other in _KINDS if other != verb])
+        if verb == model.relation or rng.random() < 0.5:
             subject = self._name("person", subject if rng.random() < 0.5 else None)
-        return Saying("fact", kind, subject, Name(f"{rng.choice(_AMOUNTS)} {_KINDS[kind]}"))
+        return Saying("fact", verb, subject, Name(f"{rng.choice(_AMOUNTS)} {_KINDS[verb]}"))
 
-    def _sentence(self, said: Saying, *, matters: bool) -> tuple[str, str]:
-        text = _TEXTS["entry" if said.kind == "fact" else said.kind]
-        wording = self._wording_of_split(text, matters=matters).replace("{verb}", said.relation)
-        wording = wording.replace("[", "").replace("]", "")
-        return written(wording, said.subject.text, said.value, said.old), ""
-
-
-class _Bookkeeper:
-    """Takes the notes of a faultless reader, who keeps the value that each question asks for."""
-
-    def __init__(self, accounts: Mapping[Account, str]) -> None:
-        self._accounts = accounts
-        self._entries: dict[Account, list[int]] = {account: [] for account in accounts}
-        self._noted: dict[Account, str] = {}
-        self.notes: list[Note] = []
-
-    def value(self, verb: str, name: str) -> int:
-        """Return the value that is asked for, as far as the text was read."""
-        entries = self._entries[verb, name]
-        what = self._accounts[verb, name]
-        return {"count": len(entries), "sum": sum(entries), "latest": entries[-1]}[what]
-
-    def hear(self, said: Saying, sentence: str, note: str) -> None:
-        """Take a note if the value changes."""
-        if said.key not in self._accounts:
-            return
-        entries, (verb, name) = self._entries[said.key], said.key
-        if said.kind != "fact":
-            entries.pop()
-        if said.kind != "retraction":
-            entries.append(int(said.value.text.split()[0]))
-        wording: str = _TEXTS["note"][self._accounts[said.key]]
-        note = wording.format(s=name, verb=verb, unit=_KINDS[verb], n=self.value(verb, name))
-        old = self._noted.get(said.key)
-        if note != old:
-            kind = "create" if old is None else "update"
-            self.notes.append(Note(kind, sentence, note, old or ""))
-            self._noted[said.key] = note
+    def _sentence(self, said: Saying) -> str:
+        text = self._wording_of_split(_TEXTS["entry" if said.kind == "fact" else said.kind])
+        wording = text.replace("{verb}", said.relation).replace("[", "").replace("]", "")
+        return written(wording, said.subject.text, said.value, said.old)

@@ -81,7 +81,13 @@ class _ToldWriter(Writer):
         needed = self._needed(link, relation, subject, rng.random() < self._corrections)
         paragraphs = self._paragraphs(needed)
         reader = _Reader(link, relation, subject.text)
-        texts = self._texts(paragraphs, needed, reader)
+
+        def write(said: Saying) -> str:
+            sentence, note = self._sentence(said, matters=said in needed)
+            reader.hear(said, sentence, note)
+            return sentence
+
+        texts = self._texts(paragraphs, write)
         topic = RELATIONS[link]["topic"].format(s=subject.text) if link else subject.text
         ask = self._wording_of_split(RELATIONS[relation]["ask"])
         details = {

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import md5
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
@@ -51,14 +50,7 @@ class Saying:
         return self.relation, self.subject.text
 
 
-class Reader(Protocol):
-    """Takes notes while a text is written."""
-
-    def hear(self, said: Saying, sentence: str, note: str) -> None:
-        """Take a note of a sentence, if it matters."""
-
-
-class Writer(ABC):
+class Writer:
     """Writes one text. Names and values differ within it; splits share no name."""
 
     def __init__(self, task_id: str, split: str) -> None:
@@ -66,10 +58,6 @@ class Writer(ABC):
         self._rng = random.Random(task_id)
         self._used: set[str] = set()
         self._unseen = False
-
-    @abstractmethod
-    def _sentence(self, said: Saying, *, matters: bool) -> tuple[str, str]:
-        """Return what stands in the text, and the note that it is worth."""
 
     def _task(
         self,
@@ -94,9 +82,9 @@ class Writer(ABC):
         )
 
     def _texts(
-        self, paragraphs: list[list[Saying]], needed: list[Saying], reader: Reader
+        self, paragraphs: Sequence[Sequence[Saying]], write: Callable[[Saying], str]
     ) -> list[str]:
-        """Write the paragraphs, and let the reader take its notes."""
+        """Return the texts of paragraphs; `write` is called for each saying in order."""
         rng = self._rng
         forms = list(TEXTS["forms"].values())
         if self._split == "train":
@@ -108,10 +96,7 @@ class Writer(ABC):
                 form = rng.choice(forms)
             begins = form["next"] if one_form and number else form["first"]
             parts = [self._filled(self._wording(begins), number)]
-            for saying in said:
-                sentence, note = self._sentence(saying, matters=saying in needed)
-                parts.append(sentence)
-                reader.hear(saying, sentence, note)
+            parts += map(write, said)
             if not said or rng.random() < _FILLER:
                 parts.insert(rng.randint(1, len(parts)), self._wording(TEXTS["filler"]))
             if one_form and number + 1 == len(paragraphs) and rng.random() < 0.5:

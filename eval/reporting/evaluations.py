@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from atommem.envs.scoring.records import EpisodeRecord
+import msgspec
+
+from atommem.envs.scoring.metrics import score_question
+from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
+from atommem.envs.task import Question
 from atommem.errors import ConfigError, DataError, suggest_path
 from atommem.eval.output import EPISODES, MANIFEST, parse_records
 from atommem.text_safety import clean
+
+_Golds = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] | Literal["drop"]
 
 
 @dataclass(frozen=True)
@@ -95,3 +103,46 @@ def read_evaluation(
         records=records,
         **labels,
     )
+
+
+def correct_golds(evaluations: Sequence[Evaluation], path: Path) -> list[Evaluation]:
+    """Add ``em_corrected`` and ``f1_corrected``, by corrected gold answers, to all questions.
+
+    Args:
+        path: JSON object of question ids; each has a list of gold answers, or ``"drop"``, which
+            leaves the question out of the added scores.
+
+    Raises:
+        DataError: The file is none of this, or no question has one of its ids.
+    """
+    try:
+        golds = msgspec.json.decode(path.read_bytes(), type=dict[str, _Golds])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        form = '{"question id": ["gold", ...] or "drop"}'
+        raise DataError(f"corrections={path}: {error}{suggest_path(path)}. Give {form}.") from error
+    records = [record for item in evaluations for record in item.records]
+    known = {question.id for record in records for question in record.questions}
+    if not known & golds.keys():
+        raise DataError(f"corrections={path}: no question has one of its ids. Give other ids.")
+    if unknown := golds.keys() - known:
+        print(f"corrections: {len(unknown)} ids are of no question here", file=sys.stderr)
+
+    def corrected(record: EpisodeRecord) -> EpisodeRecord:
+        questions = (_corrected(item, record.source, golds) for item in record.questions)
+        return replace(record, questions=tuple(questions))
+
+    return [replace(item, records=tuple(map(corrected, item.records))) for item in evaluations]
+
+
+def _corrected(item: QuestionRecord, source: str, golds: Mapping[str, _Golds]) -> QuestionRecord:
+    right = golds.get(item.id, item.golds)
+    if right == "drop":
+        return item
+    scores: Mapping[str, float] = item.metrics
+    if right != item.golds:
+        # A question that was said to have no answer is scored as any other.
+        details = {} if item.category == "adversarial" else {"category": item.category}
+        asked = Question(item.question, right, item.id, details)
+        scores = score_question(asked, item.answer, source)
+    added = {f"{name}_corrected": scores[name] for name in ("em", "f1") if name in scores}
+    return replace(item, metrics={**item.metrics, **added})

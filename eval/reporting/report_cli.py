@@ -18,7 +18,7 @@ from atommem.arguments import Parser
 from atommem.config import check_choice, fields_of
 from atommem.errors import DataError, check_writable
 from atommem.eval.reporting.charts import Charts, make_charts, write_charts
-from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
+from atommem.eval.reporting.evaluations import Evaluation, correct_golds, read_evaluation
 from atommem.eval.reporting.inspect_logs import write_inspect_logs
 from atommem.eval.reporting.results import RESULTS, Results, make_results, scores_by_key
 from atommem.eval.reporting.tables import Table, make_tables
@@ -45,10 +45,14 @@ def main(argv: Sequence[str]) -> int:
     add("--reference", help="Row that every other row is tested against.")
     add("--paper", help="Published table to show beside ours: table1, table2, ...")
     add("--export", nargs="+", default=[], choices=["inspect"], help="Logs for inspect_ai too.")
+    corrections = 'JSON file {"question id": ["gold", ...] or "drop"}: both scores are shown.'
+    add("--corrections", type=Path, help=corrections)
     given = parser.parse_args(list(argv))
     out = given.out
     check_writable("out", out, folder=True)
     evaluations = read_evaluations(given.evaluations)
+    if given.corrections is not None:
+        evaluations = correct_golds(evaluations, given.corrections)
     write_report(evaluations, out, title=given.title, reference=given.reference, paper=given.paper)
     print(f"{out / 'report.html'}; also tables.md, tables.tex, {RESULTS} and plots/")
     if "inspect" in given.export:

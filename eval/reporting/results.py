@@ -18,14 +18,21 @@ RESULTS = "results.json"
 ALPHA = 0.05
 BOUNDS = ("no_memory", "oracle")
 """Methods that bound the possible scores; they enter no test."""
-METRICS = ("em", "f1", "sub_em", "gaia", "judge", "reward")
+METRICS = (
+    *("em", "em_corrected", "f1", "f1_corrected", "sub_em"),
+    *("net_recall", "oolong", "gaia", "judge", "reward"),
+)
 """Scores of answers, which are tested."""
 FACTS = ("fact_entered", "fact_kept", "fact_retrieved")
 """Supporting-fact recall (`atommem.envs.longdoc.recall`)."""
 LABELS = {
     "em": "EM",
+    "em_corrected": "EM corrected",
     "f1": "F1",
+    "f1_corrected": "F1 corrected",
     "sub_em": "sub-EM",
+    "net_recall": "Net recall",
+    "oolong": "OOLONG",
     "gaia": "GAIA",
     "judge": "Judge",
     "reward": "Reward",

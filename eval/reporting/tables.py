@@ -56,6 +56,9 @@ NOTES = {
     "breakdowns": "Percent [95% interval]. Not tested.",
     "lost": "Percent of the questions with an answer in a gold document (n), by the first stage at "
     "which the answer was lost.",
+    "judges": "Percent of the questions [95% interval] whose answer a judge calls right; an answer "
+    "without a readable verdict is wrong. Spread: highest minus lowest prompt, bold above 10 "
+    "points: such a score needs its prompt beside it.",
     "costs": "Means per task. Seconds are an episode's own, while others run beside it.",
     "rates": "Means per step.",
 }
@@ -123,9 +126,10 @@ def make_tables(results: Results) -> list[Table]:
     return [table for table in tables if any(table.lines.values())]
 
 
-def _format_estimate(score: Mapping[str, Any], bold: bool = False) -> str:
+def format_estimate(score: Mapping[str, Any], bold: bool = False) -> str:
+    """Format a mean and its interval in percent."""
     mean, low, high = (100 * float(score[name]) for name in ("mean", "low", "high"))
-    return f"{_mark(f'{mean:.1f}', bold)} [{low:.1f}, {high:.1f}]"
+    return f"{mark(f'{mean:.1f}', bold)} [{low:.1f}, {high:.1f}]"
 
 
 def _format_score(group: Mapping[str, Any], score: Mapping[str, Any] | None, bold: bool) -> str:
@@ -142,10 +146,10 @@ def _format_score(group: Mapping[str, Any], score: Mapping[str, Any] | None, bol
     elif group["overflow"]:
         text = f"overflow, {100 * score['mean']:.1f} in those that fit"
     else:
-        text = f"{_format_estimate(score, bold)}, n {score['n']:,}"
+        text = f"{format_estimate(score, bold)}, n {score['n']:,}"
         if (sd := score["between_seeds"]["sd"]) is not None:
             text += f" sd {100 * sd:.1f} over {score['between_seeds']['seeds']} seeds"
-    return f"{text} {_mark(', '.join(warnings))}" if warnings else text
+    return f"{text} {mark(', '.join(warnings))}" if warnings else text
 
 
 def _score_tables(results: Results, columns: Sequence[str]) -> Iterator[Table]:
@@ -169,7 +173,7 @@ def _score_tables(results: Results, columns: Sequence[str]) -> Iterator[Table]:
             if len(found) == len(columns) and not any("overflow" in text for text in line.values()):
                 # The mean of the intervals: as if the datasets varied together.
                 means = pd.DataFrame(found)[["mean", "low", "high"]].mean()
-                line["average"] = _format_estimate(means)
+                line["average"] = format_estimate(means)
     yield from tables.values()
 
 
@@ -205,7 +209,7 @@ def _comparison_tables(results: Results, columns: Sequence[str]) -> Iterator[Tab
             **{heading: f"{test[key]:,}" for key, heading in counts.items()},
             "equal": f"{test['ties']:,}",
             "p": f"{test['p_value']:.2g}",
-            "p (Holm)": _mark(f"{test['p_holm']:.2g}", test["significant"]),
+            "p (Holm)": mark(f"{test['p_holm']:.2g}", test["significant"]),
         }
     for title, lines in tables.items():
         yield Table("comparisons", title, lines)
@@ -222,7 +226,7 @@ def _breakdown_tables(
         shown = metric in METRICS and (by == "category" or metric == main.get(row))
         if item["column"] == column and row in main and shown:
             lines = tables.setdefault(f"{label(metric)} by {by}: {column}", {})
-            lines.setdefault(row, {})[item["value"]] = f"{_format_estimate(item)}, n {item['n']:,}"
+            lines.setdefault(row, {})[item["value"]] = f"{format_estimate(item)}, n {item['n']:,}"
     for title, lines in tables.items():
         yield Table("breakdowns", title, lines)
 
@@ -251,7 +255,8 @@ def _mean_tables(groups: Sequence[Mapping[str, Any]], column: str) -> Iterator[T
     yield Table("rates", f"Actions per step: {column}", per_step)
 
 
-def _mark(text: str, bold: bool = True) -> str:
+def mark(text: str, bold: bool = True) -> str:
+    """Mark a text as bold."""
     return f"**{text}**" if bold else text
 
 

@@ -82,9 +82,9 @@ def test_all_of_recall_equals_the_official_scorer_and_lists_do_not_pay() -> None
         # A guess beside an answer never raises what a reward may be.
         more = all_of_scores(f"{answer}, {rng.randint(10_000, 99_999)}", values)
         assert more["em"] <= scores["em"]
-        assert more["f1"] <= scores["f1"]
+        assert more["net_recall"] <= scores["net_recall"]
     assert all_of_scores("1234 and 5678.", ["5678", "1234"])["em"] == 1.0
-    assert all_of_scores(None, ["5678"]) == {"em": 0.0, "f1": 0.0, "sub_em": 0.0}
+    assert all_of_scores(None, ["5678"]) == dict.fromkeys(("em", "f1", "sub_em", "net_recall"), 0.0)
 
 
 def test_official_ruler_rows_ask_for_all_outputs(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_official_ruler_rows_ask_for_all_outputs(tmp_path: Path) -> None:
     (task,) = load_tasks(path)
     assert task.questions[0].text == "What are all the numbers?"
     assert task.context == "Some text. There are 12 and 34."
-    score = asyncio.run(score_answers(task, ["34, 99"], "f1"))
-    assert (score.reward, score.metrics["sub_em"]) == (0.5, 0.5)
+    score = asyncio.run(score_answers(task, ["34, 12, 99"], "net_recall"))
+    assert (score.reward, score.metrics["sub_em"]) == (0.5, 1.0)
 
 
 def test_ruler_needs_prose(tmp_path: Path) -> None:

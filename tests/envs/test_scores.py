@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import string
 from collections import Counter
-from itertools import groupby
+from itertools import combinations, groupby
+from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
@@ -142,6 +143,34 @@ async def test_reward_that_lists_of_candidates_earn_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"reward=f1: .*lists candidates.*locomo.*em or judge"):
         await factory().reset(task)
     await factory.close()
+
+
+@pytest.mark.parametrize("reward", ["em", "net_recall"])
+async def test_listing_candidates_never_raises_the_expected_reward(reward: str) -> None:
+    values = [f"v{number}" for number in range(6)]
+    for asked in (1, 2, 3):
+        truths = list(combinations(values, asked))
+
+        async def expected(listed: int, truths: list[tuple[str, ...]] = truths) -> float:
+            """Return the mean over all truths of a list of some values, of which none is known."""
+            answer = ", ".join(values[:listed])
+            tasks = (Task("t", (Question("?", x, "", {"all_of": True}),), ()) for x in truths)
+            return fmean([(await score_answers(t, [answer], reward)).reward or 0 for t in tasks])
+
+        rewards = [await expected(listed) for listed in range(1, len(values) + 1)]
+        assert max(rewards[asked:], default=0) <= max(rewards[:asked])
+
+
+@pytest.mark.parametrize(
+    ("reward", "all_of"),
+    [("f1", True), ("sub_em", True), ("oolong", False), ("gaia", False), ("net_recall", False)],
+)
+async def test_reward_that_lists_earn_or_a_question_lacks_is_refused(
+    reward: str, all_of: bool
+) -> None:
+    question = Question("?", ("a",), "", {"all_of": all_of})
+    with pytest.raises(ConfigError, match=f"reward={reward}"):
+        await score_answers(Task("t", (question,), ()), ["a, b"], reward)
 
 
 async def test_questions_without_gold_answers_have_no_score() -> None:

@@ -1,0 +1,141 @@
+"""``atommem judge``: the same answers under several judge prompts, in one table."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tqdm.asyncio import tqdm
+
+from atommem.arguments import Parser, make
+from atommem.envs.benchmarks.rows import read_rows
+from atommem.envs.scoring.judge import PRESETS, JudgeConfig, LLMJudge, make_judge
+from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord, estimates
+from atommem.envs.task import Question
+from atommem.errors import ConfigError, JudgeError, check_writable
+from atommem.eval.reporting.report_cli import read_evaluations
+from atommem.eval.reporting.tables import Table, format_estimate, mark
+from atommem.files import write_json
+
+SPREAD = 0.1
+"""Prompts that differ by more are flagged."""
+Labels = Mapping[tuple[str, str | None], bool]
+"""Whether an answer (question id, answer) is right."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``atommem judge``; raises AtomMemError for wrong settings and damaged files."""
+    parser = Parser("atommem judge", "Judge the same answers with several prompts, in one table.")
+    folders = "Output folder of `atommem eval` with its row's name, or a folder with results.json."
+    parser.add_argument("evaluations", nargs="+", metavar="[NAME=]FOLDER", help=folders)
+    prompts = f"Of {', '.join(PRESETS)}, or files (default: all of these)."
+    parser.add_argument("--prompts", nargs="+", default=[*PRESETS], help=prompts)
+    form = 'JSON Lines of {"id": question id, "answer": text, "right": true or false}.'
+    parser.add_argument("--labels", type=Path, help=form)
+    parser.add_argument("--out", type=Path, help="Write all verdicts and numbers as JSON.")
+    parser.add_settings("judge", JudgeConfig, leave_out=["judge_prompt"])
+    args = parser.parse_args(list(argv))
+    check_writable("out", args.out, folder=False)
+    config = make(JudgeConfig, args)
+    if config.judge_url is None:
+        raise ConfigError("judge_url is missing. Give judge_url and judge_model.")
+    labels = {
+        (row.text("id"), row.text("answer")): row.convert("right", row.get("right"), bool)
+        for row in (read_rows(args.labels) if args.labels else ())
+    }
+    rows: dict[str, list[EpisodeRecord]] = {}
+    for item in read_evaluations(args.evaluations):
+        rows.setdefault(item.row, []).extend(item.records)
+    judged, unreadable = asyncio.run(judge_rows(rows, config, args.prompts))
+    table, numbers = judge_table(judged, unreadable, labels)
+    print(table.text(), table.note, sep="\n")
+    if args.out is not None:
+        everything = {row: [asdict(record) for record in found] for row, found in judged.items()}
+        write_json(args.out, {"numbers": numbers, "records": everything})
+    return 0
+
+
+async def judge_rows(
+    rows: Mapping[str, Sequence[EpisodeRecord]], config: JudgeConfig, prompts: Sequence[str]
+) -> tuple[dict[str, list[EpisodeRecord]], dict[str, int]]:
+    """Judge all answers with every prompt.
+
+    A prompt whose verdicts cannot be read is left out, with a line on standard error.
+
+    Returns:
+        The records, with a score named like the prompt for each question that has a gold answer;
+        and the number of unreadable verdicts of each prompt.
+    """
+    judged = {row: [*records] for row, records in rows.items()}
+    unreadable = {}
+    for prompt in prompts:
+        judge = make_judge(replace(config, judge_prompt=prompt))
+        assert judge is not None
+        try:
+            jobs = [_judged(record, prompt, judge) for found in judged.values() for record in found]
+            done = iter(await tqdm.gather(*jobs, desc=prompt, unit="episode", disable=None))
+        except JudgeError as error:
+            print(f"{prompt} left out: {error}", file=sys.stderr)
+            continue
+        finally:
+            await judge.close()
+        unreadable[prompt] = judge.usage["unreadable"]
+        judged = {row: list(islice(done, len(found))) for row, found in judged.items()}
+    if not any(estimates(found, unreadable) for found in judged.values()):
+        raise ConfigError("judge: no verdicts. Give another judge_model, or questions with golds.")
+    return judged, unreadable
+
+
+async def _judged(record: EpisodeRecord, prompt: str, judge: LLMJudge) -> EpisodeRecord:
+    async def with_score(question: QuestionRecord) -> QuestionRecord:
+        if not question.golds:
+            return question
+        score = 0.0
+        if question.answer and question.answer.strip():
+            asked = Question(question.question, question.golds)
+            score = (await judge(asked, question.answer)).score
+        return replace(question, metrics={**question.metrics, prompt: score})
+
+    return replace(
+        record, questions=tuple(await asyncio.gather(*map(with_score, record.questions)))
+    )
+
+
+def judge_table(
+    judged: Mapping[str, Sequence[EpisodeRecord]], unreadable: Mapping[str, int], labels: Labels
+) -> tuple[Table, dict[str, Any]]:
+    """Return a table of prompts, and its numbers: ``scores``, ``spread`` and ``labels``."""
+    numbers: dict[str, dict[str, Any]] = {"scores": {}, "spread": {}, "labels": {}}
+    lines: dict[str, dict[str, str]] = {prompt: {} for prompt in unreadable}
+    spreads: dict[str, str] = {}
+    for row, records in judged.items():
+        found = estimates(records, unreadable)
+        for prompt, estimate in found.items():
+            lines[prompt][row] = format_estimate(estimate)
+        means = [estimate["mean"] for estimate in found.values()] or [0.0]
+        spread = max(means) - min(means)
+        numbers["scores"][row], numbers["spread"][row] = found, spread
+        spreads[row] = mark(f"{100 * spread:.1f} points", spread > SPREAD)
+    questions = [q for records in judged.values() for record in records for q in record.questions]
+    for prompt, count in unreadable.items():
+        lines[prompt]["unreadable"] = f"{count:,}"
+        pairs = [
+            (question.metrics[prompt] == 1, labels[question.id, question.answer])
+            for question in questions
+            if prompt in question.metrics and (question.id, question.answer) in labels
+        ]
+        wrong = [verdict for verdict, right in pairs if not right]
+        if pairs:
+            agreement = fmean(verdict == right for verdict, right in pairs)
+            numbers["labels"][prompt] = {"agreement": agreement, "n": len(pairs)}
+            lines[prompt][f"agrees with {len(pairs):,} labels"] = f"{100 * agreement:.1f}"
+        if wrong:
+            numbers["labels"][prompt]["wrong_accepted"] = fmean(wrong)
+            lines[prompt][f"accepts of {len(wrong):,} wrong"] = f"{100 * fmean(wrong):.1f}"
+    return Table("judges", "Answers judged right", {**lines, "spread": spreads}), numbers

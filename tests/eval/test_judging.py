@@ -1,0 +1,109 @@
+"""The same answers under several judge prompts, and under corrected gold answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.cli import main
+from atommem.envs.scoring.judge import JudgeConfig, LLMJudge
+from atommem.eval import judging
+from atommem.servers.client import ServerClient
+from tests.eval.toys import evaluated, make_task
+from tests.fake_chat import FakeChat, Reply
+
+NAMES = "abcdefghij"
+PROMPT = "Q {question}\nG {golds}\nA {answer}\nCORRECT or INCORRECT?"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> FakeChat:
+    """A judge that is as generous as its prompt asks it to be, and unreadable for one."""
+
+    def answer(body: dict[str, Any]) -> Reply:
+        prompt = body["messages"][0]["content"]
+        if prompt.startswith("Q "):
+            return "well"
+        return "CORRECT" if "same topic" in prompt else "INCORRECT"
+
+    chat = FakeChat(answer=answer)
+
+    def make_judge(config: JudgeConfig) -> LLMJudge:
+        limits: dict[str, Any] = {"timeout": 5, "retries": 1, "max_in_flight": 8}
+        client = ServerClient("http://j", service="judge", transport=chat.transport, **limits)
+        return LLMJudge(client, config)
+
+    monkeypatch.setattr(judging, "make_judge", make_judge)
+    return chat
+
+
+def evaluation(folder: Path, right: int, names: str = NAMES) -> Path:
+    """Write an evaluation of one question a task, the first `right` of which are answered right."""
+    tasks = [make_task(name) for name in names]
+    asyncio.run(evaluated(tasks, folder, wrong=set(names[right:])))
+    return folder
+
+
+def test_judge_table_flags_scores_that_depend_on_the_prompt(
+    tmp_path: Path, server: FakeChat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = evaluation(tmp_path / "ours", 4)
+    labels = [{"id": "q0", "answer": "wrong", "right": False}]
+    (tmp_path / "labels.jsonl").write_text("".join(json.dumps(item) + "\n" for item in labels))
+    out = tmp_path / "judged.json"
+    words = ["judge", str(folder), "--judge_url", "http://j", "--judge_model", "m"]
+    words += ["--prompts", "default", "mem0", "--labels", str(tmp_path / "labels.jsonl")]
+    assert main([*words, "--out", str(out)]) == 0
+    numbers = json.loads(out.read_text())["numbers"]
+    scores = {prompt: found["mean"] for prompt, found in numbers["scores"]["ours"].items()}
+    assert scores == {"default": 0.4, "mem0": 1.0}
+    assert numbers["spread"]["ours"] == pytest.approx(0.6)
+    assert numbers["labels"]["default"] == {"agreement": 1.0, "n": 6, "wrong_accepted": 0.0}
+    assert numbers["labels"]["mem0"] == {"agreement": 0.0, "n": 6, "wrong_accepted": 1.0}
+    assert "**60.0 points**" in capsys.readouterr().out
+
+
+def test_judge_prompt_without_readable_verdicts_is_left_out(
+    tmp_path: Path, server: FakeChat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"t{number}" for number in range(30)]
+    tasks = [make_task(name, questions=2) for name in names]
+    asyncio.run(evaluated(tasks, tmp_path / "ours", wrong={*names}))
+    (tmp_path / "odd.txt").write_text(PROMPT)
+    words = ["judge", str(tmp_path / "ours"), "--judge_url", "http://j", "--judge_model", "m"]
+    assert main([*words, "--prompts", str(tmp_path / "odd.txt"), "default"]) == 0
+    found = capsys.readouterr()
+    assert "odd.txt left out" in found.err
+    assert "default" in found.out
+    assert main([*words, "--prompts", str(tmp_path / "odd.txt")]) == 2
+
+
+def test_corrections_add_scores_beside_the_official_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "ours"
+    tasks = [make_task("a", questions=4), make_task("b", questions=1)]
+    asyncio.run(evaluated(tasks, folder, wrong={"a"}))
+    corrections = tmp_path / "corrections.json"
+    corrections.write_text('{"q1": ["wrong", "false"], "q2": "drop", "gone": ["x"]}')
+    words = ["report", str(folder), "--out", str(tmp_path / "report")]
+    assert main([*words, "--corrections", str(corrections)]) == 0
+    assert "1 ids are of no question" in capsys.readouterr().err
+    results = json.loads((tmp_path / "report" / "results.json").read_text())
+    scores = {line["metric"]: (line["mean"], line["n"]) for line in results["scores"]}
+    assert scores["em"] == (0.2, 5)
+    assert scores["em_corrected"] == (0.5, 4)
+    table = (tmp_path / "report" / "tables.md").read_text()
+    assert "| EM | EM corrected |" in table
+    for text, message in (
+        ('{"x": ["y"]}', "no question"),
+        ('{"q1": []}', "length >= 1"),
+        ("{", "drop"),
+    ):
+        corrections.write_text(text)
+        assert main([*words, "--corrections", str(corrections)]) == 2
+        assert message in capsys.readouterr().err
