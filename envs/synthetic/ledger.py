@@ -146,5 +146,5 @@ class _LedgerWriter(Writer):
 
     def _sentence(self, said: Saying) -> str:
         text = self._wording_of_split(_TEXTS["entry" if said.kind == "fact" else said.kind])
-        wording = text.replace("{verb}", said.relation).replace("[", "").replace("]", "")
+        wording = text.replace("{verb}", said.relation)
         return written(wording, said.subject.text, said.value, said.old)

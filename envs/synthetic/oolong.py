@@ -79,7 +79,7 @@ class _LinesWriter(Writer):
 
     def _sentence(self, label: str) -> str:
         relation = RELATIONS[_LABELS[label]]
-        wording = re.sub(r"[][]", "", self._wording_of_split(relation["say"]))
+        wording = self._wording_of_split(relation["say"])
         return written(wording, self._drawn("person").text, self._drawn(relation["gives"]))
 
     def _question(self, lines: list[Line], labels: list[str]) -> Question:

@@ -196,7 +196,6 @@ class _ToldWriter(Writer):
             if said.kind != "fact":
                 frame = self._wording(TEXTS["corrections" if said.old else "again"])
         note = written(_LEFT_OUT.sub("", wording), said.subject.text, said.value)
-        wording = re.sub(r"[][]", "", wording)
         contrast, name = None, said.subject.text
         if said.old is None and rng.random() < _CONTRAST:
             contrast = self._name(relation["gives"])

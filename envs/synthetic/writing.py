@@ -158,7 +158,7 @@ class Writer:
 
 def written(wording: str, subject: str, value: Name, contrast: Name | None = None) -> str:
     """Return a sentence of a wording, where a phrase in ``<>`` may deny another value first."""
-    before, phrase, after = re.split("[<>]", wording)
+    before, phrase, after = re.split("[<>]", re.sub(r"[][]", "", wording))
     said = phrase.format(v=value.text)
     if contrast is not None:
         said = f"not {phrase.format(v=contrast.text)} but {said}"
