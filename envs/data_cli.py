@@ -24,8 +24,9 @@ from atommem.envs.benchmarks.multihop import (
     get_benchmark,
     with_aliases,
 )
-from atommem.envs.synthetic import ruler, told
+from atommem.envs.synthetic import ledger, ruler, told
 from atommem.envs.synthetic.world import WorldConfig, generate
+from atommem.envs.synthetic.writing import SPLITS as TEXT_SPLITS
 from atommem.envs.task import Task
 from atommem.envs.task_files import (
     check_out,
@@ -39,6 +40,7 @@ from atommem.text_safety import printable
 
 _GENERATED: dict[str, tuple[type[Any], Callable[..., Iterable[Task]]]] = {
     told.SOURCE: (told.ToldConfig, told.generate),
+    ledger.SOURCE: (ledger.LedgerConfig, ledger.generate),
     ruler.SOURCE: (ruler.RulerConfig, ruler.generate),
 }
 
@@ -106,7 +108,7 @@ def _generate(name: str, argv: Sequence[str]) -> int:
     config_class, generated = _GENERATED[name]
     parser = Parser("atommem data build", f"Write the tasks of {name}.")
     parser.add_argument("--benchmark", required=True, choices=list(_GENERATED), help="Which.")
-    parser.add_argument("--split", default="train", choices=told.SPLITS, help="(%(default)s)")
+    parser.add_argument("--split", default="train", choices=TEXT_SPLITS, help="(%(default)s)")
     parser.add_argument("--n", type=int, required=True, help="Tasks to write.")
     parser.add_argument("--seed", type=int, default=42, help="Seed of every draw (%(default)s).")
     parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
@@ -130,7 +132,7 @@ def _build_parser() -> Parser:
         "--benchmark",
         required=True,
         choices=[*BENCHMARKS, *_GENERATED],
-        help="Its format; or told or ruler, which are generated (--benchmark told --help).",
+        help=f"Its format; or {', '.join(_GENERATED)}: generated (--benchmark told --help).",
     )
     parser.add_argument("--split", required=True, choices=SPLITS, help="Official file to look for.")
     parser.add_argument(
