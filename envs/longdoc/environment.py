@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
 from math import ceil
 from pathlib import Path
-from random import Random
 from statistics import fmean
 from typing import ClassVar
 
@@ -27,7 +24,8 @@ from atommem.actions import (
 )
 from atommem.config import check_choice, check_least, check_probabilities, setting
 from atommem.environment import Score, StepResult, TaskShape
-from atommem.envs.longdoc.recall import fact_recall, gold_documents
+from atommem.envs.longdoc.arrivals import MODES, arrivals, drawn_mode, needed_chunks
+from atommem.envs.longdoc.recall import fact_recall
 from atommem.envs.question_answering import AskedInTurn, QAConfig, QAEnvironments, batches
 from atommem.envs.task import (
     ByIdentity,
@@ -35,7 +33,6 @@ from atommem.envs.task import (
     Task,
     chunk_task,
     chunk_text,
-    document_text,
     joined_text,
     questions_piece,
 )
@@ -52,14 +49,6 @@ DOCUMENT_TOKENS = 140
 QUESTION_TOKENS = 25
 _SAMPLED_TASKS = 16
 _CACHED_TASKS = 64
-
-
-MODES = ("reading", "answering", "arriving")
-"""When questions are shown (`LongDocConfig.questions_shown`).
-
-arXiv 2601.08323 shows them at every step. A memory that is served reads first and is asked later,
-at any time, so its policy is trained on texts whose questions it does not see.
-"""
 
 
 @dataclass
@@ -326,41 +315,6 @@ class LongDocEnvironment:
         over = not open_ended and self._read == len(self._chunks)
         reads_left = self._questions.reads_left
         return question_observation(task, self._questions.asked, reads_left, over=over)
-
-
-def drawn_mode(modes: Sequence[str], task_id: str) -> str:
-    """Return the mode of a task: the same for all of its episodes, in every run."""
-    return modes[0] if len(modes) == 1 else Random(f"questions_shown/{task_id}").choice(list(modes))
-
-
-def arrivals(earliest: Sequence[int], parts: int, task_id: str) -> list[int]:
-    """Draw after how many of the `parts` of a text each question is asked, from `earliest` on."""
-    rng = Random(f"arrivals/{task_id}")
-    return [rng.randint(min(first, parts), parts) for first in earliest]
-
-
-def needed_chunks(task: Task, chunks: Sequence[str]) -> list[int]:
-    """Return for each question how many chunks reach its last gold document; all if unknown."""
-    counts = _counts_of_documents(task, chunks)
-    needed = []
-    for question in task.questions:
-        gold = gold_documents(task, question)
-        documents = zip(task.documents, counts, strict=False)
-        known = [count for document, count in documents if document in gold]
-        needed.append(max(known, default=len(chunks)))
-    return needed
-
-
-def _counts_of_documents(task: Task, chunks: Sequence[str]) -> Sequence[int]:
-    """Return how many chunks reach the end of each document; none if `task` has a context."""
-    if task.context is not None:
-        return ()
-    if "".join(chunks) != clean(joined_text(task)):  # one chunk a document
-        return range(1, len(chunks) + 1)
-    texts = (document_text(document, n) for n, document in enumerate(task.documents, start=1))
-    ends = list(accumulate(map(len, chunks)))
-    after = accumulate(len(clean(text)) + 2 for text in texts)  # with the blank line between two
-    return [bisect_left(ends, start - 2) + 1 for start in after]
 
 
 def chunk_observation(
