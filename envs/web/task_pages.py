@@ -15,7 +15,7 @@ from math import log
 from typing import Any
 
 from atommem.envs.task import ByIdentity, Document, Task
-from atommem.envs.web.page_texts import fold, snippet, words
+from atommem.envs.web.page_texts import fold, snippet
 from atommem.envs.web.tools import (
     Link,
     PageError,
@@ -24,6 +24,7 @@ from atommem.envs.web.tools import (
     search_result,
     text_tool,
 )
+from atommem.words import words
 
 
 class TaskPages(ToolSource):
