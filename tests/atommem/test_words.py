@@ -4,13 +4,21 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atommem.embedding.embedder import HashingEmbedder
+from atommem.envs.scoring.metrics import score_question
+from atommem.envs.task import Question
 from atommem.words import unify, words
+
+TRANSLATED = yaml.safe_load(
+    (Path(__file__).parents[1] / "envs" / "translated.yaml").read_text(encoding="utf-8")
+)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +54,7 @@ def test_words_of_english_are_those_of_a_regular_expression(text: str) -> None:
             ["鈴木はりんごが好きだ。", "田中は京都に住んでいる。"],
             "田中さんはどこに住んでいますか。",
         ),
-        (["민수는 사과를 좋아한다.", "철수가 서울에 산다."], "철수는 어디에 사는가?"),
+        (["민수는 사과를 좋아한다.", "영희가 서울에 산다."], "영희는 어디에 사는가?"),
         (["สมชายชอบแอปเปิล", "มานีอยู่ที่เชียงใหม่"], "มานีอยู่ที่ไหน"),
         (["كتب عمر رسالة.", "تسكن مريم في القاهرة."], "أين تسكن مَريم؟"),
         (["Omar schreibt.", "Zoe\u0308 wohnt in Köln."], "Wo wohnt Zoë?"),
@@ -57,4 +65,17 @@ async def test_hashing_embedder_finds_the_entry(entries: list[str], query: str) 
     wrong, right = (
         await embedder.embed(entries, "entry") @ (await embedder.embed([query], "query"))[0]
     )
-    assert right > wrong + 0.2
+    assert right > wrong + 0.1
+
+
+@pytest.mark.parametrize("language", TRANSLATED)
+async def test_translated_texts_are_found_and_scored_as_in_english(language: str) -> None:
+    texts, questions, golds = zip(*TRANSLATED[language], strict=True)
+    embedder = HashingEmbedder(2048)
+    entries = await embedder.embed(texts, "entry")
+    nearest = (await embedder.embed(questions, "query") @ entries.T).argmax(axis=1)
+    assert nearest.tolist() == list(range(len(texts)))
+    end = {"chinese": "。", "japanese": "。", "english": "."}.get(language, "!")
+    for question, gold in zip(questions, golds, strict=True):
+        asked = Question(question, (gold,))
+        assert set(score_question(asked, f"“{gold}”{end}", "told").values()) == {1.0}
