@@ -27,9 +27,10 @@ _RUN = re.compile(
 )
 _CHARACTER = re.compile(f"[{UNSPACED}]")
 _WIDTHS = re.compile("[\uff01-\uffee]+")
-# Arabic and Hebrew vowel points and tatweel, soft hyphens, joiners, signs of direction, selectors.
+# Stress (on letters with which NFC does not compose it), Arabic and Hebrew vowel points, tatweel,
+# soft hyphens, joiners, signs of direction, selectors.
 _OPTIONAL = re.compile(
-    "[\u00ad\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u061c\u0640"
+    "[\u00ad\u0300\u0301\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u061c\u0640"
     "\u064b-\u065f\u0670\u200c-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff]"
 )
 _DIGIT = re.compile(r"[^\D0-9]")
