@@ -30,7 +30,7 @@ _LETTERS = {
 _TOKEN = re.compile(
     r"""
     (?P<grouped> (?<=\d) (?: \\[,;:!\ ] | \{,\} | ~ ) (?=\d{3}(?!\d)) )
-    | \\ (?P<wrapper> (?:text|math)[a-z]*+ (?<!color) | emph | operatorname\*? | [mhf]box | bm
+    | \\{1,2} (?P<wrapper> (?:text|math)[a-z]*+ (?<!color) | emph | operatorname\*? | [mhf]box | bm
         | underline | overline | boldsymbol ) \s*+ \{
     | (?P<colour> \\ (?:text)?color \s*+ \{ [^{}]*+ \} )
     | (?P<degree> \^ (?: \\circ(?![A-Za-z]) | \{\\circ\} ) )

@@ -13,7 +13,7 @@ _MAX_TITLE_WORDS = 10
 
 def fold(title: str) -> str:
     """Return a title with normalized case and white space."""
-    return " ".join(title.split()).casefold()
+    return " ".join(fold_case(title).split())
 
 
 def core(title: str) -> str:

@@ -127,6 +127,7 @@ def test_parse_handle_of_any_script_is_one_number() -> None:
     [
         (r"\text{Paris}", "Paris"),
         (r"\textbf{\emph{New~York}}", "New York"),
+        (r"\\text{Paris}", "Paris"),
         (r"\operatorname{Paris}\,\mathrm{(France)}", "Paris (France)"),
         (r"\text{Simon \& Schuster}", "Simon & Schuster"),
         (r"\{1, 2\}", "{1, 2}"),
