@@ -89,7 +89,9 @@ class Expert(ScriptedExpert):
         if observation.question is None:
             step.read("".join(observation.values("chunk")))
         else:
-            step.answer(max(observation.values("reads_left"), default=0))
+            # After a stop, a step without an answer goes back to the text.
+            may_resume = self.faults.stop < 1 and observation.closing[0].name == "asked"
+            step.answer(max(observation.values("reads_left"), default=0), may_resume)
         return " ".join(text for _, text in sorted(step.elements, key=lambda item: item[0]))
 
 
@@ -161,8 +163,8 @@ class _Step:
         if len(known) == len(searches) > 0 and not (waiting or forgets("stop", known[0])):
             self._write(STOP_ACTION.name, "")
 
-    def answer(self, reads_left: int) -> None:
-        """Look for the end of the known chain, or answer."""
+    def answer(self, reads_left: int, may_resume: bool = False) -> None:
+        """Look for the end of the known chain, or answer; unknown, prefer to resume."""
         (search,) = self._searches([])
         if search.answer is None and reads_left > 0 and self._view.query != search.name:
             self._look_for([search.name])
@@ -174,7 +176,8 @@ class _Step:
         moved = {s.subject: s.value for s in self._noted if s.kind == "correction"}
         if answer is not None and answer.subject in moved:
             answer = Statement("fact", answer.subject, "home", moved[answer.subject])
-        self._write("answer", self._prose.answer(answer))
+        if answer is not None or not may_resume:
+            self._write("answer", self._prose.answer(answer))
 
     def _forgets(self, operation: str, statement: Statement) -> bool:
         rate: float = getattr(self._expert.faults, operation)
