@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from atommem.grammar import boxes_in
 from atommem.servers.chat import ChatReply
 
-_GRADES = r"(?P<grade>correct|incorrect|not[ _]attempted)"
+_WORDS = r"correct|incorrect|not[ _]attempted"
+_GRADES = rf"(?P<grade>{_WORDS})"
 _LABEL = r"(?:verdict|grade|judge?ment|decision|conclusion|assessment|evaluation|label|result)"
 _ALONE = re.compile(rf"[^\w>]*(?:{_LABEL}\W+)?(?:[abc]\W+)?{_GRADES}\W*", re.IGNORECASE)
 _LETTER = re.compile(r"[^\w>]*(?:grade\W+)?(?P<grade>[abc])\W*", re.IGNORECASE)
 _YES_NO = re.compile(r"[^\w>]*correct\W*:\W*(?P<grade>yes|no|true|false)\W*", re.IGNORECASE)
+_FIELD = re.compile(
+    rf"[\"'](?:is_)?(?:correct|{_LABEL})[\"']\s*:\s*[\"']?(?P<grade>{_WORDS}|yes|no|true|false)\b",
+    re.IGNORECASE,
+)
 # A verdict at the beginning of a line, and then its reason.
 _BEGINS = re.compile(
     r"[^\w>]*(?:(?:so|thus|therefore|hence|overall)\W+)?"
@@ -62,7 +67,7 @@ def read_verdict(reply: ChatReply, letters: bool = False) -> Verdict | None:
     if not text.strip() and reply.finish_reason == "stop":
         text = reply.reasoning
     text = text.rpartition("</think>")[2].strip()
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [re.sub(r"</?\w+>", " ", line).strip() for line in text.splitlines()]
     lines = [line for line in lines if line.strip("`") and not line.startswith(">")]
     if not lines or "<think>" in text:
         return None
@@ -71,6 +76,7 @@ def read_verdict(reply: ChatReply, letters: bool = False) -> Verdict | None:
     grades = _grades(alone, lines[-1:]) or _grades([_YES_NO], lines[-2:])
     if not grades and reply.finish_reason != "length":
         grades = _grades([*alone, _YES_NO, _BEGINS], lines)
+        grades += [match["grade"].lower() for line in lines for match in _FIELD.finditer(line)]
         capitals = [match for line in lines for match in _CAPITALS.finditer(line)]
         if len({match["grade"] for match in capitals}) > 1:
             return None

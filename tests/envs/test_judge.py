@@ -71,6 +71,8 @@ $\boxed{\text{correct}}$
 [[CORRECT]]
 Both name Rome, so the answer is CORRECT.
 {"reason": "same", "verdict": "CORRECT"}
+{"correct": true, "why": "It is CORRECT."}
+<verdict>correct<verdict>
 **CORRECT** - same
 CORRECT: same
 CORRECT because both match
@@ -83,6 +85,7 @@ INCORRECT/(It says Rome.)
 Incorrect. The correct answer is Rome.
 INCORRECT, but close
 CORRECT: no
+{"why": "The correct answer is Paris", "is_correct": "no"}
 {"reason": "The correct answer is Paris", "verdict": "INCORRECT"}
 NOT_ATTEMPTED/It abstains
 CORRECT?/INCORRECT
