@@ -4,8 +4,8 @@
 
 The world of ``atommem demo`` with more to read and without corrections: the evidence of half of the
 tasks stands in the first third, of the others in the last. The cold start has an expert that ends
-the reading, once it knows the answer, at 30% of the steps; asked after that, it writes nothing if
-it never noted the answer, and reads on. From there GRPO with the action (``early_stop``) and a
+the reading, once it knows the answer, at 30% of the steps, and before at 3%; asked without knowing,
+it writes nothing and reads on. From there GRPO with the action (``early_stop``) and a
 reward times 1 - cost * (share that was read); ``--full`` adds a policy without both. With
 ``--start`` the demo's cold start of seed 0 is where all seeds begin, and saves most of the time;
 else every seed learns to copy first. The same command continues: what is trained or measured in
@@ -42,7 +42,7 @@ from atommem.files import write_json
 
 MOST_LOST, MOST_STEPS, LEAST_STEPS = 0.01, 0.5, 0.9
 WORLD = replace(FULL.world, distractors=7, corrections=0.0, evidence="mixed")
-FAULTS = Faults(create=0.45, read=0.2, scratchpad=0.05, stop=0.7)
+FAULTS = Faults(create=0.45, read=0.2, scratchpad=0.05, stop=0.7, wait=0.03)
 RECIPE = replace(
     FULL,
     world=WORLD,

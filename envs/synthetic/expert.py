@@ -42,6 +42,7 @@ class Faults:
     delete: float = setting(0.0, "A withdrawn fact is kept.")
     scratchpad: float = setting(0.0, "A link of the chain is not noted.")
     stop: float = setting(1.0, "Reading goes on although all answers are known (`early_stop`).")
+    wait: float = setting(0.0, "Reading ends although an answer is not known (`early_stop`).")
 
     def __post_init__(self) -> None:
         check_probabilities(self, *field_names(type(self)))
@@ -160,7 +161,11 @@ class _Step:
         notes = [link for link in links if link in self._noted or not forgets("scratchpad", link)]
         self._note([*notes, *self._waiting])
         known = [search.answer for search in searches if search.answer is not None]
-        if len(known) == len(searches) > 0 and not (waiting or forgets("stop", known[0])):
+        if len(known) < len(searches) or waiting:
+            stops = forgets("wait", Statement("fact", "answer"))
+        else:
+            stops = bool(known) and not forgets("stop", known[0])
+        if stops:
             self._write(STOP_ACTION.name, "")
 
     def answer(self, reads_left: int, may_resume: bool = False) -> None:

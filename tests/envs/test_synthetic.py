@@ -121,17 +121,16 @@ def test_expert_that_stops_reads_as_far_as_the_evidence(
     assert least < read / sum(len(task.documents) for task in tasks) < most
 
 
-def test_expert_that_stopped_without_a_note_reads_on() -> None:
-    config = WorldConfig(prose="compact", hops=(1, 1), distractors=3, evidence="early")
-    expert = Expert(
-        get_prose("compact"), get_dialect("paper"), Faults(create=1.0, scratchpad=1.0, stop=0.0)
-    )
+def test_expert_that_stops_without_an_answer_reads_on() -> None:
+    config = WorldConfig(prose="compact", corrections=0.0, distractors=3, evidence="late")
+    expert = Expert(get_prose("compact"), get_dialect("paper"), Faults(stop=0.0, wait=1.0))
     factory = longdoc(WordTokenizer(), max_reads=0, early_stop=True)
-    (episode,) = run_expert(expert, factory, list(generate(config, 1, seed=11)))
-    asked = [step for step in episode.steps if step.observation.question == 0]
-    assert [step.text for step in asked[:-1]] == [""] * (len(asked) - 1)
-    assert len(asked) > 1
-    assert episode.answers == (get_prose("compact").unknown,)
+    episodes = run_expert(expert, factory, list(generate(config, 4, seed=11)))
+    assert em(episodes) == 1.0
+    for episode in episodes:
+        asked = [step for step in episode.steps if step.observation.question == 0]
+        assert len(asked) > 2
+        assert not any(step.text for step in asked[:-1])
 
 
 @pytest.mark.parametrize(
