@@ -16,7 +16,8 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, TextIO, TypeVar
 
@@ -29,10 +30,6 @@ from atommem.errors import DataError, suggest_path
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 """The type of a field that must not be empty. (msgspec 0.22 crashes on a `pattern` in unions.)"""
-Gold = Text | int | float | bool
-"""The type of a gold answer: `gold_text` makes it text."""
-Alias = str | int | float | bool
-"""The type of a further gold answer, which may be empty."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SEPARATOR = re.compile(r"\s*(,?)\s*(\]?)")
 _CHARACTERS = 1 << 20
@@ -109,18 +106,16 @@ class Row:
         text: str = self.convert(name, self.values.get(name, ""), str)
         return text
 
-    def gold(self, name: str) -> str:
-        """Return a gold answer, which may be a number."""
-        return gold_text(self.convert(name, self.get(name), Gold))
-
     def parse(self, kind: type[_Kind]) -> _Kind:
         """Return the row as a msgspec struct."""
         return self.convert("", self.values, kind)
 
     def convert(self, name: str, value: Any, kind: Any) -> Any:
         """Return the value of a field as a `kind`, checked by msgspec."""
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(value, kind)
         try:
-            return msgspec.convert(_fit(value, _type_of(kind)), kind)
+            return msgspec.convert(_fit(value, inspect.type_info(kind)), kind)
         except msgspec.ValidationError as error:
             problem = str(error).replace("`$", f"`{name}").replace("`.", "`")
             if f"`{name}" not in problem:
@@ -236,9 +231,9 @@ def _arrow_rows(path: Path, head: bytes) -> Iterator[Any]:
 
 def _plain(batch: Any) -> Iterator[dict[str, Any]]:
     """Yield the rows of an Arrow batch; `datasets` stores values of mixed types as JSON."""
-    types = {field.name: field.type for field in batch.schema}
+    fields = [field for field in batch.schema if "arrow.json" in str(field.type)]
     for row in batch.to_pylist():
-        yield {name: _parse_json(value, types[name]) for name, value in row.items()}
+        yield row | {field.name: _parse_json(row[field.name], field.type) for field in fields}
 
 
 def _parse_json(value: Any, kind: Any) -> Any:
@@ -265,17 +260,19 @@ def _is_null(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-@cache
-def _type_of(kind: Any) -> inspect.Type:
-    return inspect.type_info(kind)
-
-
 def _fit(value: Any, kind: inspect.Type) -> Any:
-    """Decode texts that stand where `kind` has none: nested JSON, numbers of CSV."""
+    """Decode texts where `kind` has none (nested JSON, numbers of CSV), and make texts of numbers.
+
+    A whole number is written without its ".0", which comes from pandas.
+    """
     kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
     kinds = tuple(one.type if isinstance(one, inspect.Metadata) else one for one in kinds)
+    is_text = any(isinstance(one, inspect.StrType) for one in kinds)
+    if is_text and isinstance(value, int | float | Decimal | date) and not isinstance(value, bool):
+        whole = isinstance(value, float) and value.is_integer()
+        return str(int(value) if whole else value)
     if isinstance(value, str):
-        if any(isinstance(one, inspect.StrType | inspect.AnyType) for one in kinds):
+        if is_text or any(isinstance(one, inspect.AnyType) for one in kinds):
             return value
         if any(isinstance(one, inspect.LiteralType) and value in one.values for one in kinds):
             return value
@@ -314,13 +311,6 @@ def listed(value: Any) -> list[Any]:
     """Return a list, perhaps of JSON in a text; anything else is the only item of one."""
     items = decoded(value)
     return items if isinstance(items, list) else [value]
-
-
-def gold_text(value: str | float | bool) -> str:
-    """Return a gold answer as text: a whole number without its ".0", a boolean as yes or no."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def import_pyarrow() -> tuple[Any, Any]:

@@ -6,6 +6,8 @@ import csv
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from pyarrow import parquet
 from atommem.envs.benchmarks import rows as rows_module
 from atommem.envs.benchmarks.locomo import parse_locomo
 from atommem.envs.benchmarks.multihop import BENCHMARKS
-from atommem.envs.benchmarks.rows import Row, gold_text, read_rows
+from atommem.envs.benchmarks.rows import Row, Text, read_rows
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import load_tasks
 from atommem.errors import DataError
@@ -144,11 +146,21 @@ def test_arrow_nulls_are_absent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "gold"),
-    [(3.0, "3"), (-0.0, "0"), (2.5, "2.5"), (7, "7"), (1e21, "1" + "0" * 21), (True, "yes")],
+    ("value", "text"),
+    [
+        (3.0, "3"),
+        (-0.0, "0"),
+        (2.5, "2.5"),
+        (7, "7"),
+        (1e21, "1" + "0" * 21),
+        (Decimal("1.50"), "1.50"),
+        (date(1997, 5, 2), "1997-05-02"),
+        ("3.0", "3.0"),
+    ],
 )
-def test_gold_number_is_written_as_people_do(value: float, gold: str) -> None:
-    assert gold_text(value) == gold
+def test_number_where_text_is_wanted_is_written_as_people_do(value: Any, text: str) -> None:
+    assert Row(Path("x"), 1, {"a": value}).text("a") == text
+    assert Row(Path("x"), 1, {}).convert("a", [value], list[Text]) == [text]
 
 
 @pytest.mark.parametrize(
