@@ -284,6 +284,9 @@ def _fit(value: Any, kind: inspect.Type) -> Any:
             if isinstance(one, inspect.TupleType) and len(one.item_types) == len(value):
                 return [*map(_fit, value, one.item_types)]
         elif isinstance(value, dict):
+            if isinstance(one, inspect.ListType) and {*map(type, value.values())} == {list}:
+                columns = zip(*value.values(), strict=False)  # as old `datasets` has objects
+                return [_fit(dict(zip(value, row, strict=True)), one.item_type) for row in columns]
             if isinstance(one, inspect.DictType):
                 return {name: _fit(item, one.value_type) for name, item in value.items()}
             if isinstance(one, inspect.StructType | inspect.DataclassType):

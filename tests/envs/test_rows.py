@@ -186,6 +186,14 @@ def test_constants_that_json_lacks_are_refused(tmp_path: Path, text: str, consta
         list(read_rows(tmp_path / "x.json"))
 
 
+def test_objects_in_columns_are_read(tmp_path: Path) -> None:
+    row = musique_row()
+    wanted = read("musique", write_json(tmp_path / "x.json", [row]))
+    names = row["paragraphs"][0]
+    row["paragraphs"] = {name: [one[name] for one in row["paragraphs"]] for name in names}
+    assert read("musique", write_json(tmp_path / "y.json", [row])) == wanted
+
+
 def test_locomo_without_a_wrong_option_cannot_be_asked_officially() -> None:
     row = Row(Path("x"), 1, locomo_row(qa=[{"question": "What?", "category": 5}]))
     (task,) = parse_locomo(row)
