@@ -25,6 +25,7 @@ from atommem.train.dry_run.costs import (
     estimate_timeline,
     host_bytes,
 )
+from atommem.train.dry_run.devices import DEVICES
 from atommem.train.dry_run.plan import diverging
 from atommem.train.dry_run.shapes import (
     GRADIENTS,
@@ -38,7 +39,6 @@ from atommem.train.dry_run.workload import PromptShape, Workload, estimate_workl
 from atommem.train.packing.planning import widths
 from atommem.train.settings import parse
 from atommem.train.train_cli import main
-from atommem.train.train_config import DEVICES
 
 MINIMUM = ["--model_name_or_path", "Qwen/Qwen3-8B", "--data", "nowhere.parquet"]
 

@@ -38,10 +38,10 @@ from atommem.train.dry_run.costs import (
     host_bytes,
     local_rollout_bytes,
 )
+from atommem.train.dry_run.devices import DEVICES, DryRunConfig
 from atommem.train.dry_run.shapes import measure, parameters_of, read_launch
 from atommem.train.dry_run.workload import Workload, estimate_workload, measure_prompt
 from atommem.train.settings import parse
-from atommem.train.train_config import DEVICES, DryRunConfig
 
 THINKING_TOKENS = 570.5
 """Mean completion of the paper's trained policy (arXiv 2601.08323, Table 6), which thinks."""

@@ -28,15 +28,8 @@ from atommem.train.episode_logs import SYNC, WAIT, RolloutLog
 from atommem.train.loops.episode_trainer import EpisodeTrainer
 from atommem.train.loops.policy_model import load_model
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
-from atommem.train.loops.update_step import Batch, update_counter
-from atommem.train.objective.advantages import group_advantages, has_variance
-from atommem.train.objective.rows import (
-    EpisodeSize,
-    advantages_of_steps,
-    episode_rows,
-    normalizer,
-)
-from atommem.train.objective.shares import gradient_shares
+from atommem.train.loops.update_step import Batch, batch_of, update_counter
+from atommem.train.objective.advantages import has_variance
 from atommem.train.rollout.rollouts import Rollouts, TaskOrder
 from atommem.train.rollout.server_backend import WeightSync, make_server_pool, make_weight_sync
 from atommem.train.rollout.weight_sync import check_servable, named_weights
@@ -154,7 +147,8 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
                     groups = self.rollout_worker.take(numbers, stale_after, self._is_stopped)
                 if len(groups) == count:
                     self._log_groups(groups)
-                    batch, shares = batch_of(groups, self.args)
+                    episodes = [episode for group in groups for episode in group.episodes]
+                    batch, shares = batch_of(episodes, self.args)
                     self.log_with_update(shares)
                     payload = [batch.normalizer]
             except (OutageError, BudgetSpentError) as error:
@@ -223,23 +217,6 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine in the event loop of the episodes, on the main process."""
         return self.rollout_worker.spawn(work).result()
-
-
-def batch_of(groups: Sequence[Group], args: AsyncTrainConfig) -> tuple[Batch, dict[str, float]]:
-    """Make the batch of the groups of one update; also returns its `gradient_shares`."""
-    episodes = [episode for group in groups for episode in group.episodes]
-    rewards = [episode.reward for episode in episodes]
-    advantages = group_advantages(rewards, args.num_generations, str(args.scale_rewards))
-    sizes = [EpisodeSize.of(episode, args.overlong_filtering) for episode in episodes]
-    rows = episode_rows(
-        episodes,
-        advantages_of_steps(advantages, episodes),
-        args.normalization,
-        args.overlong_filtering,
-        with_kl=args.beta != 0,
-    )
-    batch = Batch(rows, normalizer(sizes, args.normalization, args.max_completion_length))
-    return batch, gradient_shares(sizes, advantages, args.normalization)
 
 
 class CopyPolicy(LocalPolicy):
