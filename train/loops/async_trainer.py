@@ -18,13 +18,13 @@ from peft import PeftModel
 from torch.utils.data import DataLoader
 
 from atommem.config import MemoryConfig
-from atommem.errors import BudgetSpentError, ConfigError, OutageError, PolicyError
+from atommem.errors import BudgetSpentError, ConfigError, OutageError
 from atommem.policy.contract import Completion
 from atommem.policy.decoding import Row as DecodeRow
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import EpisodeRunner
 from atommem.train.async_config import AsyncTrainConfig
-from atommem.train.episode_logs import SYNC, WAIT, RolloutLog
+from atommem.train.episode_logs import WAIT, RolloutLog
 from atommem.train.loops.episode_trainer import EpisodeTrainer
 from atommem.train.loops.policy_model import load_model
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
@@ -131,7 +131,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         """Run one update; returns this rank's loss."""
         model.train()
         if not self.model_version or self.state.global_step % self.args.weight_sync_steps == 0:
-            self._publish()
+            self.publish()
         return self.run_update(model, self._next_batch())
 
     def _next_batch(self) -> Batch:
@@ -180,39 +180,20 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         rewards = [episode.reward for episode in episodes]
         self.log_rollout([self.run_async(sums_in_loop())], episodes, rewards, log)
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
         """Publish new weights as their next version, and start the worker; collective."""
         if self._published == self.state.global_step:  # for an evaluation
             return
+        super().publish()
         self._published = self.state.global_step
-        worker, outage = self.rollout_worker, None
-        with self._rollout_log.clock.busy(SYNC):
-            try:
-                self._weight_sync.publish(self, worker and worker.runner.agent.policy)
-            except (OutageError, PolicyError) as error:
-                outage = error
-            self.sync_stop(outage)
         self.model_version += 1
-        if worker is not None:
-            worker.update_model_version(self.model_version)
-            worker.start()
-
-    def run_rollout(
-        self,
-        make_work: Callable[[Any], Coroutine[Any, Any, Result]],
-        episodes: int,
-        name: str = "episodes",
-    ) -> Result | None:
-        """Run work on the main process, beside the episodes; returns when it has ended."""
-        broken: Exception | None = None
-        result: Result | None = None
         if self.rollout_worker is not None:
-            try:
-                result = self.run_async(self.stop_request.guard(make_work(None)))
-            except Exception as error:
-                broken = error
-        self.sync_stop(broken)
-        return result
+            self.rollout_worker.update_model_version(self.model_version)
+            self.rollout_worker.start()
+
+    def send_weights(self) -> None:
+        """Send the current weights to the servers, or to the copy of the model."""
+        self._weight_sync.publish(self, self.runner and self.runner.agent.policy)
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine in the event loop of the episodes, on the main process."""
