@@ -193,7 +193,8 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
 
     def send_weights(self) -> None:
         """Send the current weights to the servers, or to the copy of the model."""
-        self._weight_sync.publish(self, self.runner and self.runner.agent.policy)
+        policy: Any = self.runner and self.runner.agent.policy
+        self._weight_sync.publish(self, policy)
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine in the event loop of the episodes, on the main process."""
