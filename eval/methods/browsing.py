@@ -6,7 +6,7 @@ They drive the environment's own episode: tools, budget, page parts and scores e
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -63,22 +63,28 @@ class Browsing(Baseline):
     """
 
     introduction: ClassVar[str]
+    pieces: ClassVar[Mapping[str, str]] = {}
     shows_entries: ClassVar[bool] = False
 
     def __init__(self, setup: Setup) -> None:
+        web = self.find_web(setup)
+        self.setup, self.web = setup, web
+        self._grammar = get_dialect("paper", "full").grammar(web.actions, web.phases)
+        own = web.section("full", web.config)
+        words = {**own.pieces, **PIECES, **self.pieces}
+        section = Section(words, introduction=self.introduction, rules=RULES, actions=own.actions)
+        memory = MEMORY if self.shows_entries else {}
+        templates = Templates(SYSTEM, empty=NOTHING, call=CALL, **memory)
+        self.plain = self.remembering = self.make_prompts(templates, section, web.actions)
+
+    def find_web(self, setup: Setup) -> WebEnvironments:
+        """Return the environment whose tools are called."""
         web = setup.factory
         if not isinstance(web, WebEnvironments) or web.config.calls != "json":
             raise ConfigError(
                 f"method={self.name}: browses. Give --environment web with --calls json."
             )
-        self.setup, self.web = setup, web
-        self._grammar = get_dialect("paper", "full").grammar(web.actions, web.phases)
-        own = web.section("full", web.config)
-        words = {**own.pieces, **PIECES}
-        section = Section(words, introduction=self.introduction, rules=RULES, actions=own.actions)
-        memory = MEMORY if self.shows_entries else {}
-        templates = Templates(SYSTEM, empty=NOTHING, call=CALL, **memory)
-        self.plain = self.remembering = self.make_prompts(templates, section, web.actions)
+        return web
 
     def fits(self, record: Recorder, shown: Observation) -> bool:
         """Return whether a prompt fits the context window."""
@@ -89,9 +95,19 @@ class Browsing(Baseline):
         """Return `now` with earlier steps; may drop from `past` what does not fit."""
 
     async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
-        """Search and read in the environment until it ends, or a prompt does not fit."""
-        environment = self.web()
-        past: list[Past] = []
+        """Search and read in the environment."""
+        return await self.browse(record, episode, task, self.web)
+
+    async def browse(
+        self, record: Recorder, episode: Episode, task: Task, web: WebEnvironments, *known: Piece
+    ) -> Score:
+        """Answer `task` with the tools of `web`, until it ends or a prompt does not fit.
+
+        Args:
+            known: Shown at every step, before the first result.
+        """
+        environment = web()
+        past = [Past((), known)] if known else []
         now: Observation | None = await environment.reset(task)
         while now is not None:
             try:
@@ -101,7 +117,7 @@ class Browsing(Baseline):
                 break
             parsed = self._grammar.parse(step.text, now.phase, record.thinking)
             step.actions, step.problems = parsed.actions, parsed.problems
-            past.append(Past(now.stream, (Piece("said", {"said": _without_thinking(step)}),)))
+            past.append(Past(now.stream, (Piece("said", {"said": without_thinking(step)}),)))
             result = await environment.step(step)
             now = result.observation
             if now is None:
@@ -113,7 +129,8 @@ def _pieces(past: Sequence[Past]) -> tuple[Piece, ...]:
     return tuple(piece for step in past for piece in (*step.shown, *step.said))
 
 
-def _without_thinking(step: Step) -> str:
+def without_thinking(step: Step) -> str:
+    """Return the text of a completion after its thinking."""
     return step.text.rpartition("</think>")[2].strip()
 
 
@@ -159,7 +176,7 @@ class Summarising(Browsing):
         while not self.fits(record, asking) and any(step.shown for step in past):
             next(step for step in past if step.shown).shown = ()
             asking = replace(asking, stream=_pieces(past))
-        summary = Piece("summary", {"summary": _without_thinking(await record.ask(asking))})
+        summary = Piece("summary", {"summary": without_thinking(await record.ask(asking))})
         past[:] = [Past((summary,), ())]
         return replace(now, stream=(summary, *now.stream)), None
 
