@@ -109,19 +109,18 @@ class Browsing(Baseline):
         environment = web()
         past = [Past((), known)] if known else []
         now: Observation | None = await environment.reset(task)
-        while now is not None:
-            try:
+        try:
+            while now is not None:
                 step = await record.ask(*await self.extend(record, past, now))
-            except PromptTooLongError:
-                episode.stop_reason = StopReason.CONTEXT_OVERFLOW
-                break
-            parsed = self._grammar.parse(step.text, now.phase, record.thinking)
-            step.actions, step.problems = parsed.actions, parsed.problems
-            past.append(Past(now.stream, (Piece("said", {"said": without_thinking(step)}),)))
-            result = await environment.step(step)
-            now = result.observation
-            if now is None:
-                episode.stop_reason = result.reason or StopReason.ANSWERED
+                parsed = self._grammar.parse(step.text, now.phase, record.thinking)
+                step.actions, step.problems = parsed.actions, parsed.problems
+                past.append(Past(now.stream, (Piece("said", {"said": without_thinking(step)}),)))
+                result = await environment.step(step)
+                now = result.observation
+                if now is None:
+                    episode.stop_reason = result.reason or StopReason.ANSWERED
+        except PromptTooLongError:
+            episode.stop_reason = StopReason.CONTEXT_OVERFLOW
         return await environment.score()
 
 

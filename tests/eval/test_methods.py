@@ -206,7 +206,7 @@ BOXES = [f"<final_answer>\\boxed{{{answer}}}</final_answer>" for answer in ("all
 
 
 async def search_documents(
-    method: str, completions: Sequence[str], task: Task = TASK, **settings: Any
+    method: str, completions: Sequence[str | Exception], task: Task = TASK, **settings: Any
 ) -> Episode:
     config = environment_config("longdoc", chunk_tokens=settings.pop("chunk_tokens", 4000))
     setup, own = make_setup(environment=config, **settings)
@@ -248,6 +248,8 @@ async def test_recursive_asks_one_completion_about_a_part_that_fits() -> None:
     assert "Where does" not in prompts[2], "a reader sees its own question alone"
     assert f"\n\\{forged}" in prompts[2]
     assert ("In Port." in prompts[3], shown_documents(prompts[3])) == (True, [])
+    episode = await search_documents("recursive", [asked, PromptTooLongError("too long")])
+    assert (episode.stop_reason, episode.reward) == (StopReason.CONTEXT_OVERFLOW, 0.0)
 
 
 async def test_recursive_reads_a_part_that_does_not_fit_with_the_same_tools() -> None:
