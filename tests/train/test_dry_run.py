@@ -14,6 +14,7 @@ from trl import ModelConfig
 
 from atommem.environment import TaskShape
 from atommem.errors import ConfigError
+from atommem.train.devices import DEVICES
 from atommem.train.dry_run import costs
 from atommem.train.dry_run.costs import (
     Costs,
@@ -25,7 +26,6 @@ from atommem.train.dry_run.costs import (
     estimate_timeline,
     host_bytes,
 )
-from atommem.train.dry_run.devices import DEVICES
 from atommem.train.dry_run.plan import diverging
 from atommem.train.dry_run.shapes import (
     GRADIENTS,

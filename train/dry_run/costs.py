@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 from statistics import NormalDist
 
-from atommem.train.dry_run.devices import Device
+from atommem.train.devices import Device
 from atommem.train.dry_run.shapes import GRADIENTS, OPTIMIZER, WEIGHTS, Launch, ModelShape
 from atommem.train.dry_run.workload import Workload
 from atommem.train.packing.planning import widths
