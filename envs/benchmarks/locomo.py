@@ -86,8 +86,8 @@ def _question(row: Row, item: _QA, identifier: str, official: bool) -> Question:
     category = CATEGORIES[item.category]
     metadata: dict[str, Any] = {"category": category}
     text, adversarial = item.question.strip(), category == "adversarial"
-    found = item.adversarial_answer if adversarial else item.answer
-    if found is None and (official or not adversarial):
+    found = (item.adversarial_answer if adversarial else item.answer) or ""
+    if not found and (official or not adversarial):
         raise row.error("qa", f"has no {'adversarial_' * adversarial}answer to {identifier}")
     answer = ABSTENTION if adversarial else found
     if category == "open_domain":

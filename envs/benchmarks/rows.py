@@ -18,8 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Annotated, Any, TextIO, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -31,9 +32,6 @@ from atommem.errors import DataError, suggest_path
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 """The type of a field that must not be empty. (msgspec 0.22 crashes on a `pattern` in unions.)"""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_SEPARATOR = re.compile(r"\s*(,?)\s*(\]?)")
-_CHARACTERS = 1 << 20
-"""Characters of a JSON list that are read at a time."""
 _REFUSED = (
     (
         b"version https://git-lfs",
@@ -160,57 +158,46 @@ def _values(path: Path) -> Iterator[Any]:
     if head.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
         yield from _arrow_rows(path, head)
         return
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        if path.suffix.lower() in (".csv", ".tsv"):
-            yield from _csv_rows(file)
-        elif head.startswith(b"["):
-            yield from _list_items(file)
-        elif head.startswith(b"{"):
-            for line in file.buffer:  # of its text, some is decoded ahead: an error has no row
+    if path.suffix.lower() in (".csv", ".tsv"):
+        yield from _csv_rows(path)
+    elif head.startswith(b"["):
+        yield from _list_items(path)
+    elif head.startswith(b"{"):
+        with path.open("rb") as lines:
+            for line in lines:
                 text = line.decode("utf-8-sig").strip()
                 yield load_json(text) if text else None
-        else:
-            raise DataError(
-                f"{path}: starts with {head[:20].decode('utf-8', 'replace')!r}, expected a JSON "
-                "list or JSON Lines (in UTF-8), a .csv, parquet or Arrow file. Give one of these."
-            )
+    else:
+        raise DataError(
+            f"{path}: starts with {head[:20].decode('utf-8', 'replace')!r}, expected a JSON list, "
+            "JSON Lines (in UTF-8), .csv, parquet or Arrow file. Give one of these."
+        )
 
 
-def _list_items(file: TextIO) -> Iterator[Any]:
-    """Yield the items of a JSON list, with little more than one of them in memory."""
-    text, at, first = file.read(_CHARACTERS).lstrip(), 1, True
-    while True:
-        separator = _SEPARATOR.match(text, at)
-        try:
-            assert separator is not None
-            if separator[2] and (first or not separator[1]):
-                if rest := text[separator.end() :].strip():
-                    raise DataError(f"{file.name}: goes on after its list, with {rest[:20]!r}.")
-                return
-            if bool(separator[1]) is first:
-                raise ValueError(f"',' or ']' expected before {text[at : at + 20]!r}")
-            value, at = _decode(text, separator.end())
-            first = False
-        except _ConstantError:
-            raise
-        except ValueError:  # perhaps the item goes on
-            piece = file.read(max(_CHARACTERS, len(text)))
-            if not piece:
-                raise
-            text, at = text[at:] + piece, 0
-        else:
-            yield value
+def _list_items(path: Path) -> Iterator[Any]:
+    """Yield the items of a JSON list, of which one at a time is decoded."""
+    with path.open("rb") as file:
+        content = memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
+    if content[: len(BOM_UTF8)] == BOM_UTF8:
+        content = content[len(BOM_UTF8) :]
+    try:
+        items = msgspec.json.decode(content, type=list[msgspec.Raw])
+    except msgspec.DecodeError:  # lone surrogates are not for msgspec; the others say where
+        yield from load_json(str(content, "utf-8"))
+    else:
+        yield from (load_json(str(memoryview(item), "utf-8")) for item in items)
 
 
-def _csv_rows(file: TextIO) -> Iterator[dict[str | Any, Any]]:
+def _csv_rows(path: Path) -> Iterator[dict[str | Any, Any]]:
     """Yield the rows of a table whose header has commas, semicolons or tabs; "" is absent."""
     csv.field_size_limit(sys.maxsize)
-    delimiter = max(",;\t", key=file.readline().count)
-    file.seek(0)
-    for row in csv.DictReader(file, delimiter=delimiter, strict=True):
-        if None in row:
-            raise ValueError(f"{len(row[None])} values more than the header has names")
-        yield {name: value or None for name, value in row.items()}
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        delimiter = max(",;\t", key=file.readline().count)
+        file.seek(0)
+        for row in csv.DictReader(file, delimiter=delimiter, strict=True):
+            if None in row:
+                raise ValueError(f"{len(row[None])} values more than the header has names")
+            yield {name: value or None for name, value in row.items()}
 
 
 def _arrow_rows(path: Path, head: bytes) -> Iterator[Any]:
@@ -269,8 +256,9 @@ def _fit(value: Any, kind: inspect.Type) -> Any:
     kinds = tuple(one.type if isinstance(one, inspect.Metadata) else one for one in kinds)
     is_text = any(isinstance(one, inspect.StrType) for one in kinds)
     if is_text and isinstance(value, int | float | Decimal | date) and not isinstance(value, bool):
-        whole = isinstance(value, float) and value.is_integer()
-        return str(int(value) if whole else value)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        return str(value)
     if isinstance(value, str):
         if is_text or any(isinstance(one, inspect.AnyType) for one in kinds):
             return value
@@ -334,31 +322,15 @@ def load_json(text: str) -> Any:
     Raises:
         ValueError: It is not JSON, which has no NaN and no Infinity.
     """
-    text = text.strip()
-    value, end = _decode(text, 0)
-    if end < len(text):
-        raise ValueError(f"text after the value: {text[end : end + 20]!r}")
-    return value
-
-
-def _decode(text: str, start: int) -> tuple[Any, int]:
-    """Return the JSON value that begins at `start`, and where it ends."""
-    value, end = _JSON.raw_decode(text, start)
-    if _SURROGATE.search(text, start, end):
-        encoded = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
-        value = json.loads(encoded.decode("utf-16", "replace"))
-    return value, end
-
-
-class _ConstantError(ValueError):
-    pass
+    value = json.loads(text, parse_constant=_refuse_constant)
+    if not _SURROGATE.search(text):
+        return value
+    encoded = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
+    return json.loads(encoded.decode("utf-16", "replace"))
 
 
 def _refuse_constant(name: str) -> None:
-    raise _ConstantError(f"{name} is not JSON: write null")
-
-
-_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
+    raise ValueError(f"{name} is not JSON: write null")
 
 
 @dataclass(frozen=True, slots=True)
