@@ -106,36 +106,30 @@ def _decode_text(raw: bytes, name: str) -> str:
     return text
 
 
-def _read_html(raw: bytes) -> tuple[str, list[str]]:
-    """Return the visible text of a page as Markdown, without addresses of links."""
+def _read_html(source: bytes | str) -> tuple[str, list[str]]:
+    """Return the visible text of a page as Markdown, without addresses of links.
+
+    Its encoding is found as browsers do.
+    """
     import webencodings
-    from bs4.dammit import EncodingDetector
-
-    declared = EncodingDetector.find_declared_encoding(raw, is_html=True)
-    encoding = webencodings.lookup(declared) if declared else None
-    if encoding is None:
-        try:
-            raw.decode("utf-8")
-            encoding = webencodings.UTF8
-        except UnicodeDecodeError:  # as browsers do
-            encoding = webencodings.lookup("windows-1252")
-    source, _ = webencodings.decode(raw, encoding)
-    text, left_out = _markdown(source)
-    if lost := source.count("\ufffd"):
-        left_out.append(f"{lost} characters that are not {encoding.name}")
-    return text, left_out
-
-
-def _markdown(source: str) -> tuple[str, list[str]]:
-    """Return HTML as Markdown, and the numbers of its pictures and embedded media."""
     from bs4 import BeautifulSoup
+    from bs4.dammit import EncodingDetector
     from markdownify import MarkdownConverter
 
+    left_out = []
+    if isinstance(source, bytes):
+        declared = EncodingDetector.find_declared_encoding(source, is_html=True)
+        encoding = webencodings.lookup(declared or "")
+        if encoding is None:
+            text, encoding = webencodings.decode(source, "utf-8")
+            encoding = webencodings.lookup("cp1252") if "\ufffd" in text else encoding
+        source, encoding = webencodings.decode(source, encoding)
+        if lost := source.count("\ufffd"):
+            left_out.append(f"{lost} characters that are not {encoding.name}")
     soup = BeautifulSoup(source, "html.parser")
     title = soup.title.get_text(" ", strip=True) if soup.title is not None else ""
     for tag in soup.find_all([*_INVISIBLE, lambda tag: tag.has_attr("hidden")]):
         tag.decompose()
-    left_out = []
     for name in _MEDIA:
         found = soup.find_all(name)
         for tag in found:
@@ -160,7 +154,7 @@ def _read_docx(raw: bytes) -> tuple[str, list[str]]:
     converted = mammoth.convert_to_html(
         io.BytesIO(raw), convert_image=mammoth.images.img_element(lambda image: {})
     )
-    text, left_out = _markdown(converted.value)
+    text, left_out = _read_html(converted.value)
     with zipfile.ZipFile(io.BytesIO(raw)) as parts:
         for part in ("header", "footer", "comments"):
             names = [name for name in parts.namelist() if name.startswith(f"word/{part}")]
