@@ -1,16 +1,29 @@
-"""Files of benchmarks and their rows: JSON, JSON Lines or parquet; errors name row and field."""
+"""Rows of files: JSON, JSON Lines, CSV, parquet or Arrow; errors name row and field.
+
+All formats give equal rows: null is absent, and text that stands for a list, object or number is
+decoded where a reader asks for one.
+"""
 
 from __future__ import annotations
 
+import ast
+import csv
 import json
+import math
 import re
+import sys
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from atommem.config import check_choice
 from atommem.envs.task import Document
@@ -19,6 +32,16 @@ from atommem.errors import DataError, suggest_path
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 """The type of a field that must not be empty. (msgspec 0.22 crashes on a `pattern` in unions.)"""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_REFUSED = (
+    (
+        b"version https://git-lfs",
+        "is a pointer of Git LFS. Get the file with: git lfs pull",
+    ),
+    (b"\x1f\x8b", "is compressed. Unpack it: gunzip"),
+    (b"PK\x03\x04", "is an archive. Unpack it: unzip"),
+    (b"\x28\xb5\x2f\xfd", "is compressed. Unpack it: unzstd"),
+)
+"""First bytes of files that cannot be read as they are."""
 _Kind = TypeVar("_Kind")
 
 
@@ -77,28 +100,20 @@ class Row:
         return self.convert(names[0], self.get(*names), Text)
 
     def optional_text(self, name: str) -> str:
-        """Return a text, or "" if the field is missing or null."""
-        value = self.values.get(name)
-        return "" if value is None else self.convert(name, value, str)
+        """Return a text, or "" if the field is missing."""
+        text: str = self.convert(name, self.values.get(name, ""), str)
+        return text
 
-    def decoded(self, name: str) -> Any:
-        """Return a value that may be JSON in a string, as in some parquet conversions."""
-        value = self.get(name)
-        if not isinstance(value, str):
-            return value
-        try:
-            return load_json(value)
-        except json.JSONDecodeError as error:
-            raise self.error(name, f"is a string but not JSON: {error}") from error
-
-    def parse(self, kind: type[_Kind], **changes: Any) -> _Kind:
-        """Return the row as a msgspec struct; `changes` replace fields."""
-        return self.convert("", {**self.values, **changes}, kind)
+    def parse(self, kind: type[_Kind]) -> _Kind:
+        """Return the row as a msgspec struct."""
+        return self.convert("", self.values, kind)
 
     def convert(self, name: str, value: Any, kind: Any) -> Any:
         """Return the value of a field as a `kind`, checked by msgspec."""
-        try:
+        with suppress(msgspec.ValidationError):
             return msgspec.convert(value, kind)
+        try:
+            return msgspec.convert(_fit(value, inspect.type_info(kind)), kind)
         except msgspec.ValidationError as error:
             problem = str(error).replace("`$", f"`{name}").replace("`.", "`")
             if f"`{name}" not in problem:
@@ -109,7 +124,7 @@ class Row:
 
 
 def read_rows(path: str | Path) -> Iterator[Row]:
-    """Read a JSON list, JSON Lines or parquet file, recognised by its first bytes.
+    """Read the rows of a file; its first bytes tell the format, of CSV the name (.csv, .tsv).
 
     Raises:
         DataError: The file cannot be read, is damaged, or has another format.
@@ -121,13 +136,13 @@ def read_rows(path: str | Path) -> Iterator[Row]:
                 continue
             if not isinstance(value, dict):
                 raise DataError(f"{path}: row {number} is {value!r:.60}, expected an object.")
-            yield Row(path, number, value)
+            yield Row(path, number, without_nulls(value))
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read ({error.strerror or error}){suggest_path(path)}. "
             "Check the name and its permissions."
         ) from error
-    except (ValueError, RecursionError) as error:  # of JSON, UTF-8 and Arrow
+    except (ValueError, RecursionError, csv.Error) as error:  # of JSON, UTF-8 and Arrow
         raise DataError(
             f"{path}: row {number + 1} is damaged or not in UTF-8 ({error}). If the file is "
             "truncated, download it again."
@@ -137,19 +152,16 @@ def read_rows(path: str | Path) -> Iterator[Row]:
 def _values(path: Path) -> Iterator[Any]:
     with path.open("rb") as file:
         head = file.read(4096).removeprefix(BOM_UTF8).lstrip()
-    if head.startswith(b"PAR1"):
-        _, parquet = import_pyarrow()
-        with parquet.ParquetFile(path) as table:
-            for batch in table.iter_batches(batch_size=128):
-                yield from batch.to_pylist()
+    for start, problem in _REFUSED:
+        if head.startswith(start):
+            raise DataError(f"{path}: {problem} {path.name}")
+    if head.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
+        yield from _arrow_rows(path, head)
+        return
+    if path.suffix.lower() in (".csv", ".tsv"):
+        yield from _csv_rows(path)
     elif head.startswith(b"["):
-        try:
-            values = load_json(path.read_text(encoding="utf-8-sig"))
-        except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{path}: is not JSON in UTF-8 ({error}). If it is truncated, download it again."
-            ) from error
-        yield from values
+        yield from _list_items(path)
     elif head.startswith(b"{"):
         with path.open("rb") as lines:
             for line in lines:
@@ -158,8 +170,138 @@ def _values(path: Path) -> Iterator[Any]:
     else:
         raise DataError(
             f"{path}: starts with {head[:20].decode('utf-8', 'replace')!r}, expected a JSON list, "
-            "JSON Lines (UTF-8) or parquet file. Give the benchmark's own file, unpacked."
+            "JSON Lines (in UTF-8), .csv, parquet or Arrow file. Give one of these."
         )
+
+
+def _list_items(path: Path) -> Iterator[Any]:
+    """Yield the items of a JSON list, of which one at a time is decoded."""
+    with path.open("rb") as file:
+        content = memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
+    if content[: len(BOM_UTF8)] == BOM_UTF8:
+        content = content[len(BOM_UTF8) :]
+    try:
+        items = msgspec.json.decode(content, type=list[msgspec.Raw])
+    except msgspec.DecodeError:  # lone surrogates are not for msgspec; the others say where
+        yield from load_json(str(content, "utf-8"))
+    else:
+        yield from (load_json(str(memoryview(item), "utf-8")) for item in items)
+
+
+def _csv_rows(path: Path) -> Iterator[dict[str | Any, Any]]:
+    """Yield the rows of a table whose header has commas, semicolons or tabs; "" is absent."""
+    csv.field_size_limit(sys.maxsize)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        delimiter = max(",;\t", key=file.readline().count)
+        file.seek(0)
+        for row in csv.DictReader(file, delimiter=delimiter, strict=True):
+            if None in row:
+                raise ValueError(f"{len(row[None])} values more than the header has names")
+            yield {name: value or None for name, value in row.items()}
+
+
+def _arrow_rows(path: Path, head: bytes) -> Iterator[Any]:
+    """Yield the rows of a parquet file or of an Arrow file or stream (`Dataset.save_to_disk`)."""
+    pyarrow, parquet = import_pyarrow()
+    if head.startswith(b"PAR1"):
+        with parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches(batch_size=128):
+                yield from _plain(batch)
+    else:
+        is_file = head.startswith(b"ARROW1")
+        with pyarrow.memory_map(str(path)) as source:
+            reader = (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(source)
+            numbers = range(reader.num_record_batches) if is_file else ()
+            for batch in map(reader.get_batch, numbers) if is_file else reader:
+                yield from _plain(batch)
+
+
+def _plain(batch: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an Arrow batch; `datasets` stores values of mixed types as JSON."""
+    fields = [field for field in batch.schema if "arrow.json" in str(field.type)]
+    for row in batch.to_pylist():
+        yield row | {field.name: _parse_json(row[field.name], field.type) for field in fields}
+
+
+def _parse_json(value: Any, kind: Any) -> Any:
+    if value is None or "arrow.json" not in str(kind):
+        return value
+    if isinstance(value, str):
+        return load_json(value)
+    if isinstance(value, dict):
+        return {name: _parse_json(item, kind.field(name).type) for name, item in value.items()}
+    return [_parse_json(item, kind.value_type) for item in value]
+
+
+def without_nulls(value: Any) -> Any:
+    """Drop members of objects that are null (or NaN, as pandas has it), at any depth.
+
+    Arrow gives each object of a column the names of all of them.
+    """
+    if isinstance(value, dict):
+        return {name: without_nulls(item) for name, item in value.items() if not _is_null(item)}
+    return [*map(without_nulls, value)] if isinstance(value, list) else value
+
+
+def _is_null(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _fit(value: Any, kind: inspect.Type) -> Any:
+    """Decode texts where `kind` has none (nested JSON, numbers of CSV), and make texts of numbers.
+
+    A whole number is written without its ".0", which comes from pandas.
+    """
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    kinds = tuple(one.type if isinstance(one, inspect.Metadata) else one for one in kinds)
+    is_text = any(isinstance(one, inspect.StrType) for one in kinds)
+    if is_text and isinstance(value, int | float | Decimal | date) and not isinstance(value, bool):
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        return str(value)
+    if isinstance(value, str):
+        if is_text or any(isinstance(one, inspect.AnyType) for one in kinds):
+            return value
+        if any(isinstance(one, inspect.LiteralType) and value in one.values for one in kinds):
+            return value
+        value = without_nulls(decoded(value))
+    for one in kinds:
+        if isinstance(value, list | tuple):
+            if isinstance(one, inspect.ListType | inspect.VarTupleType):
+                return [_fit(item, one.item_type) for item in value]
+            if isinstance(one, inspect.TupleType) and len(one.item_types) == len(value):
+                return [*map(_fit, value, one.item_types)]
+        elif isinstance(value, dict):
+            if isinstance(one, inspect.ListType) and {*map(type, value.values())} == {list}:
+                columns = zip(*value.values(), strict=False)  # as old `datasets` has objects
+                return [_fit(dict(zip(value, row, strict=True)), one.item_type) for row in columns]
+            if isinstance(one, inspect.DictType):
+                return {name: _fit(item, one.value_type) for name, item in value.items()}
+            if isinstance(one, inspect.StructType | inspect.DataclassType):
+                types = {field.name: field.type for field in one.fields}
+                return {
+                    name: _fit(item, types[name]) if name in types else item
+                    for name, item in value.items()
+                }
+    return value
+
+
+def decoded(value: Any) -> Any:
+    """Return the value of a text that is JSON or a Python literal; others as they are."""
+    if not isinstance(value, str):
+        return value
+    with suppress(ValueError, RecursionError):
+        return load_json(value)
+    if value in ("True", "False") or value.lstrip().startswith(("[", "{", "(")):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return ast.literal_eval(value)
+    return value
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a list, perhaps of JSON in a text; anything else is the only item of one."""
+    items = decoded(value)
+    return items if isinstance(items, list) else [value]
 
 
 def import_pyarrow() -> tuple[Any, Any]:
@@ -175,12 +317,20 @@ def import_pyarrow() -> tuple[Any, Any]:
 
 
 def load_json(text: str) -> Any:
-    """Parse JSON; lone surrogates, which no tokenizer or file accepts, become U+FFFD."""
-    value = json.loads(text)
+    """Parse JSON; lone surrogates, which no tokenizer or file accepts, become U+FFFD.
+
+    Raises:
+        ValueError: It is not JSON, which has no NaN and no Infinity.
+    """
+    value = json.loads(text, parse_constant=_refuse_constant)
     if not _SURROGATE.search(text):
         return value
     encoded = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
     return json.loads(encoded.decode("utf-16", "replace"))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON: write null")
 
 
 @dataclass(frozen=True, slots=True)
