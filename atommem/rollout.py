@@ -20,7 +20,6 @@ from atommem.embedding.embedder import Embedder
 from atommem.environment import Environment, EnvironmentFactory, Score
 from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.errors import ConfigError, OutageError, PromptTooLongError, TraceError
-from atommem.grammar import THINK
 from atommem.memory.log import MemoryView, Source
 from atommem.memory.memory import WorkingMemory
 from atommem.memory.rules import RuleSet
@@ -29,6 +28,7 @@ from atommem.process import ActivityClock
 from atommem.prompts import PromptBuilder
 from atommem.session_state import SessionState
 from atommem.text_safety import clean
+from atommem.thinking import thoughts_end
 from atommem.tokens import Tokenizer
 
 Result = TypeVar("Result")
@@ -124,7 +124,9 @@ class Agent:
 
 def begins_in_thinking(policy: Policy, prompts: PromptBuilder, completion: Completion) -> bool:
     """Return whether the text of a completion begins inside of thinking."""
-    if isinstance(policy, MessagePolicy) and f"</{THINK}>" not in completion.text.lower():
+    if isinstance(policy, ObservationPolicy):  # it does not read the prompt
+        return False
+    if isinstance(policy, MessagePolicy) and not thoughts_end(completion.text):
         # The server removed the thoughts from its reply, or the reply ends inside of them.
         ends_inside = completion.finish_reason == "length" and not completion.thinking_apart
         return prompts.opens_thinking and ends_inside

@@ -104,7 +104,7 @@ def make_sft_trainer(settings: Settings) -> ColdStartTrainer:
         args=args,
         dataset=sft_dataset(rows, args.max_length),
         tokenizer=tokenizer,
-        settings=settings.stored,
+        settings=settings.stored_with(tokenizer),
         **model_arguments(settings.model, args),
     )
 
@@ -126,7 +126,7 @@ def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
         "tasks": tasks,
         "processing_class": tokenizer,
         "on_episodes": EpisodeFiles(args, map(kind.describe, tasks), settings.run.memory),
-        "settings": settings.stored,
+        "settings": settings.stored_with(tokenizer),
     }
 
 

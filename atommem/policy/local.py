@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from atommem.chat_format import read_tokenizer
 from atommem.errors import PolicyError
 from atommem.micro_batching import RequestBatcher, Waiting
 from atommem.plugins import not_loaded, only_here
@@ -77,12 +78,11 @@ class LocalPolicy:
         found: dict[str, Any] = {"revision": revision, "local_files_only": only_here(path)}
         try:
             model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **found)
-            tokenizer = read_tokenizer(path, **found)
         except Exception as error:  # transformers raises many kinds for broken files
             raise PolicyError(
                 f"{str(path)!r} is not a causal language model: {not_loaded(str(path), error)}"
             ) from error
-        return cls(model.to(device), tokenizer, **options)
+        return cls(model.to(device), read_tokenizer(path, revision), **options)
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample one completion in the next batch; raises as `Policy.complete` does."""
@@ -114,16 +114,6 @@ class LocalPolicy:
             make_completion(self.tokenizer, row.token_ids, row.logprobs, row.stopped)
             for row in rows
         ]
-
-
-def read_tokenizer(name: str | Path, **found: Any) -> Any:
-    """Load a tokenizer; `found` are further arguments of ``from_pretrained``."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(name, **found)
-    except Exception as error:  # tokenizers raises bare exceptions
-        raise ValueError(f"its tokenizer cannot be read: {type(error).__name__} {error}") from error
 
 
 def plan_batches(

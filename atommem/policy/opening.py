@@ -7,9 +7,10 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atommem.chat_format import read_tokenizer
 from atommem.config import PolicyConfig
 from atommem.errors import PolicyError, suggest_path
-from atommem.plugins import hub_name, not_loaded, only_here
+from atommem.plugins import hub_name
 
 if TYPE_CHECKING:
     from atommem.policy.local import LocalPolicy
@@ -51,15 +52,7 @@ def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPo
 
 def load_tokenizer(name: str) -> Any:
     """Load the tokenizer in a folder, or of a hub name (NAME@REVISION)."""
-    from atommem.policy.local import read_tokenizer
-
-    model, revision = hub_name(name)
-    try:
-        return read_tokenizer(model, revision=revision, local_files_only=only_here(model))
-    except (OSError, ValueError) as error:
-        raise PolicyError(
-            f"No tokenizer could be loaded from {name!r}: {not_loaded(model, error)}"
-        ) from error
+    return read_tokenizer(*hub_name(name))
 
 
 def model_folder(setting: str, name: str) -> str:

@@ -14,11 +14,12 @@ from atommem.dialects import Section, Templates, get_dialect
 from atommem.environment import Score
 from atommem.envs.task import Task
 from atommem.envs.web.environment import WebEnvironments
-from atommem.episode import Episode, Observation, Piece, Step, StopReason
+from atommem.episode import Episode, Observation, Piece, StopReason
 from atommem.errors import ConfigError, PromptTooLongError
 from atommem.eval.methods.baseline import MEMORY, NOTHING, Baseline
 from atommem.eval.methods.recorder import Recorder, Setup
 from atommem.memory.log import MemoryView
+from atommem.thinking import thoughts_end
 
 SYSTEM = """{introduction}
 
@@ -101,7 +102,12 @@ class Browsing(Baseline):
                 break
             parsed = self._grammar.parse(step.text, now.phase, record.thinking)
             step.actions, step.problems = parsed.actions, parsed.problems
-            past.append(Past(now.stream, (Piece("said", {"said": _without_thinking(step)}),)))
+            past.append(
+                Past(
+                    now.stream,
+                    (Piece("said", {"said": step.text[thoughts_end(step.text) :].strip()}),),
+                )
+            )
             result = await environment.step(step)
             now = result.observation
             if now is None:
@@ -111,10 +117,6 @@ class Browsing(Baseline):
 
 def _pieces(past: Sequence[Past]) -> tuple[Piece, ...]:
     return tuple(piece for step in past for piece in (*step.shown, *step.said))
-
-
-def _without_thinking(step: Step) -> str:
-    return step.text.rpartition("</think>")[2].strip()
 
 
 class ReAct(Browsing):
@@ -159,7 +161,8 @@ class Summarising(Browsing):
         while not self.fits(record, asking) and any(step.shown for step in past):
             next(step for step in past if step.shown).shown = ()
             asking = replace(asking, stream=_pieces(past))
-        summary = Piece("summary", {"summary": _without_thinking(await record.ask(asking))})
+        text = (await record.ask(asking)).text
+        summary = Piece("summary", {"summary": text[thoughts_end(text) :].strip()})
         past[:] = [Past((summary,), ())]
         return replace(now, stream=(summary, *now.stream)), None
 
