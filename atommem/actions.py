@@ -72,7 +72,7 @@ STOP_ACTION = ActionSpec(
     Body.NOTE,
     tag="stop_reading",
     description="ends the reading, and the questions are asked at once: for when your memory holds "
-    "all that they need.",
+    "all that they need. If you then write no answer, the reading goes on.",
 )
 """Ends the reading of a long document (``early_stop``)."""
 ANSWERS_ACTION = ActionSpec(ANSWER, Body.BOXES)

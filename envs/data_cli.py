@@ -16,7 +16,7 @@ from atommem.arguments import Command, Parser, make, pop_flags, run_command
 from atommem.config import check_least
 from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
-from atommem.envs.benchmarks.locomo import read_locomo
+from atommem.envs.benchmarks.locomo import parse_locomo
 from atommem.envs.benchmarks.long_texts import QUESTIONS
 from atommem.envs.benchmarks.multihop import (
     BENCHMARKS,
@@ -24,6 +24,8 @@ from atommem.envs.benchmarks.multihop import (
     get_benchmark,
     with_aliases,
 )
+from atommem.envs.benchmarks.rows import read_rows
+from atommem.envs.benchmarks.tables import Columns, find_rows, read_table
 from atommem.envs.synthetic import ledger, ruler, told
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.synthetic.writing import SPLITS as TEXT_SPLITS
@@ -36,6 +38,7 @@ from atommem.envs.task_files import (
     save_tasks,
     write_provenance,
 )
+from atommem.errors import ConfigError
 from atommem.text_safety import printable
 
 _GENERATED: dict[str, tuple[type[Any], Callable[..., Iterable[Task]]]] = {
@@ -54,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = {
         "build": Command(_build, "write a task file: --environment NAME ... (default: longdoc)"),
         "show": Command(_show, "print the first tasks of a file"),
-        "convert": Command(_convert, "convert LoCoMo, LongMemEval, BEAM or MemAgent"),
+        "convert": Command(_convert, "convert LoCoMo, LongMemEval, BEAM, MemAgent or a table"),
         "synthetic": Command(_synthetic, "generate tasks of the synthetic world"),
     }
     return run_command("atommem data", commands, sys.argv[1:] if argv is None else argv)
@@ -164,8 +167,9 @@ def _show(argv: list[str]) -> int:
     check_least(args, n=0)
     environment = find_environment(args.environment)
     # Our task files are read only as far as shown.
-    read = iter_tasks if environment.read_tasks is load_tasks else environment.read_tasks
-    for task in islice(read(args.file), args.n):
+    ours = environment.read_tasks is load_tasks
+    tasks = iter_tasks(read_rows(args.file)) if ours else environment.read_tasks(args.file)
+    for task in islice(tasks, args.n):
         described = environment.describe(task)
         lines = [f"{described.id}  ({described.source or 'no source'})"]
         for number, question in enumerate(described.questions, start=1):
@@ -178,9 +182,18 @@ def _show(argv: list[str]) -> int:
 
 def _convert(argv: list[str]) -> int:
     formats = "LoCoMo, LongMemEval, BEAM or MemAgent"
-    parser = Parser("atommem data convert", f"Write a task file of {formats}.")
-    parser.add_argument("file", type=Path, help=f"File of {formats}.")
+    parser = Parser(
+        "atommem data convert",
+        f"Write a task file of {formats}, or of a table: name its columns "
+        "(--question question --answer answers.text --text context).",
+    )
+    parser.add_argument("file", help="JSON, JSON Lines, CSV, parquet, Arrow; or a hub name.")
     parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
+    for name in ("question", "answer", "text"):
+        parser.add_argument(f"--{name}", metavar="COLUMN", help=f"Table: column of the {name}.")
+    parser.add_argument("--id", metavar="COLUMN", help="Table: column of an id (default: row).")
+    parser.add_argument("--split", help="Split of a hub name or folder.")
+    parser.add_argument("--subset", help="Subset (configuration) of a hub name.")
     parser.add_argument(
         "--wording", choices=["official"], help="LoCoMo: its authors' questions, in our words."
     )
@@ -189,18 +202,30 @@ def _convert(argv: list[str]) -> int:
     )
     args = parser.parse_args(argv)
     check_least(args, questions=1)
-    check_out(args.out, [args.file])
-    if args.wording is None and args.questions is None:
-        tasks = iter_tasks(args.file)
+    path = Path(args.file)
+    check_out(args.out, [path])
+    rows = find_rows(args.file, args.split, args.subset)
+    columns = {name: getattr(args, name) for name in ("question", "answer", "text", "id")}
+    left_out: list[int] = []
+    if any(columns.values()):
+        if missing := [name for name in ("question", "answer", "text") if not columns[name]]:
+            raise ConfigError(f"{missing[0]}: missing. Name the column, as --{missing[0]} COLUMN.")
+        tasks = read_table(rows, Columns(**columns), left_out)
+    elif args.wording is None and args.questions is None:
+        tasks = iter_tasks(rows)
     else:
-        tasks = read_locomo(args.file, args.questions or QUESTIONS, args.wording is not None)
+        questions, official = args.questions or QUESTIONS, args.wording is not None
+        tasks = (task for row in rows for task in parse_locomo(row, questions, official))
     settings = {
         "command": "atommem data convert",
-        "wording": args.wording,
-        "questions": args.questions,
-        "input": describe_file(args.file),
+        **{name: getattr(args, name) for name in ("wording", "questions", "split", "subset")},
+        "columns": columns,
+        "input": describe_file(path) if path.is_file() else {"name": args.file},
     }
-    return _save(tasks, args.out, settings)
+    status = _save(tasks, args.out, settings)
+    if left_out:
+        print(f"{len(left_out)} rows left out: they have no answer", file=sys.stderr)
+    return status
 
 
 def _synthetic(argv: list[str]) -> int:

@@ -19,7 +19,7 @@ from atommem.envs.benchmarks.long_texts import (
     parse_memagent,
     parse_ruler,
 )
-from atommem.envs.benchmarks.rows import Row, import_pyarrow, load_json, read_rows
+from atommem.envs.benchmarks.rows import Alias, Row, gold_text, import_pyarrow, read_rows
 from atommem.envs.task import Document, Task
 from atommem.errors import ConfigError, DataError, check_writable
 from atommem.files import replacing, write_json
@@ -38,27 +38,27 @@ _FORMATS: tuple[tuple[set[str], Callable[[Row], Iterable[Task]]], ...] = (
 
 
 def load_tasks(path: str | Path) -> list[Task]:
-    """Read a file of `save_tasks`, or of MemAgent, LoCoMo, LongMemEval or BEAM.
+    """Read a file of `save_tasks`, or of MemAgent, RULER, LoCoMo, LongMemEval or BEAM.
 
     Raises:
         DataError: The file is none of these, is damaged, or has no task; the message names the row
             and the field.
     """
-    tasks = list(iter_tasks(path))
+    tasks = list(iter_tasks(read_rows(path)))
     if not tasks:
         raise DataError(f"{path}: has no tasks.")
     return tasks
 
 
-def iter_tasks(path: str | Path) -> Iterator[Task]:
-    """Yield what `load_tasks` returns, one task at a time.
+def iter_tasks(found: Iterable[Row]) -> Iterator[Task]:
+    """Yield the tasks of rows, as `load_tasks` returns those of a file.
 
     Equal documents of several tasks become one object: distractors recur, and texts make up most
     of the memory.
     """
     rows: dict[str, int] = {}
     documents: dict[Document, Document] = {}
-    for row in read_rows(path):
+    for row in found:
         parse = next((parse for fields, parse in _FORMATS if fields <= row.values.keys()), None)
         for task in (_parse(row, documents),) if parse is None else parse(row):
             first = rows.setdefault(task.id, row.number)
@@ -72,12 +72,14 @@ def _parse(row: Row, documents: dict[Document, Document]) -> Task:
     if "questions" not in row.values:
         raise row.error(
             "questions",
-            f"is missing; the row has {', '.join(map(repr, row.values))}. Make tasks of a "
-            "benchmark's file with: atommem data build",
+            f"is missing; the row has {', '.join(map(repr, row.values))}. Make tasks of it with: "
+            "atommem data build (a benchmark), or data convert --question COLUMN ... (a table)",
         )
     questions = row.convert("questions", row.values["questions"], list[dict[str, Any]])
-    values = {**row.values, "questions": list(map(_without_nulls, questions))}
-    task: Task = row.convert("", _without_nulls(values), Task)
+    for question in questions:
+        answers = row.convert("answers", question.get("answers", []), list[Alias])
+        question["answers"] = [*map(gold_text, answers)]
+    task: Task = row.convert("", {**row.values, "questions": questions}, Task)
     if not task.questions or not all(question.text.strip() for question in task.questions):
         raise row.error("questions", "is empty, or one of them")
     if not all(answer.strip() for question in task.questions for answer in question.answers):
@@ -85,14 +87,6 @@ def _parse(row: Row, documents: dict[Document, Document]) -> Task:
     if task.documents if task.context is not None else "documents" not in row.values:
         raise row.error("documents", "and 'context': give one of them")
     return replace(task, documents=tuple(documents.setdefault(one, one) for one in task.documents))
-
-
-def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
-    """Return fields that are set, with metadata as an object (parquet holds it as JSON)."""
-    found = {name: value for name, value in values.items() if value is not None}
-    if isinstance(found.get("metadata"), str):
-        found["metadata"] = load_json(found["metadata"])
-    return found
 
 
 def save_tasks(tasks: Iterable[Task], path: str | Path) -> int:

@@ -45,6 +45,9 @@ class EvalConfig:
     context_tokens: int = setting(
         32_768, "Longest prompt and completion together (full_context truncates to it)."
     )
+    max_turns: int = setting(
+        40, "Calls of tools of an episode (agentic_search, recursive); then it must answer."
+    )
     yarn_factor: float | None = setting(
         None, "YaRN factor of the server or model config, stated in the result."
     )
@@ -56,7 +59,7 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)
-        check_least(self, yarn_factor=1, samples_per_task=1, limit=1)
+        check_least(self, max_turns=1, yarn_factor=1, samples_per_task=1, limit=1)
         check_probabilities(self, "max_failed_fraction")
 
 
@@ -184,6 +187,7 @@ class EvalContext:
             factory=factory,
             max_in_flight=self._slots or evaluation.policy.max_in_flight,
             context_tokens=config.context_tokens,
+            max_turns=config.max_turns,
             yarn_factor=config.yarn_factor,
         )
         tasks = asdict(run.environment) | judge_settings(run.environment) | factory.identity()

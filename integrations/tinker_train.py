@@ -28,7 +28,6 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from atommem.config import check_choice, save_config, setting
 from atommem.environment import find_environment
-from atommem.envs.scoring.records import record_of
 from atommem.episode import Episode, add_sums
 from atommem.errors import ConfigError
 from atommem.integrations.engine import EnginePolicy
@@ -47,7 +46,7 @@ from atommem.train import checkpoints
 from atommem.train.console import GRPO_COLUMNS, ConsoleTable, MetricsFile
 from atommem.train.episode_logs import EPISODES, SYNC, EpisodeFiles, RolloutLog, rollout_means
 from atommem.train.errors import DivergedError, RolloutFailedError, TrainingInterrupted
-from atommem.train.loops.episode_trainer import held_out_metrics
+from atommem.train.loops.held_out import held_out_jobs, held_out_metrics, run_held_out
 from atommem.train.loops.models import load_tokenizer
 from atommem.train.loops.update_step import DIFFERENCE, policy_loss
 from atommem.train.objective.advantages import group_advantages, has_variance
@@ -310,19 +309,10 @@ class TinkerTrainer:
 
     def evaluate(self) -> dict[str, float]:
         """Run and score episodes on the held-out tasks; every evaluation has the same seeds."""
-        args, agent = self.args, self.runner.agent
-        temperature = args.temperature if args.eval_temperature is None else args.eval_temperature
-        sampling = replace(agent.sampling, temperature=temperature, seed=args.seed)
-        samples = range(args.num_generations_eval or 1)
-        jobs = [(task, sample) for task in self.held_out for sample in samples]
         self.publish()
-        episodes = self._run(self.runner.copy(sampling=sampling).run_all(jobs))
-        factory = agent.factory
-        records = [
-            record_of(factory.describe(task), episode, factory.diagnose(task, episode))
-            for (task, _), episode in zip(jobs, episodes, strict=True)
-        ]
-        self._rollout_log.sums([], agent.activity)  # its time is not the next update's
+        jobs = held_out_jobs(self.held_out, self.args)
+        records = self._run(run_held_out(self.runner, jobs, self.args))
+        self._rollout_log.sums([], self.runner.agent.activity)  # its time is not the next update's
         metrics = {f"eval_{name}": value for name, value in held_out_metrics(records).items()}
         self.log(metrics)
         return metrics

@@ -23,6 +23,7 @@ from common import command_line, last_line, make_agent
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
+from atommem.envs.benchmarks.rows import read_rows
 from atommem.envs.synthetic.expert import ExpertPolicy
 from atommem.envs.synthetic.notes import Note, NotesExpert
 from atommem.envs.task import Task
@@ -100,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     from transformers import AutoTokenizer
 
-    tasks = list(iter_tasks(arguments.tasks))[: arguments.n]
+    tasks = list(iter_tasks(read_rows(arguments.tasks)))[: arguments.n]
     tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
     settings = {"chunking": arguments.chunking, "chunk_tokens": arguments.chunk_tokens}
     out = None if arguments.check else arguments.out

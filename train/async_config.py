@@ -9,6 +9,7 @@ from transformers import TrainingArguments
 from trl import ModelConfig
 
 from atommem.config import check_least, setting
+from atommem.errors import ConfigError
 from atommem.train.train_config import (
     DISTRIBUTION,
     EPISODES_REFUSED,
@@ -22,7 +23,6 @@ _PUBLISHED = "quantized weights cannot be published"
 ASYNC_REFUSED: Refused = {
     **EPISODES_REFUSED,
     "auto_find_batch_size": (False, "it would restart the run; token_budget bounds the memory"),
-    "eval_strategy": ("no", "`atommem eval` evaluates checkpoints"),
 }
 _MODEL_REFUSED: Refused = {
     "load_in_4bit": (False, _PUBLISHED),
@@ -56,6 +56,9 @@ class AsyncTrainConfig(EpisodeConfig, TrainingArguments):
         None, "Further arguments of `from_pretrained`, a JSON object."
     )
     trust_remote_code: bool = setting(False, "Run code that a model on the hub brings.")
+    cast_lm_head_to_fp32: bool = setting(
+        False, "Compute logits in float32, as servers with head_dtype do (docs/vllm.md)."
+    )
     temperature: float = setting(1.0, "Sampling temperature.")
     epsilon: float = setting(0.2, "PPO clip below: ratio >= 1 - epsilon.")
     learning_rate: float = setting(1e-6, "The initial learning rate.")
@@ -94,6 +97,11 @@ class AsyncTrainConfig(EpisodeConfig, TrainingArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least(self, max_staleness=0, beta=0, token_budget=1, weight_sync_steps=1)
+        if self.eval_data and self.weight_sync_steps > 1:
+            raise ConfigError(
+                f"weight_sync_steps={self.weight_sync_steps}: must be 1 with eval_data, because an "
+                "evaluation publishes the weights."
+            )
 
 
 @dataclass

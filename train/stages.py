@@ -54,10 +54,8 @@ def run_stage(stage: str, settings: Settings) -> Path:
 def make_grpo_trainer(settings: Settings) -> MemoryGRPOTrainer:
     """Make the trainer of the stage ``grpo``."""
     args, tokenizer = settings.args, load_tokenizer(settings.model)
-    environment = find_environment(settings.run.environment.environment)
     return MemoryGRPOTrainer(
         make_backend=partial(make_backend, make_rollouts(settings, tokenizer)),
-        held_out=environment.read_tasks(args.eval_data) if args.eval_data else (),
         **episode_arguments(settings, tokenizer),
         **model_arguments(settings.model, args),
     )
@@ -124,6 +122,7 @@ def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
     return {
         "args": args,
         "tasks": tasks,
+        "held_out": kind.read_tasks(args.eval_data) if args.eval_data else (),
         "processing_class": tokenizer,
         "on_episodes": EpisodeFiles(args, map(kind.describe, tasks), settings.run.memory),
         "settings": settings.stored_with(tokenizer),

@@ -161,6 +161,15 @@ class EpisodeConfig(StageConfig):
     overlong_filtering: bool = setting(
         False, "Do not train on episodes that a limit of tokens, time or context cut (DAPO's)."
     )
+    eval_data: str | None = setting(
+        None, "File of held-out tasks, evaluated during training (eval_strategy, eval_steps)."
+    )
+    eval_temperature: float | None = setting(
+        None, "Sampling temperature of evaluation: 0 is greedy; unset: as in training."
+    )
+    num_generations_eval: int | None = setting(
+        None, "Episodes per held-out task in evaluation; unset is 1."
+    )
     rollout_batch_size: int = setting(256, "Most prompts in one sampling batch, without vLLM.")
     rollout_batch_tokens: int = setting(
         65_536, "Most tokens in one sampling batch, without vLLM. Bounds the key-value cache."
@@ -199,7 +208,17 @@ class EpisodeConfig(StageConfig):
                 f"num_generations={self.num_generations}: a group compares at least 2 episodes. "
                 "Give 2 or more."
             )
+        self.num_generations_eval = self.num_generations_eval or 1
+        # Held-out episodes run all at once; TRL only checks that the two fit.
+        self.per_device_eval_batch_size = self.num_generations_eval
         super().__post_init__()
+        strategy = self.eval_strategy  # type: ignore[attr-defined]  # TRL's
+        strategy = str(getattr(strategy, "value", strategy))
+        if (strategy != "no") != bool(self.eval_data):
+            raise ConfigError(
+                f"eval_strategy={strategy}, eval_data={self.eval_data}: evaluation needs both. "
+                "Give a file of held-out tasks, eval_strategy=steps and eval_steps."
+            )
         if self.temperature <= 0:  # type: ignore[attr-defined]  # TRL's
             raise ConfigError(
                 f"temperature={self.temperature}: must be above 0, because greedy sampling makes "  # type: ignore[attr-defined]
@@ -231,15 +250,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
 
     refused: ClassVar = REFUSED
 
-    eval_data: str | None = setting(
-        None, "File of held-out tasks, evaluated during training (eval_strategy, eval_steps)."
-    )
-    eval_temperature: float | None = setting(
-        None, "Sampling temperature of evaluation: 0 is greedy; unset: as in training."
-    )
-    num_generations_eval: int | None = setting(
-        None, "Episodes per held-out task in evaluation; unset is 1."
-    )
     micro_batch_tokens: int = setting(
         16_384,
         "Most tokens in one forward and backward pass: distinct ones with prefix_sharing, padded "
@@ -298,17 +308,7 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         return [url.strip() for url in urls if url.strip()]
 
     def __post_init__(self) -> None:
-        if self.num_generations_eval is None:
-            self.num_generations_eval = 1
-        # Held-out episodes run all at once; TRL only checks that the two fit.
-        self.per_device_eval_batch_size = self.num_generations_eval
         super().__post_init__()
-        strategy = str(getattr(self.eval_strategy, "value", self.eval_strategy))
-        if (strategy != "no") != bool(self.eval_data):
-            raise ConfigError(
-                f"eval_strategy={strategy}, eval_data={self.eval_data}: evaluation needs both. "
-                "Give a file of held-out tasks, eval_strategy=steps and eval_steps."
-            )
         check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))
         mode = self.vllm_importance_sampling_mode
         check_choice("vllm_importance_sampling_mode", mode, CORRECTIONS)

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from atommem.envs.benchmarks.long_texts import QUESTIONS, grouped_tasks
-from atommem.envs.benchmarks.rows import Row, Text, read_rows
+from atommem.envs.benchmarks.rows import Gold, Row, Text, gold_text
 from atommem.envs.scoring.metrics import ABSTENTION, CATEGORIES, LOCOMO_SOURCE, hint
 from atommem.envs.task import Document, Question, Task
 
@@ -40,17 +39,9 @@ class _Turn(Struct):
 class _QA(Struct):
     question: Text
     category: Literal[1, 2, 3, 4, 5]
-    answer: Text | int | float | None = None
-    adversarial_answer: Text | int | float | None = None
+    answer: Gold | None = None
+    adversarial_answer: Gold | None = None
     evidence: list[str] = []
-
-
-def read_locomo(
-    path: str | Path, questions: int = QUESTIONS, official: bool = False
-) -> Iterator[Task]:
-    """Yield the tasks of ``locomo10.json`` or a file in its format; arguments as `parse_locomo`."""
-    for row in read_rows(path):
-        yield from parse_locomo(row, questions, official)
 
 
 def parse_locomo(row: Row, questions: int = QUESTIONS, official: bool = False) -> Iterator[Task]:
@@ -94,19 +85,19 @@ def _turns(row: Row) -> Mapping[str, Document]:
 def _question(row: Row, item: _QA, identifier: str, official: bool) -> Question:
     category = CATEGORIES[item.category]
     metadata: dict[str, Any] = {"category": category}
-    text, answer = item.question.strip(), str(item.answer)
-    if category == "adversarial":
-        answer = ABSTENTION
-    elif item.answer is None:
-        raise row.error("qa", f"has no answer to question {identifier}")
-    elif category == "open_domain":
+    text, adversarial = item.question.strip(), category == "adversarial"
+    found = item.adversarial_answer if adversarial else item.answer
+    if found is None and (official or not adversarial):
+        raise row.error("qa", f"has no {'adversarial_' * adversarial}answer to {identifier}")
+    answer = ABSTENTION if adversarial else gold_text(found)
+    if category == "open_domain":
         answer = answer.split(";")[0].strip()
     if not official:
         text += hint("conversation")
     elif category == "temporal":
         text += " (Tell the approximate date, by the date of the conversation.)"
-    elif category == "adversarial":
-        both = [NOT_MENTIONED, str(item.adversarial_answer or "")]
+    elif adversarial:
+        both = [NOT_MENTIONED, gold_text(found)]
         Random(f"42:{identifier}").shuffle(both)
         metadata["options"] = dict(zip("ab", both, strict=True))
         text += " Choose the right answer: (a) {a} (b) {b}".format(**metadata["options"])

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from operator import itemgetter
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from atommem.envs.benchmarks.rows import Row, Text, load_json
+from atommem.envs.benchmarks.rows import (
+    Alias,
+    Gold,
+    Row,
+    Text,
+    decoded,
+    gold_text,
+    listed,
+    without_nulls,
+)
 from atommem.envs.scoring.metrics import ABSTENTION, hint
 from atommem.envs.task import Document, Question, Task
 
@@ -22,8 +28,8 @@ QUESTIONS = 10
 """Questions of a task: a conversation has up to some two hundred."""
 _GOLDS = ("answer", "ideal_response", "ideal_answer", "ideal_summary", "expected_compliance")
 """Names of the gold answer in BEAM, by ability."""
-_MARK = re.compile(r"\s*->->\s*[\d, N/A]*$")
-"""Ends a user's turn in BEAM: the point of the plan that the turn was made from."""
+_MARK = "->->"
+"""Ends a user's turn in BEAM: the point of the plan that the turn was made from follows."""
 
 
 def grouped_tasks(
@@ -64,7 +70,7 @@ class _LongMemEvalRow(Struct):
     question_id: Text
     question_type: Text
     question: Text
-    answer: Text | int | float
+    answer: Gold
     question_date: Text
     haystack_session_ids: list[str]
     haystack_dates: list[str]
@@ -95,7 +101,7 @@ def parse_longmemeval(row: Row) -> Iterator[Task]:
             documents.append(Document(date, f"{turn.role}: {turn.content}"))
     if not documents:
         raise row.error("haystack_sessions", "has no turn")
-    answer, abstention = str(given.answer), given.question_id.endswith("_abs")
+    answer, abstention = gold_text(given.answer), given.question_id.endswith("_abs")
     question = Question(
         f"{given.question.strip()} (Asked on {given.question_date}.){hint('history')}",
         (ABSTENTION, answer) if abstention else (answer,),
@@ -108,11 +114,11 @@ def parse_longmemeval(row: Row) -> Iterator[Task]:
 
 class _Probe(Struct):
     question: Text
-    answer: Text | None = None
-    ideal_response: Text | None = None
-    ideal_answer: Text | None = None
-    ideal_summary: Text | None = None
-    expected_compliance: Text | None = None
+    answer: Gold | None = None
+    ideal_response: Gold | None = None
+    ideal_answer: Gold | None = None
+    ideal_summary: Gold | None = None
+    expected_compliance: Gold | None = None
     difficulty: Any = None
     rubric: list[str] = []
     source_chat_ids: Any = None
@@ -138,7 +144,10 @@ def parse_beam(row: Row) -> Iterator[Task]:
             last = turn.id
             date = turn.time_anchor or date
             places[before + turn.id] = len(documents)
-            documents.append(Document(date, f"{turn.role}: {_MARK.sub('', turn.content)}"))
+            text = turn.content
+            if turn.role == "user" and _MARK in text:
+                text = text.rpartition(_MARK)[0].rstrip()
+            documents.append(Document(date, f"{turn.role}: {text}"))
     asked = list(_probes(row, sample, places))
     if not documents or not asked:
         raise row.error("chat", "has no turn, or probing_questions no question")
@@ -147,13 +156,13 @@ def parse_beam(row: Row) -> Iterator[Task]:
 
 def _parts(chat: list[Any]) -> list[Any]:
     """Return the plans (10M: objects that each hold one, ``plan-1``, ...) or the chat as one."""
-    items = [item for item in chat if isinstance(item, dict)]
-    plans = [item[name] for item in items for name in item if name.startswith("plan-")]
-    return [plan for plan in plans if plan is not None] or [chat]
+    items = [item for item in map(decoded, chat) if isinstance(item, dict)]
+    return [item[name] for item in items for name in item if name.startswith("plan-")] or [chat]
 
 
 def _turns(value: Any) -> Iterator[Any]:
     """Yield the turns in nested lists and batches (``{"turns": [...]}``)."""
+    value = without_nulls(decoded(value))
     if isinstance(value, dict) and "turns" in value:
         yield from _turns(value["turns"])
     elif isinstance(value, list):
@@ -166,10 +175,12 @@ def _turns(value: Any) -> Iterator[Any]:
 def _probes(
     row: Row, sample: str, places: Mapping[int, int]
 ) -> Iterator[tuple[Question, list[int]]]:
-    abilities = row.convert("probing_questions", _abilities(row), dict[str, list[_Probe]])
+    asked = row.get("probing_questions")
+    abilities = row.convert("probing_questions", asked, dict[str, list[_Probe]])
     for ability, items in abilities.items():
         for number, item in enumerate(items):
-            gold = next(filter(None, (getattr(item, name) for name in _GOLDS)), None)
+            golds = (getattr(item, name) for name in _GOLDS)
+            gold = next((gold_text(gold) for gold in golds if gold is not None), None)
             if gold is None:
                 raise row.error("probing_questions", f"of {ability} lack one of {_GOLDS}")
             abstention = ability == "abstention"
@@ -184,21 +195,8 @@ def _probes(
                     "rubric": item.rubric,
                 },
             )
-            sources = _numbers(item.source_chat_ids)
+            sources = _numbers(decoded(item.source_chat_ids))
             yield question, [places[at] for at in sources if at in places]
-
-
-def _abilities(row: Row) -> Any:
-    """Return `probing_questions`, which may be JSON or a Python literal in a string."""
-    value = row.get("probing_questions")
-    if not isinstance(value, str):
-        return value
-    with suppress(ValueError):
-        return load_json(value)
-    try:
-        return ast.literal_eval(value)
-    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
-        raise row.error("probing_questions", f"is neither JSON nor Python's: {error}") from error
 
 
 def _numbers(value: Any) -> Iterator[int]:
@@ -228,15 +226,15 @@ def parse_memagent(row: Row) -> Iterator[Task]:
     """
     if "reward_model" in row.values:
         source = row.optional_text("data_source") or MEMAGENT
-        name, field, asked = "prompt", "reward_model", row.get("prompt")
-        if isinstance(asked, list) and asked and isinstance(asked[0], dict):
+        name, field, asked = "prompt", "reward_model", listed(row.get("prompt"))
+        if asked and isinstance(asked[0], dict):
             messages = row.convert(name, asked, list[_Message])
-            asked = next((item.content for item in messages if item.role == "user"), [])
-        truth = row.convert(field, row.decoded(field), _RewardModel).ground_truth
+            asked = next((listed(item.content) for item in messages if item.role == "user"), [])
+        truth = row.convert(field, row.get(field), _RewardModel).ground_truth
     else:
         source, name, field = MEMAGENT, "input", "answers"
-        asked, truth = row.get(name), row.get(field)
-    texts = row.convert(name, [asked] if isinstance(asked, str) else asked, _Texts)
+        asked, truth = listed(row.get(name)), row.get(field)
+    texts = row.convert(name, asked, _Texts)
     task_id = f"{source}-{row.number - 1:05d}"
     answers = _answers(row, field, truth, len(texts))
     questions = tuple(
@@ -264,14 +262,13 @@ def parse_ruler(row: Row) -> Iterator[Task]:
 
 def _answers(row: Row, name: str, truth: Any, count: int) -> list[tuple[str, ...]]:
     """Return the accepted answers of each of `count` questions."""
-    groups = [truth] if isinstance(truth, str) else row.convert(name, truth, list[Any])
-    if count == 1 and not (len(groups) == 1 and isinstance(groups[0], list)):
+    groups = listed(truth)
+    if count == 1 and not (len(groups) == 1 and isinstance(decoded(groups[0]), list)):
         groups = [groups]
     if len(groups) != count:
         raise row.error(name, f"has answers for {len(groups)} questions, but the row asks {count}")
-    lists = [[group] if isinstance(group, str) else group for group in groups]
-    found: list[list[str]] = row.convert(name, lists, list[list[str]])
-    answers = [tuple(dict.fromkeys(filter(str.strip, group))) for group in found]
+    found: list[list[Any]] = row.convert(name, [*map(listed, groups)], list[list[Alias]])
+    answers = [tuple(dict.fromkeys(filter(str.strip, map(gold_text, group)))) for group in found]
     if () in answers:
         raise row.error(name, "is empty")
     return answers

@@ -15,7 +15,17 @@ from typing import Any
 from msgspec import Struct
 
 from atommem.config import check_choice
-from atommem.envs.benchmarks.rows import Benchmark, QARow, Row, Text, read_rows
+from atommem.envs.benchmarks.rows import (
+    Alias,
+    Benchmark,
+    Gold,
+    QARow,
+    Row,
+    Text,
+    decoded,
+    gold_text,
+    read_rows,
+)
 from atommem.envs.task import Document
 from atommem.errors import ConfigError
 
@@ -40,8 +50,8 @@ class _Paragraph(Struct):
 class _MusiqueRow(Struct):
     id: Text
     question: Text
-    answer: Text
-    answer_aliases: list[str]
+    answer: Gold
+    answer_aliases: list[Alias]
     answerable: bool
     paragraphs: list[_Paragraph]
     question_decomposition: list[Any]
@@ -49,7 +59,7 @@ class _MusiqueRow(Struct):
 
 def parse_hotpotqa(row: Row) -> QARow:
     """Parse a row of HotpotQA (Yang et al. 2018), of the official or Hugging Face's files."""
-    return _parse(row, HOTPOTQA, "", [row.text("answer")])
+    return _parse(row, HOTPOTQA, "", [row.gold("answer")])
 
 
 def parse_twowiki(row: Row, names: Mapping[str, Sequence[str]] | None = None) -> QARow:
@@ -58,17 +68,17 @@ def parse_twowiki(row: Row, names: Mapping[str, Sequence[str]] | None = None) ->
     With `names` (`with_aliases`) aliases and demonyms of the answer count as right, as in the
     official evaluation v1.1; they are found by the row's `answer_id` (since December 2020).
     """
-    answers = [row.text("answer")]
+    answers = [row.gold("answer")]
     if names is not None:
-        answers += names.get(row.get("answer_id") or "", ())  # dates, yes and no have no id
+        answers += names.get(row.optional_text("answer_id"), ())  # dates, yes and no have no id
     return _parse(row, TWOWIKI, " ", answers)
 
 
 def parse_musique(row: Row) -> QARow:
     """Parse a row of MuSiQue (Trivedi et al. 2022), Answerable or Full."""
-    nested = {name: row.decoded(name) for name in ("paragraphs", "question_decomposition")}
-    found = row.parse(_MusiqueRow, **nested)
-    answers = [found.answer, *(alias for alias in found.answer_aliases if alias.strip())]
+    found = row.parse(_MusiqueRow)
+    golds = map(gold_text, (found.answer, *found.answer_aliases))
+    answers = [gold for gold in golds if gold.strip()]
     paragraphs = [
         Document(item.title, item.paragraph_text.strip(), item.is_supporting)
         for item in found.paragraphs
@@ -119,10 +129,10 @@ def _parse(row: Row, source: str, separator: str, answers: list[str]) -> QARow:
 def _pairs(row: Row, name: str, kind: Any, *keys: str) -> list[tuple[str, Any]]:
     """Return title and other half of the items of a field, in any of its four forms.
 
-    They are lists of pairs (official), columns (Hugging Face), lists of objects, or one of these
-    as JSON in a string; `keys` are the names that the other half may have.
+    They are lists of pairs (official), columns (Hugging Face), lists of objects, or JSON of these;
+    `keys` are the names that the other half may have.
     """
-    value = row.decoded(name)
+    value = decoded(row.get(name))
     try:
         if isinstance(value, dict):
             key = next(key for key in keys if key in value)
@@ -130,7 +140,7 @@ def _pairs(row: Row, name: str, kind: Any, *keys: str) -> list[tuple[str, Any]]:
         pairs = [
             (item["title"], next(item[key] for key in keys if key in item))
             if isinstance(item, dict)
-            else item
+            else _pair(decoded(item))
             for item in value
         ]
     except (KeyError, StopIteration, TypeError, ValueError) as error:
@@ -139,6 +149,13 @@ def _pairs(row: Row, name: str, kind: Any, *keys: str) -> list[tuple[str, Any]]:
         raise row.error(name, "is empty; the official test files have no supporting facts")
     found: list[tuple[str, Any]] = row.convert(name, pairs, list[tuple[Text, kind]])
     return found
+
+
+def _pair(item: Any) -> Any:
+    """Return a pair whose both halves may be JSON, as `datasets` stores them."""
+    if isinstance(item, list) and all(isinstance(half, str) for half in item):
+        return [decoded(half) if half.startswith('"') else half for half in item]
+    return item
 
 
 def _unique(documents: Sequence[Document]) -> tuple[Document, ...]:

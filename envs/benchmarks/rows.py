@@ -1,16 +1,27 @@
-"""Files of benchmarks and their rows: JSON, JSON Lines or parquet; errors name row and field."""
+"""Rows of files: JSON, JSON Lines, CSV, parquet or Arrow; errors name row and field.
+
+All formats give equal rows: null is absent, and text that stands for a list, object or number is
+decoded where a reader asks for one.
+"""
 
 from __future__ import annotations
 
+import ast
+import csv
 import json
+import math
 import re
+import sys
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TextIO, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from atommem.config import check_choice
 from atommem.envs.task import Document
@@ -18,7 +29,24 @@ from atommem.errors import DataError, suggest_path
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 """The type of a field that must not be empty. (msgspec 0.22 crashes on a `pattern` in unions.)"""
+Gold = Text | int | float | bool
+"""The type of a gold answer: `gold_text` makes it text."""
+Alias = str | int | float | bool
+"""The type of a further gold answer, which may be empty."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SEPARATOR = re.compile(r"\s*(,?)\s*(\]?)")
+_CHARACTERS = 1 << 20
+"""Characters of a JSON list that are read at a time."""
+_REFUSED = (
+    (
+        b"version https://git-lfs",
+        "is a pointer of Git LFS. Get the file with: git lfs pull",
+    ),
+    (b"\x1f\x8b", "is compressed. Unpack it: gunzip"),
+    (b"PK\x03\x04", "is an archive. Unpack it: unzip"),
+    (b"\x28\xb5\x2f\xfd", "is compressed. Unpack it: unzstd"),
+)
+"""First bytes of files that cannot be read as they are."""
 _Kind = TypeVar("_Kind")
 
 
@@ -77,28 +105,22 @@ class Row:
         return self.convert(names[0], self.get(*names), Text)
 
     def optional_text(self, name: str) -> str:
-        """Return a text, or "" if the field is missing or null."""
-        value = self.values.get(name)
-        return "" if value is None else self.convert(name, value, str)
+        """Return a text, or "" if the field is missing."""
+        text: str = self.convert(name, self.values.get(name, ""), str)
+        return text
 
-    def decoded(self, name: str) -> Any:
-        """Return a value that may be JSON in a string, as in some parquet conversions."""
-        value = self.get(name)
-        if not isinstance(value, str):
-            return value
-        try:
-            return load_json(value)
-        except json.JSONDecodeError as error:
-            raise self.error(name, f"is a string but not JSON: {error}") from error
+    def gold(self, name: str) -> str:
+        """Return a gold answer, which may be a number."""
+        return gold_text(self.convert(name, self.get(name), Gold))
 
-    def parse(self, kind: type[_Kind], **changes: Any) -> _Kind:
-        """Return the row as a msgspec struct; `changes` replace fields."""
-        return self.convert("", {**self.values, **changes}, kind)
+    def parse(self, kind: type[_Kind]) -> _Kind:
+        """Return the row as a msgspec struct."""
+        return self.convert("", self.values, kind)
 
     def convert(self, name: str, value: Any, kind: Any) -> Any:
         """Return the value of a field as a `kind`, checked by msgspec."""
         try:
-            return msgspec.convert(value, kind)
+            return msgspec.convert(_fit(value, _type_of(kind)), kind)
         except msgspec.ValidationError as error:
             problem = str(error).replace("`$", f"`{name}").replace("`.", "`")
             if f"`{name}" not in problem:
@@ -109,7 +131,7 @@ class Row:
 
 
 def read_rows(path: str | Path) -> Iterator[Row]:
-    """Read a JSON list, JSON Lines or parquet file, recognised by its first bytes.
+    """Read the rows of a file; its first bytes tell the format, of CSV the name (.csv, .tsv).
 
     Raises:
         DataError: The file cannot be read, is damaged, or has another format.
@@ -121,13 +143,13 @@ def read_rows(path: str | Path) -> Iterator[Row]:
                 continue
             if not isinstance(value, dict):
                 raise DataError(f"{path}: row {number} is {value!r:.60}, expected an object.")
-            yield Row(path, number, value)
+            yield Row(path, number, without_nulls(value))
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read ({error.strerror or error}){suggest_path(path)}. "
             "Check the name and its permissions."
         ) from error
-    except (ValueError, RecursionError) as error:  # of JSON, UTF-8 and Arrow
+    except (ValueError, RecursionError, csv.Error) as error:  # of JSON, UTF-8 and Arrow
         raise DataError(
             f"{path}: row {number + 1} is damaged or not in UTF-8 ({error}). If the file is "
             "truncated, download it again."
@@ -137,29 +159,168 @@ def read_rows(path: str | Path) -> Iterator[Row]:
 def _values(path: Path) -> Iterator[Any]:
     with path.open("rb") as file:
         head = file.read(4096).removeprefix(BOM_UTF8).lstrip()
-    if head.startswith(b"PAR1"):
-        _, parquet = import_pyarrow()
-        with parquet.ParquetFile(path) as table:
-            for batch in table.iter_batches(batch_size=128):
-                yield from batch.to_pylist()
-    elif head.startswith(b"["):
-        try:
-            values = load_json(path.read_text(encoding="utf-8-sig"))
-        except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{path}: is not JSON in UTF-8 ({error}). If it is truncated, download it again."
-            ) from error
-        yield from values
-    elif head.startswith(b"{"):
-        with path.open("rb") as lines:
-            for line in lines:
+    for start, problem in _REFUSED:
+        if head.startswith(start):
+            raise DataError(f"{path}: {problem} {path.name}")
+    if head.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
+        yield from _arrow_rows(path, head)
+        return
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        if path.suffix.lower() in (".csv", ".tsv"):
+            yield from _csv_rows(file)
+        elif head.startswith(b"["):
+            yield from _list_items(file)
+        elif head.startswith(b"{"):
+            for line in file.buffer:  # of its text, some is decoded ahead: an error has no row
                 text = line.decode("utf-8-sig").strip()
                 yield load_json(text) if text else None
+        else:
+            raise DataError(
+                f"{path}: starts with {head[:20].decode('utf-8', 'replace')!r}, expected a JSON "
+                "list or JSON Lines (in UTF-8), a .csv, parquet or Arrow file. Give one of these."
+            )
+
+
+def _list_items(file: TextIO) -> Iterator[Any]:
+    """Yield the items of a JSON list, with little more than one of them in memory."""
+    text, at, first = file.read(_CHARACTERS).lstrip(), 1, True
+    while True:
+        separator = _SEPARATOR.match(text, at)
+        try:
+            assert separator is not None
+            if separator[2] and (first or not separator[1]):
+                if rest := text[separator.end() :].strip():
+                    raise DataError(f"{file.name}: goes on after its list, with {rest[:20]!r}.")
+                return
+            if bool(separator[1]) is first:
+                raise ValueError(f"',' or ']' expected before {text[at : at + 20]!r}")
+            value, at = _decode(text, separator.end())
+            first = False
+        except _ConstantError:
+            raise
+        except ValueError:  # perhaps the item goes on
+            piece = file.read(max(_CHARACTERS, len(text)))
+            if not piece:
+                raise
+            text, at = text[at:] + piece, 0
+        else:
+            yield value
+
+
+def _csv_rows(file: TextIO) -> Iterator[dict[str | Any, Any]]:
+    """Yield the rows of a table whose header has commas, semicolons or tabs; "" is absent."""
+    csv.field_size_limit(sys.maxsize)
+    delimiter = max(",;\t", key=file.readline().count)
+    file.seek(0)
+    for row in csv.DictReader(file, delimiter=delimiter, strict=True):
+        if None in row:
+            raise ValueError(f"{len(row[None])} values more than the header has names")
+        yield {name: value or None for name, value in row.items()}
+
+
+def _arrow_rows(path: Path, head: bytes) -> Iterator[Any]:
+    """Yield the rows of a parquet file or of an Arrow file or stream (`Dataset.save_to_disk`)."""
+    pyarrow, parquet = import_pyarrow()
+    if head.startswith(b"PAR1"):
+        with parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches(batch_size=128):
+                yield from _plain(batch)
     else:
-        raise DataError(
-            f"{path}: starts with {head[:20].decode('utf-8', 'replace')!r}, expected a JSON list, "
-            "JSON Lines (UTF-8) or parquet file. Give the benchmark's own file, unpacked."
-        )
+        is_file = head.startswith(b"ARROW1")
+        with pyarrow.memory_map(str(path)) as source:
+            reader = (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(source)
+            numbers = range(reader.num_record_batches) if is_file else ()
+            for batch in map(reader.get_batch, numbers) if is_file else reader:
+                yield from _plain(batch)
+
+
+def _plain(batch: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an Arrow batch; `datasets` stores values of mixed types as JSON."""
+    types = {field.name: field.type for field in batch.schema}
+    for row in batch.to_pylist():
+        yield {name: _parse_json(value, types[name]) for name, value in row.items()}
+
+
+def _parse_json(value: Any, kind: Any) -> Any:
+    if value is None or "arrow.json" not in str(kind):
+        return value
+    if isinstance(value, str):
+        return load_json(value)
+    if isinstance(value, dict):
+        return {name: _parse_json(item, kind.field(name).type) for name, item in value.items()}
+    return [_parse_json(item, kind.value_type) for item in value]
+
+
+def without_nulls(value: Any) -> Any:
+    """Drop members of objects that are null (or NaN, as pandas has it), at any depth.
+
+    Arrow gives each object of a column the names of all of them.
+    """
+    if isinstance(value, dict):
+        return {name: without_nulls(item) for name, item in value.items() if not _is_null(item)}
+    return [*map(without_nulls, value)] if isinstance(value, list) else value
+
+
+def _is_null(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+@cache
+def _type_of(kind: Any) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _fit(value: Any, kind: inspect.Type) -> Any:
+    """Decode texts that stand where `kind` has none: nested JSON, numbers of CSV."""
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    kinds = tuple(one.type if isinstance(one, inspect.Metadata) else one for one in kinds)
+    if isinstance(value, str):
+        if any(isinstance(one, inspect.StrType | inspect.AnyType) for one in kinds):
+            return value
+        if any(isinstance(one, inspect.LiteralType) and value in one.values for one in kinds):
+            return value
+        value = without_nulls(decoded(value))
+    for one in kinds:
+        if isinstance(value, list | tuple):
+            if isinstance(one, inspect.ListType | inspect.VarTupleType):
+                return [_fit(item, one.item_type) for item in value]
+            if isinstance(one, inspect.TupleType) and len(one.item_types) == len(value):
+                return [*map(_fit, value, one.item_types)]
+        elif isinstance(value, dict):
+            if isinstance(one, inspect.DictType):
+                return {name: _fit(item, one.value_type) for name, item in value.items()}
+            if isinstance(one, inspect.StructType | inspect.DataclassType):
+                types = {field.name: field.type for field in one.fields}
+                return {
+                    name: _fit(item, types[name]) if name in types else item
+                    for name, item in value.items()
+                }
+    return value
+
+
+def decoded(value: Any) -> Any:
+    """Return the value of a text that is JSON or a Python literal; others as they are."""
+    if not isinstance(value, str):
+        return value
+    with suppress(ValueError, RecursionError):
+        return load_json(value)
+    if value in ("True", "False") or value.lstrip().startswith(("[", "{", "(")):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return ast.literal_eval(value)
+    return value
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a list, perhaps of JSON in a text; anything else is the only item of one."""
+    items = decoded(value)
+    return items if isinstance(items, list) else [value]
+
+
+def gold_text(value: str | float | bool) -> str:
+    """Return a gold answer as text: a whole number without its ".0", a boolean as yes or no."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def import_pyarrow() -> tuple[Any, Any]:
@@ -175,12 +336,36 @@ def import_pyarrow() -> tuple[Any, Any]:
 
 
 def load_json(text: str) -> Any:
-    """Parse JSON; lone surrogates, which no tokenizer or file accepts, become U+FFFD."""
-    value = json.loads(text)
-    if not _SURROGATE.search(text):
-        return value
-    encoded = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
-    return json.loads(encoded.decode("utf-16", "replace"))
+    """Parse JSON; lone surrogates, which no tokenizer or file accepts, become U+FFFD.
+
+    Raises:
+        ValueError: It is not JSON, which has no NaN and no Infinity.
+    """
+    text = text.strip()
+    value, end = _decode(text, 0)
+    if end < len(text):
+        raise ValueError(f"text after the value: {text[end : end + 20]!r}")
+    return value
+
+
+def _decode(text: str, start: int) -> tuple[Any, int]:
+    """Return the JSON value that begins at `start`, and where it ends."""
+    value, end = _JSON.raw_decode(text, start)
+    if _SURROGATE.search(text, start, end):
+        encoded = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
+        value = json.loads(encoded.decode("utf-16", "replace"))
+    return value, end
+
+
+class _ConstantError(ValueError):
+    pass
+
+
+def _refuse_constant(name: str) -> None:
+    raise _ConstantError(f"{name} is not JSON: write null")
+
+
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from atommem.envs.benchmarks.rows import Benchmark, QARow, Row, Text, read_rows
+from atommem.envs.benchmarks.rows import Benchmark, QARow, Row, Text, gold_text, listed, read_rows
 from atommem.envs.scoring.metrics import WEB_SOURCES, normalize
 
 GAIA, WEBWALKERQA, ASEARCHER, WEBDANCER, BROWSECOMP_PLUS = WEB_SOURCES
@@ -34,7 +34,7 @@ def parse_gaia(row: Row) -> QARow:
 
 def parse_webwalkerqa(row: Row) -> QARow:
     """Parse a row of WebWalkerQA (Wu et al., arXiv 2501.07572)."""
-    given = row.convert("info", row.decoded("info"), dict[str, Any])
+    given = row.convert("info", row.get("info"), dict[str, Any])
     info = {name.lower(): value for name, value in given.items()}  # releases differ
     facts = {
         "type": info.get("type", ""),
@@ -53,8 +53,7 @@ def parse_asearcher(row: Row) -> QARow:
     answers = _answers(row, "answer")
     if row.values.get("aug_answer"):
         answers += _answers(row, "aug_answer")
-    names = (*map(row.values.get, ("qid", "idx", "id")), row.number)
-    name = next(name for name in names if name is not None)
+    name = next((row.values[key] for key in ("qid", "idx", "id") if key in row.values), row.number)
     facts = {"category": row.optional_text("source")}
     return _question(row, ASEARCHER, name, row.text("question"), answers, facts)
 
@@ -79,7 +78,7 @@ def parse_browsecomp_plus(row: Row) -> QARow:
     query = row.text("query")
     if " " not in query.strip() and len(query) > 40:
         raise row.error("query", "is encrypted: use the script that the benchmark brings")
-    documents = row.decoded("evidence_docs") if "evidence_docs" in row.values else []
+    documents = row.values.get("evidence_docs", [])
     evidence = [
         [str(item.docid), *filter(None, [item.url])]
         for item in row.convert("evidence_docs", documents, list[_Evidence])
@@ -88,16 +87,16 @@ def parse_browsecomp_plus(row: Row) -> QARow:
     return _question(row, BROWSECOMP_PLUS, name, query, answers, {"evidence": evidence})
 
 
-def _answers(row: Row, name: str) -> list[Any]:
+def _answers(row: Row, name: str) -> list[str]:
     """Return one answer or several."""
-    found = row.convert(name, row.get(name), Scalar | Annotated[list[Scalar], Meta(min_length=1)])
-    return found if isinstance(found, list) else [found]
+    found = row.convert(name, listed(row.get(name)), Annotated[list[Scalar], Meta(min_length=1)])
+    return [*map(gold_text, found)]
 
 
 def _question(
-    row: Row, source: str, name: Any, question: str, answers: list[Any], facts: dict[str, Any]
+    row: Row, source: str, name: Any, question: str, answers: list[str], facts: dict[str, Any]
 ) -> QARow:
-    known = tuple(dict.fromkeys(str(answer).strip() for answer in answers))
+    known = tuple(dict.fromkeys(map(str.strip, answers)))
     return QARow(str(name), question.strip(), known, (), source, place=row.place, metadata=facts)
 
 

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import re
-from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
 from math import ceil
 from pathlib import Path
-from random import Random
 from statistics import fmean
 from typing import ClassVar
 
-from atommem.actions import ANSWER_ACTION, ANSWERS_ACTION, READ, STOP_ACTION, ActionSpec, first
+from atommem.actions import (
+    ANSWER,
+    ANSWER_ACTION,
+    ANSWERS_ACTION,
+    READ,
+    STOP_ACTION,
+    ActionSpec,
+    first,
+)
 from atommem.config import check_choice, check_least, check_probabilities, setting
 from atommem.environment import Score, StepResult, TaskShape
-from atommem.envs.longdoc.recall import fact_recall, gold_documents
+from atommem.envs.longdoc.arrivals import MODES, arrivals, drawn_mode, needed_chunks
+from atommem.envs.longdoc.recall import fact_recall
 from atommem.envs.question_answering import AskedInTurn, QAConfig, QAEnvironments, batches
 from atommem.envs.task import (
     ByIdentity,
@@ -27,7 +33,6 @@ from atommem.envs.task import (
     Task,
     chunk_task,
     chunk_text,
-    document_text,
     joined_text,
     questions_piece,
 )
@@ -44,14 +49,6 @@ DOCUMENT_TOKENS = 140
 QUESTION_TOKENS = 25
 _SAMPLED_TASKS = 16
 _CACHED_TASKS = 64
-
-
-MODES = ("reading", "answering", "arriving")
-"""When questions are shown (`LongDocConfig.questions_shown`).
-
-arXiv 2601.08323 shows them at every step. A memory that is served reads first and is asked later,
-at any time, so its policy is trained on texts whose questions it does not see.
-"""
 
 
 @dataclass
@@ -77,12 +74,14 @@ class LongDocConfig(QAConfig):
     )
     early_stop: bool = setting(
         False,
-        "Offer the action stop_reading, which ends the reading: the questions are asked at once.",
+        "Offer the action stop_reading: the questions are asked at once, and reading goes on only "
+        "if a step gives no answer.",
     )
     step_cost: float = setting(
         0.0,
         "Share of the reward that reading to the end costs: the reward is multiplied by "
-        "1 - step_cost * (chunks that were read / all). A wrong answer earns nothing by stopping.",
+        "1 - step_cost * (chunks read / all). Stopping pays once the answer is known with a chance "
+        "of about 1 - step_cost: a large cost buys speed with errors.",
     )
 
     def __post_init__(self) -> None:
@@ -138,7 +137,7 @@ class LongDocEnvironments(QAEnvironments):
     @classmethod
     def shown(cls, config: LongDocConfig) -> Collection[str]:
         """Return the pieces that blind reading, open ends and questions between need."""
-        between = config.open_ended or "arriving" in config.questions_shown
+        between = config.open_ended or config.early_stop or "arriving" in config.questions_shown
         left_out = {"chunk", "answering", "read_notice"} if config.open_ended else {"part"}
         if {*config.questions_shown} == {"reading"}:
             left_out |= {"unasked"}
@@ -247,7 +246,8 @@ class LongDocEnvironment:
     Reading takes one step per chunk; answers written there do not count. The questions are asked in
     turn (`AskedInTurn`), after the text, where they arrive (`questions_shown`), or after
     `STOP_ACTION`; the last one ends the episode. So it has at most
-    ``chunks + questions * (max_reads + 1)`` steps.
+    ``chunks + questions * (max_reads + 1)`` steps, but for stops: a step with neither an answer nor
+    a read after one goes back to the text, and costs as much as a chunk.
     """
 
     def __init__(self, shared: LongDocEnvironments) -> None:
@@ -268,7 +268,7 @@ class LongDocEnvironment:
             self._due = {batch: max(at[index] for index in batch) for batch in asked}
             asked.sort(key=self._due.__getitem__)
         self._questions = AskedInTurn(asked, config.max_reads, config.at_once > 1)
-        self._read, self._stopped = 0, False
+        self._read, self._resumed, self._stopped = 0, 0, False
         return self._observation()
 
     async def step(self, step: Step) -> StepResult:
@@ -277,6 +277,10 @@ class LongDocEnvironment:
             self._read += 1
             if self._shared.config.early_stop and first(step.actions, STOP_ACTION.name):
                 self._stopped, self._due = True, dict.fromkeys(self._due, self._read)
+        elif self._resumes(step):
+            self._stopped, self._due = False, dict.fromkeys(self._due, len(self._chunks))
+            self._questions.reads_left = self._shared.config.max_reads
+            self._resumed += 1
         elif reason := self._questions.take(step):
             return StepResult(None, reason)
         return StepResult(self._observation())
@@ -286,12 +290,19 @@ class LongDocEnvironment:
         score = await self._shared.score(self._task, self._questions.answers)
         if score.reward is None:
             return score
-        cost = self._shared.config.step_cost * self._read / len(self._chunks)
+        share = min(1.0, (self._read + self._resumed) / len(self._chunks))
+        cost = self._shared.config.step_cost * share
         return replace(score, reward=score.reward * (1 - cost))
 
     @property
     def _is_asked(self) -> bool:
         return self._due[self._questions.asked] <= self._read
+
+    def _resumes(self, step: Step) -> bool:
+        """Whether a step after a stop neither answers nor reads, and there is more of the text."""
+        if not self._stopped or self._read == len(self._chunks) or first(step.actions, ANSWER):
+            return False
+        return not (self._questions.reads_left and first(step.actions, READ))
 
     def _observation(self) -> Observation:
         """Return the next chunk, or the next questions."""
@@ -301,44 +312,9 @@ class LongDocEnvironment:
             return chunk_observation(
                 task, self._chunks, self._read, shown=shown, open_ended=open_ended
             )
-        over = self._stopped or (not open_ended and self._read == len(self._chunks))
+        over = not open_ended and self._read == len(self._chunks)
         reads_left = self._questions.reads_left
         return question_observation(task, self._questions.asked, reads_left, over=over)
-
-
-def drawn_mode(modes: Sequence[str], task_id: str) -> str:
-    """Return the mode of a task: the same for all of its episodes, in every run."""
-    return modes[0] if len(modes) == 1 else Random(f"questions_shown/{task_id}").choice(list(modes))
-
-
-def arrivals(earliest: Sequence[int], parts: int, task_id: str) -> list[int]:
-    """Draw after how many of the `parts` of a text each question is asked, from `earliest` on."""
-    rng = Random(f"arrivals/{task_id}")
-    return [rng.randint(min(first, parts), parts) for first in earliest]
-
-
-def needed_chunks(task: Task, chunks: Sequence[str]) -> list[int]:
-    """Return for each question how many chunks reach its last gold document; all if unknown."""
-    counts = _counts_of_documents(task, chunks)
-    needed = []
-    for question in task.questions:
-        gold = gold_documents(task, question)
-        documents = zip(task.documents, counts, strict=False)
-        known = [count for document, count in documents if document in gold]
-        needed.append(max(known, default=len(chunks)))
-    return needed
-
-
-def _counts_of_documents(task: Task, chunks: Sequence[str]) -> Sequence[int]:
-    """Return how many chunks reach the end of each document; none if `task` has a context."""
-    if task.context is not None:
-        return ()
-    if "".join(chunks) != clean(joined_text(task)):  # one chunk a document
-        return range(1, len(chunks) + 1)
-    texts = (document_text(document, n) for n, document in enumerate(task.documents, start=1))
-    ends = list(accumulate(map(len, chunks)))
-    after = accumulate(len(clean(text)) + 2 for text in texts)  # with the blank line between two
-    return [bisect_left(ends, start - 2) + 1 for start in after]
 
 
 def chunk_observation(

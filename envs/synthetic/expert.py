@@ -42,6 +42,7 @@ class Faults:
     delete: float = setting(0.0, "A withdrawn fact is kept.")
     scratchpad: float = setting(0.0, "A link of the chain is not noted.")
     stop: float = setting(1.0, "Reading goes on although all answers are known (`early_stop`).")
+    wait: float = setting(0.0, "Reading ends although an answer is not known (`early_stop`).")
 
     def __post_init__(self) -> None:
         check_probabilities(self, *field_names(type(self)))
@@ -89,7 +90,9 @@ class Expert(ScriptedExpert):
         if observation.question is None:
             step.read("".join(observation.values("chunk")))
         else:
-            step.answer(max(observation.values("reads_left"), default=0))
+            # After a stop, a step without an answer goes back to the text.
+            may_resume = self.faults.stop < 1 and observation.closing[0].name == "asked"
+            step.answer(max(observation.values("reads_left"), default=0), may_resume)
         return " ".join(text for _, text in sorted(step.elements, key=lambda item: item[0]))
 
 
@@ -158,11 +161,15 @@ class _Step:
         notes = [link for link in links if link in self._noted or not forgets("scratchpad", link)]
         self._note([*notes, *self._waiting])
         known = [search.answer for search in searches if search.answer is not None]
-        if len(known) == len(searches) > 0 and not (waiting or forgets("stop", known[0])):
+        if len(known) < len(searches) or waiting:
+            stops = forgets("wait", Statement("fact", "answer"))
+        else:
+            stops = bool(known) and not forgets("stop", known[0])
+        if stops:
             self._write(STOP_ACTION.name, "")
 
-    def answer(self, reads_left: int) -> None:
-        """Look for the end of the known chain, or answer."""
+    def answer(self, reads_left: int, may_resume: bool = False) -> None:
+        """Look for the end of the known chain, or answer; unknown, prefer to resume."""
         (search,) = self._searches([])
         if search.answer is None and reads_left > 0 and self._view.query != search.name:
             self._look_for([search.name])
@@ -174,7 +181,8 @@ class _Step:
         moved = {s.subject: s.value for s in self._noted if s.kind == "correction"}
         if answer is not None and answer.subject in moved:
             answer = Statement("fact", answer.subject, "home", moved[answer.subject])
-        self._write("answer", self._prose.answer(answer))
+        if answer is not None or not may_resume:
+            self._write("answer", self._prose.answer(answer))
 
     def _forgets(self, operation: str, statement: Statement) -> bool:
         rate: float = getattr(self._expert.faults, operation)

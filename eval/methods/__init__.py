@@ -13,6 +13,7 @@ from atommem.eval.methods.generative_agents import GenerativeAgents
 from atommem.eval.methods.mem0 import Mem0
 from atommem.eval.methods.readers import FullContext, NoMemory, Oracle, VanillaRAG
 from atommem.eval.methods.recorder import Setup
+from atommem.eval.methods.searching import AgenticSearch, RecursiveReader
 from atommem.rollout import ENCODE_THREADS, EpisodeRunner
 from atommem.run import build_agent
 
@@ -47,11 +48,12 @@ def _memagent(setup: Setup) -> EpisodeRunner:
 
 
 _READERS = (FullContext, VanillaRAG, GenerativeAgents, AMem, Mem0, NoMemory, Oracle)
+_SEARCHERS = (AgenticSearch, RecursiveReader)
 _BROWSERS = (ReAct, Summarising, BrowsingRAG)
 _MAKERS: Mapping[str, Callable[[Setup], Method]] = {
     "atommem": _atommem,
     "memagent": _memagent,
-    **{method.name: method for method in (*_READERS, *_BROWSERS)},
+    **{method.name: method for method in (*_READERS, *_SEARCHERS, *_BROWSERS)},
 }
 METHODS = tuple(_MAKERS)
 

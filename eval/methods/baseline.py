@@ -60,6 +60,12 @@ def suitable(setup: Setup, method: str, needs: type[QAEnvironments] = LongDocEnv
     return setup.factory
 
 
+def split_at_headings(context: str) -> list[str]:
+    """Split joined text at its headings ("Document 7:"); return [] without any."""
+    starts = [match.start() for match in _HEADING.finditer(context)]
+    return [context[a:b].strip() for a, b in pairwise([*starts, len(context)])]
+
+
 class Baseline(ABC):
     """A method with prompts of its own. Subclasses implement `drive`.
 
@@ -158,18 +164,12 @@ class Reader(Baseline):
         return chunks
 
     async def texts(self, task: Task) -> Sequence[str]:
-        """Return the documents of `task`.
-
-        Joined text is split at headings ("Document 7:"), or into chunks without any.
-        """
+        """Return the documents of `task`; joined text is split."""
         if task.context is None:
             return [
                 document_text(document, n) for n, document in enumerate(task.documents, start=1)
             ]
-        starts = [match.start() for match in _HEADING.finditer(task.context)]
-        if not starts:
-            return await self.chunks(task)
-        return [task.context[a:b].strip() for a, b in pairwise([*starts, len(task.context)])]
+        return split_at_headings(task.context) or await self.chunks(task)
 
     @abstractmethod
     async def play(self, record: Recorder, task: Task) -> None:

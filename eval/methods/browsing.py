@@ -6,7 +6,7 @@ They drive the environment's own episode: tools, budget, page parts and scores e
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ from atommem.dialects import Section, Templates, get_dialect
 from atommem.environment import Score
 from atommem.envs.task import Task
 from atommem.envs.web.environment import WebEnvironments
-from atommem.episode import Episode, Observation, Piece, StopReason
+from atommem.episode import Episode, Observation, Piece, Step, StopReason
 from atommem.errors import ConfigError, PromptTooLongError
 from atommem.eval.methods.baseline import MEMORY, NOTHING, Baseline
 from atommem.eval.methods.recorder import Recorder, Setup
@@ -64,22 +64,28 @@ class Browsing(Baseline):
     """
 
     introduction: ClassVar[str]
+    pieces: ClassVar[Mapping[str, str]] = {}
     shows_entries: ClassVar[bool] = False
 
     def __init__(self, setup: Setup) -> None:
+        web = self.find_web(setup)
+        self.setup, self.web = setup, web
+        self._grammar = get_dialect("paper", "full").grammar(web.actions, web.phases)
+        own = web.section("full", web.config)
+        words = {**own.pieces, **PIECES, **self.pieces}
+        section = Section(words, introduction=self.introduction, rules=RULES, actions=own.actions)
+        memory = MEMORY if self.shows_entries else {}
+        templates = Templates(SYSTEM, empty=NOTHING, call=CALL, **memory)
+        self.plain = self.remembering = self.make_prompts(templates, section, web.actions)
+
+    def find_web(self, setup: Setup) -> WebEnvironments:
+        """Return the environment whose tools are called."""
         web = setup.factory
         if not isinstance(web, WebEnvironments) or web.config.calls != "json":
             raise ConfigError(
                 f"method={self.name}: browses. Give --environment web with --calls json."
             )
-        self.setup, self.web = setup, web
-        self._grammar = get_dialect("paper", "full").grammar(web.actions, web.phases)
-        own = web.section("full", web.config)
-        words = {**own.pieces, **PIECES}
-        section = Section(words, introduction=self.introduction, rules=RULES, actions=own.actions)
-        memory = MEMORY if self.shows_entries else {}
-        templates = Templates(SYSTEM, empty=NOTHING, call=CALL, **memory)
-        self.plain = self.remembering = self.make_prompts(templates, section, web.actions)
+        return web
 
     def fits(self, record: Recorder, shown: Observation) -> bool:
         """Return whether a prompt fits the context window."""
@@ -90,33 +96,42 @@ class Browsing(Baseline):
         """Return `now` with earlier steps; may drop from `past` what does not fit."""
 
     async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
-        """Search and read in the environment until it ends, or a prompt does not fit."""
-        environment = self.web()
-        past: list[Past] = []
+        """Search and read in the environment."""
+        return await self.browse(record, episode, task, self.web)
+
+    async def browse(
+        self, record: Recorder, episode: Episode, task: Task, web: WebEnvironments, *known: Piece
+    ) -> Score:
+        """Answer `task` with the tools of `web`, until it ends or a prompt does not fit.
+
+        Args:
+            known: Shown at every step, before the first result.
+        """
+        environment = web()
+        past = [Past((), known)] if known else []
         now: Observation | None = await environment.reset(task)
-        while now is not None:
-            try:
+        try:
+            while now is not None:
                 step = await record.ask(*await self.extend(record, past, now))
-            except PromptTooLongError:
-                episode.stop_reason = StopReason.CONTEXT_OVERFLOW
-                break
-            parsed = self._grammar.parse(step.text, now.phase, record.thinking)
-            step.actions, step.problems = parsed.actions, parsed.problems
-            past.append(
-                Past(
-                    now.stream,
-                    (Piece("said", {"said": step.text[thoughts_end(step.text) :].strip()}),),
-                )
-            )
-            result = await environment.step(step)
-            now = result.observation
-            if now is None:
-                episode.stop_reason = result.reason or StopReason.ANSWERED
+                parsed = self._grammar.parse(step.text, now.phase, record.thinking)
+                step.actions, step.problems = parsed.actions, parsed.problems
+                past.append(Past(now.stream, (Piece("said", {"said": without_thinking(step)}),)))
+                result = await environment.step(step)
+                now = result.observation
+                if now is None:
+                    episode.stop_reason = result.reason or StopReason.ANSWERED
+        except PromptTooLongError:
+            episode.stop_reason = StopReason.CONTEXT_OVERFLOW
         return await environment.score()
 
 
 def _pieces(past: Sequence[Past]) -> tuple[Piece, ...]:
     return tuple(piece for step in past for piece in (*step.shown, *step.said))
+
+
+def without_thinking(step: Step) -> str:
+    """Return the text of a completion after its thinking."""
+    return step.text[thoughts_end(step.text) :].strip()
 
 
 class ReAct(Browsing):
@@ -161,8 +176,7 @@ class Summarising(Browsing):
         while not self.fits(record, asking) and any(step.shown for step in past):
             next(step for step in past if step.shown).shown = ()
             asking = replace(asking, stream=_pieces(past))
-        text = (await record.ask(asking)).text
-        summary = Piece("summary", {"summary": text[thoughts_end(text) :].strip()})
+        summary = Piece("summary", {"summary": without_thinking(await record.ask(asking))})
         past[:] = [Past((summary,), ())]
         return replace(now, stream=(summary, *now.stream)), None
 

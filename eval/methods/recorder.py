@@ -49,6 +49,7 @@ class Setup:
         factory: Its environments cut documents into chunks, and score answers.
         max_in_flight: Most episodes at once, or a bound shared with other evaluations; None: all.
         context_tokens: Longest prompt and completion together, for methods that fill the context.
+        max_turns: Calls of tools in an episode, for methods that search.
         yarn_factor: YaRN factor (arXiv 2309.00071) of the server or config, stated in the result.
     """
 
@@ -58,6 +59,7 @@ class Setup:
     factory: EnvironmentFactory
     max_in_flight: int | asyncio.Semaphore | None = None
     context_tokens: int = 32_768
+    max_turns: int = 40
     yarn_factor: float | None = None
 
     @property

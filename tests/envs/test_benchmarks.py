@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.benchmarks.locomo import read_locomo
+from atommem.envs.benchmarks.locomo import parse_locomo
 from atommem.envs.benchmarks.multihop import BENCHMARKS, get_benchmark, with_aliases
 from atommem.envs.benchmarks.rows import QARow, read_rows
 from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS
@@ -87,7 +87,7 @@ def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
     [
         (b'{"a": 1}\n\n{"a": ', "x: row 3 is damaged"),
         (b'{"a": 1}\n' * 50 + b'{"a": "\xff"}\n', "x: row 51 is damaged or not in UTF-8"),
-        (b'[{"a": 1}, {"a": 1}', "x: is not JSON in UTF-8 .*truncated, download"),
+        (b'[{"a": 1}, {"a": 1}', "x: row 3 is damaged .*truncated, download"),
     ],
 )
 def test_damaged_file_raises_with_its_row(content: bytes, message: str, tmp_path: Path) -> None:
@@ -180,7 +180,8 @@ def test_locomo_turns_are_documents_with_dates(tmp_path: Path) -> None:
 def test_locomo_official_wording_gives_dates_and_options(tmp_path: Path) -> None:
     rows = [locomo_row(sample_id=f"c{number}") for number in range(20)]
     orders = set()
-    for task in read_locomo(write_json(tmp_path / "x.json", rows), 5, official=True):
+    found = read_rows(write_json(tmp_path / "x.json", rows))
+    for task in (task for row in found for task in parse_locomo(row, 5, official=True)):
         assert task.questions[1].text.startswith("When? (Tell the approximate date")
         question = task.questions[4]
         options = question.metadata["options"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ import pytest
 
 from atommem.envs import task_files
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
-from atommem.envs.benchmarks.locomo import read_locomo
-from atommem.envs.benchmarks.rows import QARow
+from atommem.envs.benchmarks.locomo import parse_locomo
+from atommem.envs.benchmarks.rows import QARow, read_rows
 from atommem.envs.longdoc.recall import gold_documents
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
 from tests.envs.benchmark_rows import beam_row, hotpot_row, locomo_row, write_json, write_lines
+from tests.envs.test_rows import write_csv
 from tests.fakes import command
 
 DOCUMENT = Document("Orla", "A potter.\n", gold=True)
@@ -61,7 +63,10 @@ ROW: dict[str, Any] = {"id": "a", "questions": [{"text": "Who?"}], "documents": 
         ([], "has no tasks"),
         ([{"_id": "1"}], r"row 1: field 'questions' is missing; the row has '_id'.*data build"),
         ([ROW, ROW], "row 2: field 'id' is 'a', as in row 1"),
-        ([beam_row(probing_questions="__import__('os')")], "row 1: .*neither JSON nor Python's"),
+        (
+            [beam_row(probing_questions="__import__('os')")],
+            r"row 1: Expected `object`.*`probing_questions`",
+        ),
         ([ROW | {"context": "x"}], "'documents' and 'context': give one of them"),
     ],
 )
@@ -186,6 +191,74 @@ def test_convert_writes_tasks_and_provenance(tmp_path: Path) -> None:
     path, out = write_json(tmp_path / "locomo10.json", [locomo_row()]), tmp_path / "tasks.parquet"
     options = ["--out", str(out), "--wording", "official", "--questions", "1"]
     assert main(["convert", str(path), *options]) == 0
-    assert load_tasks(out) == list(read_locomo(path, 1, official=True))
+    (row,) = read_rows(path)
+    assert load_tasks(out) == list(parse_locomo(row, 1, official=True))
     assert json.loads((tmp_path / "tasks.parquet.json").read_text())["wording"] == "official"
     assert main(["convert", str(path), "--out", str(path)]) == 2
+
+
+TABLE = [
+    {"q": "Who?", "a": {"text": ["Orla", "Orla ", 1997]}, "passage": "Orla is a potter.", "n": "x"},
+    {"q": "Where?", "a": {"text": []}, "passage": "Unknown.", "n": "y"},
+    {"q": "When?", "a": '{"text": "1997"}', "passage": [{"title": "Kiln", "text": "In 1997."}]},
+]
+
+
+@pytest.mark.parametrize("write", [write_json, write_lines, write_csv])
+def test_convert_reads_a_table_by_its_columns(
+    tmp_path: Path, capsys: Capture, write: Callable[[Path, Any], Path]
+) -> None:
+    path, out = write(tmp_path / "x", TABLE), tmp_path / "tasks.jsonl"
+    flags = ["--question", "q", "--answer", "a.text", "--text", "passage", "--out", str(out)]
+    assert main(["convert", str(path), *flags]) == 0
+    assert "1 rows left out: they have no answer" in capsys.readouterr().err
+    first, second = load_tasks(out)
+    assert (first.context, second.documents) == (
+        "Orla is a potter.",
+        (Document("Kiln", "In 1997."),),
+    )
+    asked = [question for task in (first, second) for question in task.questions]
+    assert [(one.id, one.text, one.answers) for one in asked] == [
+        ("table-00000", "Who?", ("Orla", "1997")),
+        ("table-00002", "When?", ("1997",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--question q --text passage", "answer: missing. Name the column, as --answer COLUMN"),
+        ("--question q --text passage --answer b", "row 3: field 'b' is missing or empty, in all"),
+        ("--question question --text passage --answer a.text", "field 'question' is missing"),
+        ("--question q --text passage --answer a.text --id n", "row 3: field 'n' is missing"),
+        ("", "data convert --question COLUMN"),
+    ],
+)
+def test_convert_of_a_table_without_these_columns_is_refused(
+    tmp_path: Path, capsys: Capture, flags: str, message: str
+) -> None:
+    path, out = write_lines(tmp_path / "x", TABLE), tmp_path / "tasks.jsonl"
+    assert main(["convert", str(path), "--out", str(out), *flags.split()]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.slow
+def test_convert_reads_what_datasets_loads(tmp_path: Path, capsys: Capture) -> None:
+    """A folder of files as a hub has them, and one of `save_to_disk` in two shards."""
+    datasets = pytest.importorskip("datasets")
+    columns = ["--question", "q", "--answer", "a", "--text", "t"]
+    rows = [{"q": f"Who {i}?", "a": f"Orla {i}", "t": "Text."} for i in range(4)]
+    (folder := tmp_path / "hub").mkdir()
+    for split in ("train", "test"):
+        write_lines(folder / f"{split}.jsonl", rows)
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "disk", num_shards=2)
+    found = []
+    for name, flags in (("hub", ["--split", "test"]), ("disk", [])):
+        out = tmp_path / f"{name}.jsonl"
+        assert main(["convert", str(tmp_path / name), *columns, *flags, "--out", str(out)]) == 0
+        found.append(load_tasks(out))
+    assert found[0] == found[1]
+    assert len(found[0]) == 4
+    assert main(["convert", str(folder), *columns, "--out", str(tmp_path / "x.jsonl")]) == 2
+    assert "has the splits train, test. Give one as --split" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.envs.longdoc.environment import MODES, drawn_mode, needed_chunks
+from atommem.envs.longdoc.arrivals import MODES, drawn_mode, needed_chunks
 from atommem.envs.longdoc.recall import fact_recall, facts_of
 from atommem.envs.task import Document, Question, Task, chunk_task, chunk_text, joined_text
 from atommem.episode import Episode, Observation, Step, StopReason
@@ -80,12 +80,17 @@ async def test_stopped_reading_asks_at_once_and_costs_less() -> None:
     answers = [answer("Rome"), answer("42")]
     seen, score = await play([stop, *answers], early_stop=True, step_cost=0.5)
     assert [o.values("chunk") for o in seen[:3]] == [["one"], [], []]
-    assert seen[1].closing[0].name == "answering"  # as after the whole text
+    assert seen[1].closing[0].name == "asked"  # the text may go on
     assert (score.reward, score.metrics["em"]) == (0.75, 1.0)
     _, score = await play([[], [], *answers], early_stop=True, step_cost=0.5)
     assert score.reward == 0.5
     _, score = await play([stop, answer("Oslo"), answer("41")], early_stop=True, step_cost=0.5)
     assert score.reward == 0.0
+    seen, score = await play([stop, answers[0], [], [], answers[1]], early_stop=True, step_cost=0.5)
+    assert [o.values("chunk") for o in seen[2:4]] == [[], ["two"]]  # without an answer it reads on
+    assert (asked(seen[4]), score.reward) == (["Second?"], 0.5)
+    seen, _ = await play([stop, READ, answers[0], [], [], answers[1]], early_stop=True, max_reads=1)
+    assert [asked(o) for o in seen[1:4]] == [["First?"], ["First?"], ["Second?"]]
     (_, second, *_), _ = await play([stop, [], *answers])
     assert second.values("chunk") == ["two"]  # not offered
     assert [spec.name for spec in factory().actions] == ["answer"]

@@ -121,6 +121,18 @@ def test_expert_that_stops_reads_as_far_as_the_evidence(
     assert least < read / sum(len(task.documents) for task in tasks) < most
 
 
+def test_expert_that_stops_without_an_answer_reads_on() -> None:
+    config = WorldConfig(prose="compact", corrections=0.0, distractors=3, evidence="late")
+    expert = Expert(get_prose("compact"), get_dialect("paper"), Faults(stop=0.0, wait=1.0))
+    factory = longdoc(WordTokenizer(), max_reads=0, early_stop=True)
+    episodes = run_expert(expert, factory, list(generate(config, 4, seed=11)))
+    assert em(episodes) == 1.0
+    for episode in episodes:
+        asked = [step for step in episode.steps if step.observation.question == 0]
+        assert len(asked) > 2
+        assert not any(step.text for step in asked[:-1])
+
+
 @pytest.mark.parametrize(
     ("fault", "knobs"),
     [

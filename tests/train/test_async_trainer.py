@@ -51,7 +51,7 @@ def make_trainer(
     model: Path, out: Path, runner: Any = None, **given: Any
 ) -> AsyncMemoryGRPOTrainer:
     defaults = {"num_generations": 4, "token_budget": 64, "shuffle_dataset": False}
-    arguments = {name: given.pop(name) for name in ("peft_config",) if name in given}
+    arguments = {name: given.pop(name) for name in ("peft_config", "held_out") if name in given}
     args = AsyncTrainConfig(str(out), **{**BARE, **defaults, **SHARED, **given})
     tokenizer = make_action_tokenizer()
     make = runner or partial(make_runner, make_rollouts(args, tokenizer), str(model))
@@ -69,11 +69,19 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [entry for entry in read_metrics(folder / METRICS_FILE) if "loss" in entry]
 
 
+def evaluations(folder: Path) -> list[dict[str, Any]]:
+    entries = [entry for entry in read_metrics(folder / METRICS_FILE) if "eval_em" in entry]
+    kept = [name for name in entries[0] if name == "step" or name.startswith("eval_")]
+    return [{name: entry[name] for name in kept if name != "eval_seconds"} for entry in entries]
+
+
 @pytest.mark.slow
 def test_async_without_staleness_equals_on_policy_training_and_resumes(tmp_path: Path) -> None:
     model = save_model(tmp_path)
     shared: dict[str, Any] = {"normalization": "trajectory", "temperature": 0.7}
     shared |= {"max_steps": 4, "lr_scheduler_type": "constant"}
+    shared |= {"held_out": make_tasks(), "eval_data": "file"}
+    shared |= {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True}
     on_policy = make_real_trainer(tmp_path / "on_policy", str(model), **SHARED | shared)
     on_policy.train()
     on_policy.close()
@@ -89,6 +97,10 @@ def test_async_without_staleness_equals_on_policy_training_and_resumes(tmp_path:
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
         assert b["sample/staleness_max"] == 0
     assert_same_weights(trainer, on_policy, 1e-5)
+    expected, found = (evaluations(tmp_path / name) for name in ("on_policy", "async"))
+    assert [entry["step"] for entry in found] == [0, 2, 4]
+    for a, b in zip(expected, found, strict=True):
+        assert b == pytest.approx(a, rel=1e-4)
 
     resumed = make_trainer(model, tmp_path / "resumed", **shared)
     resumed.train(resume_from_checkpoint=str(tmp_path / "async" / "checkpoint-2"))
@@ -117,6 +129,15 @@ def test_async_lora_requests_name_the_adapter_of_their_version(tmp_path: Path) -
     lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     settings: dict[str, Any] = {"peft_config": lora, "use_vllm": True, "max_staleness": 0}
     trainer = make_trainer(model, tmp_path / "out", lambda _: runner, **settings)
+    folder = tmp_path / "out" / "adapters"
+    kept: list[set[str]] = []
+
+    def look() -> None:
+        kept.append(set(cluster["a"].models))
+        for weights in folder.glob("*/*.safetensors"):  # a server may be another user's
+            assert weights.stat().st_mode == weights.with_name("adapter_config.json").stat().st_mode
+
+    trainer.add_callback(at("on_step_end", 3, look))
     trainer.train()
     assert cluster["b"].loads == cluster["a"].loads
     names = [name for name in cluster["a"].loads if not name.endswith("_proj")]
@@ -125,9 +146,9 @@ def test_async_lora_requests_name_the_adapter_of_their_version(tmp_path: Path) -
     checks = [names[0], f"{names[0]}-q_proj", f"{names[0]}-v_proj"]  # `check_adapter`, on each
     asked = Counter(cluster["a"].asked + cluster["b"].asked)
     assert asked == Counter(dict.fromkeys(names, 24)) + Counter(2 * checks)
-    assert set(cluster["a"].models) == {"policy", *names[1:]}  # the older one was unloaded
-    for weights in tmp_path.glob("out/adapters/*/*.safetensors"):  # a server may be another user's
-        assert weights.stat().st_mode == weights.with_name("adapter_config.json").stat().st_mode
+    assert kept == [{"policy", *names[1:]}]  # the older one was unloaded
+    assert [set(server.models) for server in cluster.servers.values()] == [{"policy"}] * 2
+    assert not list(folder.iterdir())
 
 
 class FakePolicy(Closable):

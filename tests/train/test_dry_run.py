@@ -129,7 +129,7 @@ CONFIG = Qwen3Config(
     max_position_embeddings=100,
     tie_word_embeddings=False,
 )
-MODEL = ModelShape("m", CONFIG, 1000, 1000, 100, 100, 200, True, "x", False)
+MODEL = ModelShape("m", CONFIG, 1000, 1000, 100, 100, 200, 5, True, None, "x", False)
 LORA = replace(MODEL, parameters=1050, trainable=50, lora=True)
 ONE = Launch("single", 1)
 FSDP = Launch("fsdp", 4, shards=4, stage=WEIGHTS)

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 import torch
 import trl
-from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers import (
+    Qwen3_5Config,
+    Qwen3_5ForCausalLM,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5TextConfig,
+)
 from trl.trainer.utils import add_fused_lm_head
 
 from atommem.config import MemoryConfig
@@ -17,14 +22,16 @@ from atommem.environment import make_factory
 from atommem.envs.task import Document, Question, Task
 from atommem.policy.contract import Sampling, ScriptedPolicy
 from atommem.policy.decoding import Row, decode
-from atommem.policy.local import evaluating
+from atommem.policy.local import LocalPolicy, evaluating
 from atommem.run import RunConfig
 from atommem.trace import write_trace
+from atommem.train.loops.policy_model import load_model
 from atommem.train.loops.sft import trace_demonstrations
 from atommem.train.packing.micro_batch import pad_rows
 from atommem.train.packing.tree_attention import tree_obstacle
 from tests.fakes import make_episode_runner
 from tests.tokenizer_shapes import byte_level
+from tests.train.harness import make_config
 from tests.train.test_sft import ENVIRONMENT
 from tests.train.toys import EOS, PAD, VOCABULARY, make_row
 
@@ -33,9 +40,8 @@ LENGTHS = (5, 70, 130)
 """DeltaNet is computed in chunks of 64 tokens."""
 
 
-def make_hybrid() -> Any:
-    torch.manual_seed(0)
-    config = Qwen3_5TextConfig(
+def hybrid_config() -> Any:
+    return Qwen3_5TextConfig(
         vocab_size=VOCABULARY + 2,
         hidden_size=16,
         intermediate_size=32,
@@ -51,7 +57,27 @@ def make_hybrid() -> Any:
         eos_token_id=EOS,
         initializer_range=0.1,  # a larger spread enlarges rounding
     )
-    return Qwen3_5ForCausalLM(config)
+
+
+def make_hybrid() -> Any:
+    torch.manual_seed(0)
+    return Qwen3_5ForCausalLM(hybrid_config())
+
+
+@pytest.mark.slow
+def test_text_model_of_a_vision_language_checkpoint_is_trained_and_evaluated(
+    tmp_path: Path,
+) -> None:
+    """The names of an adapter's weights differ between the two, which peft only warns of."""
+    size = {"hidden_size": 16, "num_heads": 2}
+    vision = {**size, "depth": 1, "intermediate_size": 16, "out_hidden_size": 16}
+    config = Qwen3_5Config(text_config=hybrid_config().to_dict(), vision_config=vision)
+    Qwen3_5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    byte_level().save_pretrained(tmp_path)
+    trained = load_model(str(tmp_path), make_config(tmp_path))
+    evaluated = LocalPolicy.from_pretrained(tmp_path).model
+    assert type(trained) is type(evaluated) is Qwen3_5ForCausalLM
+    torch.testing.assert_close(trained.state_dict(), evaluated.state_dict(), atol=0, rtol=0)
 
 
 def prompts() -> list[list[int]]:

@@ -3,7 +3,8 @@
 Memory is what torch's allocator gives out at the peak (on GPUs leave 10%). Symbols: L layers, h
 hidden, i intermediate, q and k widths of queries and keys, V vocabulary, n tokens of a micro-batch,
 n_s of them scored, b bytes an element. A parameter costs 2 FLOPs a token in a forward pass and
-twice that in a backward pass; attention costs ``4 q c L`` a token with c tokens of context.
+twice that in a backward pass; attention costs ``4 q c L`` a token with c tokens of context. Layers
+with a recurrent state (DeltaNet) count as ones of attention, but have no cache and no context.
 """
 
 from __future__ import annotations
@@ -182,9 +183,9 @@ def head_bytes(run: Run, scored: int) -> float:
 
 
 def cache_bytes(run: Run) -> int:
-    """Return the keys and values of a token in all layers: ``2 L k b``."""
+    """Return the keys and values of a token in all layers of attention: ``2 L k b``."""
     *_, key = widths(run.model.config)
-    return 2 * run.model.config.num_hidden_layers * key * run.precision.compute
+    return 2 * run.model.attention_layers * key * run.precision.compute
 
 
 def local_rollout_bytes(run: Run, rows: int, row: int) -> float:
@@ -214,7 +215,8 @@ class Costs:
 def forward_flops(model: ModelShape, tokens: float, scored: float, context: float) -> float:
     """Return ``2 L P_layer n + 4 q c L n + 2 h V n_s``."""
     hidden, _, query, _ = widths(model.config)
-    body = model.config.num_hidden_layers * (2 * model.active + 4 * query * context)
+    body = 2 * model.config.num_hidden_layers * model.active
+    body += 4 * query * context * model.attention_layers
     return tokens * body + scored * 2 * hidden * model.config.vocab_size
 
 

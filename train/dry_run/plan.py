@@ -120,7 +120,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
         checkpointing=bool(args.gradient_checkpointing),
         optim=str(getattr(args.optim, "value", args.optim)),
         beta=float(args.beta),
-        share_prefixes=stage == "async" or bool(args.prefix_sharing),
+        share_prefixes=not model.obstacle and (stage == "async" or bool(args.prefix_sharing)),
         sleeps=rollout != "colocate" or args.vllm_enable_sleep_mode,
     )
     is_here = Path(model.name).is_dir()
@@ -145,6 +145,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
             f"tokens: counted by {type(tokenizer).__name__}",
             f"completions: {completion:.0f} tokens on average ({source})",
             f"speed: {UTILISATION:.0%} of peak FLOPs",
+            *([f"rows are padded: {model.obstacle}"] if model.obstacle else []),
         ],
         warnings=[],
     )

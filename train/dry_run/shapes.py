@@ -12,6 +12,7 @@ from trl import ModelConfig, get_peft_config
 
 from atommem.errors import ConfigError
 from atommem.plugins import find_file
+from atommem.train.packing.tree_attention import tree_obstacle
 from atommem.train.train_config import check_parallelism
 
 SHIPPED = Path(__file__).parent.parent / "architectures"
@@ -34,7 +35,9 @@ class ModelShape:
     layer: int  # mean parameters of a layer
     active: int  # and those that one token uses: not the experts of other tokens
     embedding: int  # parameters of the input embedding
+    attention_layers: int  # those with keys and values of all tokens
     query_norm: bool
+    obstacle: str | None  # why rows are padded: `tree_obstacle`
     dtype: str
     lora: bool
 
@@ -71,6 +74,8 @@ def measure(config: ModelConfig) -> ModelShape:
         layers = model.base_model.layers
         embedding = model.get_input_embeddings().weight.numel()
         layer = sum(weight.numel() for weight in layers.parameters()) // len(layers)
+        kinds = getattr(found.get_text_config(), "layer_types", None) or []
+        obstacle = tree_obstacle(model)
         chosen = getattr(found.get_text_config(), "num_experts_per_tok", None) or 0
         idle = sum(idle_parameters(layer, chosen) for layer in layers) // len(layers)
         if adapter is not None:
@@ -87,7 +92,9 @@ def measure(config: ModelConfig) -> ModelShape:
         layer=layer,
         active=layer - idle,
         embedding=embedding,
-        query_norm=hasattr(getattr(layers[0], "self_attn", None), "q_norm"),
+        attention_layers=len(layers) - kinds.count("linear_attention"),
+        query_norm=any(name.endswith("q_norm.weight") for name, _ in layers.named_parameters()),
+        obstacle=obstacle,
         dtype=str(found.dtype or torch.float32).removeprefix("torch."),
         lora=adapter is not None,
     )

@@ -87,6 +87,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         )
         self.model_version = 0
         """How often the weights were published."""
+        self._published = -1  # by this many updates
         self._rollout_log = RolloutLog([], MemoryConfig())
         self.rollout_worker: Any = None
         if args.process_index == 0:
@@ -117,7 +118,13 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
             total=groups * args.max_steps,
             first=lambda: self.state.global_step * groups,
             max_in_flight=None if args.max_inflight_tasks < 0 else args.max_inflight_tasks,
+            release=self._weight_sync.close,
         )
+
+    @property
+    def runner(self) -> EpisodeRunner | None:
+        """The episodes' runner, on the main process."""
+        return self.rollout_worker and self.rollout_worker.runner
 
     # Updates ------------------------------------------------------------------------------------
 
@@ -180,7 +187,10 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         self.log_rollout([self.run_async(sums_in_loop())], episodes, rewards, log)
 
     def _publish(self) -> None:
-        """Publish the weights as their next version, and start the worker; collective."""
+        """Publish new weights as their next version, and start the worker; collective."""
+        if self._published == self.state.global_step:  # for an evaluation
+            return
+        self._published = self.state.global_step
         worker, outage = self.rollout_worker, None
         with self._rollout_log.clock.busy(SYNC):
             try:
@@ -192,6 +202,23 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         if worker is not None:
             worker.update_model_version(self.model_version)
             worker.start()
+
+    def run_rollout(
+        self,
+        make_work: Callable[[Any], Coroutine[Any, Any, Result]],
+        episodes: int,
+        name: str = "episodes",
+    ) -> Result | None:
+        """Run work on the main process, beside the episodes; returns when it has ended."""
+        broken: Exception | None = None
+        result: Result | None = None
+        if self.rollout_worker is not None:
+            try:
+                result = self.run_async(self.stop_request.guard(make_work(None)))
+            except Exception as error:
+                broken = error
+        self.sync_stop(broken)
+        return result
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine in the event loop of the episodes, on the main process."""
@@ -236,6 +263,9 @@ class CopyPolicy(LocalPolicy):
 
 class CopySync:
     """Copies the trained weights, with a merged adapter, into the main process's `CopyPolicy`."""
+
+    async def close(self, policy: Any) -> None:
+        """Do nothing: the copy goes with its policy."""
 
     def publish(self, trainer: Any, policy: CopyPolicy | None) -> None:
         """Copy every parameter; all ranks together."""

@@ -6,25 +6,28 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from accelerate.utils import set_seed
+from accelerate.utils import gather_object, set_seed
 from trl import SyncRefModelCallback
 
-from atommem.envs.scoring.records import EpisodeRecord, summarize
 from atommem.episode import Episode, add_sums
 from atommem.errors import ConfigError
+from atommem.rollout import EpisodeRunner
 from atommem.train.episode_logs import EpisodesHook, RolloutLog, rollout_means
 from atommem.train.errors import RolloutFailedError
+from atommem.train.loops.held_out import held_out_jobs, held_out_metrics, run_held_out
 from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.loops.policy_model import make_policy, make_reference
 from atommem.train.loops.update_step import Batch, UpdateStep, policy_loss
 from atommem.train.objective.shares import signal_report
 from atommem.train.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.rollouts import TaskOrder
+
+Result = TypeVar("Result")
 
 
 class EpisodeTrainer(ResumableTrainer):
@@ -89,6 +92,51 @@ class EpisodeTrainer(ResumableTrainer):
         self.log_with_update(log | {"seconds/train": time.perf_counter() - started})
         return loss
 
+    @property
+    def runner(self) -> EpisodeRunner | None:
+        """The episodes' runner of this rank; None where another rank samples for it."""
+        raise NotImplementedError
+
+    def _publish(self) -> None:
+        """Give the sampling side the current weights; collective."""
+        raise NotImplementedError
+
+    def run_rollout(
+        self,
+        make_work: Callable[[Any], Coroutine[Any, Any, Result]],
+        episodes: int,
+        name: str = "episodes",
+    ) -> Result | None:
+        """Run this rank's part of a rollout; returns its result when all ranks have theirs.
+
+        `make_work` gets the callback for each of the `episodes` that ends. None without a runner.
+        """
+        raise NotImplementedError
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Run and score episodes on the held-out tasks with the current weights; collective.
+
+        Of the arguments of `Trainer.evaluate` only the prefix is used.
+        """
+        rank, ranks = self.accelerator.process_index, sum(gather_object([self.runner is not None]))
+        jobs = held_out_jobs(self.held_out, self.args)[rank::ranks]
+        self._publish()
+        own = self.run_rollout(
+            lambda on_episode: run_held_out(self.runner, jobs, self.args, on_episode),
+            len(jobs),
+            "evaluation",
+        )
+        records = gather_object(own or [])
+        failed = [record.error for record in records if record.failed]
+        self.check_failed(len(failed), len(records), failed, "the evaluation")
+        found = held_out_metrics(records).items()
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found}
+        self.log(dict(metrics))
+        self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write the model's card, with what the run learned from."""
         super().create_model_card(*args, **kwargs)
@@ -144,25 +192,3 @@ class EpisodeTrainer(ResumableTrainer):
                 f"{failed} of {episodes} episodes of {what} failed, more than "
                 f"max_failed_fraction={limit:g}: {reason}"
             )
-
-
-def held_out_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
-    """Return the metrics of an evaluation, as ``atommem eval`` has them.
-
-    Every score by its name (``em``, ``f1``, or ``reward``; means over questions) with ``em_low``
-    and ``em_high`` (95% interval), ``n`` of the main score, ``em/SOURCE`` if there are several
-    sources, and `atommem.episode.means`.
-    """
-    summary = summarize(records)
-    scores = summary["metrics"]
-    metrics: dict[str, float] = dict(summary["means"])
-    for name, estimate in scores.items():
-        bounds = {f"{name}_low": estimate["low"], f"{name}_high": estimate["high"]}
-        metrics |= {name: estimate["mean"], **bounds}
-    if summary["metric"] in scores:
-        metrics["n"] = scores[summary["metric"]]["n"]
-    sources = sorted({record.source for record in records if record.source})
-    for source in sources if len(sources) > 1 else []:
-        part = summarize(record for record in records if record.source == source)["metrics"]
-        metrics |= {f"{name}/{source}": estimate["mean"] for name, estimate in part.items()}
-    return metrics

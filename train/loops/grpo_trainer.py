@@ -19,7 +19,6 @@ import torch
 from accelerate.utils import gather_object
 from torch.utils.data import DataLoader
 
-from atommem.envs.scoring.records import record_of
 from atommem.episode import Episode
 from atommem.errors import OutageError, PolicyError
 from atommem.process import no_full_collection
@@ -31,7 +30,7 @@ from atommem.train.episode_logs import (
     WAIT,
     RolloutLog,
 )
-from atommem.train.loops.episode_trainer import EpisodeTrainer, held_out_metrics
+from atommem.train.loops.episode_trainer import EpisodeTrainer
 from atommem.train.loops.update_step import (
     Batch,
     load_batches,
@@ -92,7 +91,7 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         self._sampled, self._batches = -1, list[Batch]()
         """The running rollout (from 0), and the batches of its updates."""
         self._loop = asyncio.Runner()
-        agent = self.backend.runner.agent
+        agent = self.runner.agent
         self._rollout_log = RolloutLog(map(agent.factory.describe, tasks), agent.memory)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -103,8 +102,13 @@ class MemoryGRPOTrainer(EpisodeTrainer):
     def close(self) -> None:
         """Free what backend and embedder hold."""
         self.run_async(self.backend.close())
-        self.run_async(self.backend.runner.agent.embedder.close())
+        self.run_async(self.runner.agent.embedder.close())
         self._loop.close()
+
+    @property
+    def runner(self) -> EpisodeRunner:
+        """The episodes' runner of this rank."""
+        return self.backend.runner
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine in the event loop of the episodes."""
@@ -138,6 +142,7 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         first = self.accelerator.process_index * size
         own = range(first, first + size)
         groups = plan_groups(args, self._order, self.tasks, rollout, own)
+        self._rollout_log.sums([], self.runner.agent.activity)  # an evaluation's time is not its
         runner = self.rollout_runner(rollout)
         self._publish()
         self.run_rollout(lambda on_episode: run_groups(runner, groups, on_episode), size)
@@ -198,14 +203,14 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         if self.args.dynamic_sampling:
             log["dynamic_sampling/replaced_groups"] = float(sum(replaced[i] for i in starts))
         every = [e for group in groups for e in (*group.episodes, *group.replaced)]
-        sums = self._rollout_log.sums(every, self.backend.runner.agent.activity)
+        sums = self._rollout_log.sums(every, self.runner.agent.activity)
         self.log_rollout(gather_object([sums]), every, rewards, log)
 
     def rollout_runner(self, rollout: int) -> EpisodeRunner:
         """Return the runner of a rollout, whose seeds a resumed run repeats."""
-        sampling = self.backend.runner.agent.sampling
+        sampling = self.runner.agent.sampling
         seed = self._order.seed(rollout * self._order.groups_per_update)
-        return self.backend.runner.copy(sampling=replace(sampling, seed=seed))
+        return self.runner.copy(sampling=replace(sampling, seed=seed))
 
     def _publish(self) -> None:
         """Give the sampling side the current weights; collective."""
@@ -223,10 +228,7 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         episodes: int,
         name: str = "episodes",
     ) -> Result:
-        """Run this rank's part of a rollout; returns its result when all ranks have theirs.
-
-        `make_work` gets the callback for each of the `episodes` that ends.
-        """
+        """Run this rank's part of a rollout; returns its result when all ranks have theirs."""
         clock = self._rollout_log.clock
         broken: Exception | None = None
         result: Result | None = None
@@ -241,43 +243,7 @@ class MemoryGRPOTrainer(EpisodeTrainer):
             self.sync_stop(broken)
         return result  # type: ignore[return-value]  # sync_stop raises where there is none
 
-    # Evaluation and checkpoints -----------------------------------------------------------------
-
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Run and score episodes on the held-out tasks with the current weights; collective.
-
-        Every evaluation has the same seeds. Of the arguments of `Trainer.evaluate` only the prefix
-        is used.
-        """
-        args, agent = self.args, self.backend.runner.agent
-        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-        samples = range(args.num_generations_eval or 1)
-        jobs = [(task, sample) for task in self.held_out for sample in samples][rank::ranks]
-        temperature = args.eval_temperature
-        if temperature is None:
-            temperature = args.temperature
-        sampling = replace(agent.sampling, temperature=temperature, seed=args.seed)
-        runner = self.backend.runner.copy(sampling=sampling)
-        self._publish()
-        episodes = self.run_rollout(
-            lambda on_episode: runner.run_all(jobs, on_episode), len(jobs), "evaluation"
-        )
-        factory = agent.factory
-        own = [
-            record_of(factory.describe(task), episode, factory.diagnose(task, episode))
-            for (task, _), episode in zip(jobs, episodes, strict=True)
-        ]
-        self._rollout_log.sums([], agent.activity)  # its time is not the next update's
-        records = gather_object(own)
-        failed = [record.error for record in records if record.failed]
-        self.check_failed(len(failed), len(records), failed, "the evaluation")
-        found = held_out_metrics(records).items()
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found}
-        self.log(dict(metrics))
-        self.callback_handler.on_evaluate(args, self.state, self.control, metrics)
-        return metrics
+    # Checkpoints ----------------------------------------------------------------------------------
 
     def save_extra_state(self, folder: Path) -> None:
         """Save this rank's rows, if there are further updates on the rollout."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -106,6 +107,12 @@ def tune_lm_head_for_cpu(device_type: str) -> None:
     Its tiles of 32,768 columns suit GPUs: on CPU each row begins a new memory page. Without Triton
     it also projects positions that are not scored. TRL reads both constants at every call.
     """
-    if device_type == "cpu":
-        trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE = CPU_TILE_WIDTH
-        trl.trainer.utils._use_triton = lambda device: True
+    if device_type != "cpu":
+        return
+    head: Any = trl.trainer.utils
+    if find_spec("triton") is None and not hasattr(head, "_use_triton"):
+        raise ConfigError(
+            f"trl={trl.__version__}: its LM head needs Triton. pip install 'trl>=1.16'."
+        )
+    head._CHUNKED_LOGPROB_CHUNK_SIZE = CPU_TILE_WIDTH
+    head._use_triton = lambda device: True

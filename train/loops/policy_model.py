@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import transformers
 from accelerate.utils import DistributedType, set_seed
 from peft import PeftModel, get_peft_model
 from torch.nn.functional import linear
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from trl.models import prepare_deepspeed
 from trl.trainer.utils import add_fused_lm_head
 
@@ -58,16 +57,12 @@ def make_policy(
 
 
 def load_model(name: str, args: Any, quantization_config: Any = None, **defaults: Any) -> Any:
-    """Load a model by the architecture in its configuration, with ``args.model_init_kwargs``."""
+    """Load a language model with ``args.model_init_kwargs``, as `LocalPolicy` loads it."""
     loading = {"dtype": "float32", "trust_remote_code": args.trust_remote_code, **defaults}
     loading |= args.model_init_kwargs or {}
     if quantization_config is not None:
         loading["quantization_config"] = quantization_config
-    found = {key: loading[key] for key in ("revision", "trust_remote_code") if loading.get(key)}
-    config = AutoConfig.from_pretrained(name, **found)
-    architecture = next(iter(config.architectures or ()), "")
-    kind = getattr(transformers, architecture, AutoModelForCausalLM)
-    return kind.from_pretrained(name, **loading)
+    return AutoModelForCausalLM.from_pretrained(name, **loading)
 
 
 def make_reference(

@@ -44,17 +44,22 @@ class LocalBackend(Backend):
     @contextmanager
     def rollout(self, trainer: Any) -> Iterator[None]:
         """Unwrap the model and gather its parameters, without gradients."""
+        args, unwrapped = trainer.args, trainer.accelerator.unwrap_model(trainer.model_wrapped)
+        is_checkpointed = unwrapped.is_gradient_checkpointing
+        if is_checkpointed:  # TRL's function would turn it on again without its arguments
+            unwrapped.gradient_checkpointing_disable()
         with (
             unwrap_model_for_generation(
                 trainer.model_wrapped,
                 trainer.accelerator,
-                gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-                gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+                gather_deepspeed3_params=args.ds3_gather_for_generation,
             ),
             torch.no_grad(),
             _unsharded(trainer),
         ):
             yield
+        if is_checkpointed:
+            unwrapped.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
 
 
 @contextmanager

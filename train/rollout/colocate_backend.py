@@ -165,8 +165,9 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
         "max_num_seqs": max(128, episodes),
         "disable_log_stats": True,
     }
-    if args.cast_lm_head_to_fp32:
-        ours["hf_overrides"] = {"head_dtype": "float32"}  # as in training
+    own = dict(args.vllm_engine_kwargs or {})
+    if args.cast_lm_head_to_fp32:  # as in training
+        own["hf_overrides"] = {"head_dtype": "float32"} | own.get("hf_overrides", {})
     # Full weights arrive before the first rollout; a checkpoint's buffers are not among them.
     buffers = dict(base.named_buffers()).keys() & base.state_dict().keys()
     if not adapted and not buffers:
@@ -184,7 +185,6 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
         "logprobs_mode": "processed_logprobs",  # scaled by the temperature, as sampled
         "seed": args.seed + int(os.environ["RANK"]),
     }
-    own = args.vllm_engine_kwargs or {}
     if fixed := sorted(own.keys() & (settings | adapter).keys()):
         raise ConfigError(
             f"vllm_engine_kwargs: {fixed[0]} follows from the run's other settings. Drop it."

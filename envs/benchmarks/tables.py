@@ -1,0 +1,140 @@
+"""Tables of questions: a column each for the question, its answers and the text to read.
+
+Rows come from files, from folders of `Dataset.save_to_disk`, and from data sets of the hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from atommem.envs.benchmarks.rows import (
+    Alias,
+    Gold,
+    Row,
+    Text,
+    decoded,
+    gold_text,
+    listed,
+    read_rows,
+    without_nulls,
+)
+from atommem.envs.task import Document, Question, Task
+from atommem.errors import DataError
+
+TABLE = "table"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of columns; ``answers.text`` is the field `text` of the objects in `answers`."""
+
+    question: str
+    answer: str
+    text: str
+    id: str | None = None
+
+
+class _Passage(Struct):
+    text: Text
+    title: str = ""
+
+
+def read_table(rows: Iterable[Row], columns: Columns, left_out: list[int]) -> Iterator[Task]:
+    """Yield the tasks of rows; the numbers of those without an answer are added to `left_out`.
+
+    Raises:
+        DataError: A row lacks its question or text, an id occurs twice, or no row has an answer.
+    """
+    numbers: dict[str, int] = {}
+    for row in rows:
+        task = _parse(row, columns)
+        if task is None:
+            left_out.append(row.number)
+            continue
+        first = numbers.setdefault(task.id, row.number)
+        if first != row.number:
+            raise row.error(columns.id or "", f"is {task.id!r}, as in row {first}; ids must differ")
+        yield task
+    if left_out and not numbers:
+        known = ", ".join(map(repr, row.values))
+        raise row.error(columns.answer, f"is missing or empty, in all rows; this one has {known}")
+
+
+def _parse(row: Row, columns: Columns) -> Task | None:
+    """Return the task of a row, None if it has no answer.
+
+    Of several answers each is right. The text may be a list: of texts, or of objects with `text`
+    and `title`.
+    """
+    golds = row.convert(columns.answer, listed(_value(row, columns.answer, [])), list[Alias])
+    answers = tuple(dict.fromkeys(gold.strip() for gold in map(gold_text, golds) if gold.strip()))
+    if not answers:
+        return None
+    task_id = f"{TABLE}-{row.number - 1:05d}"
+    if columns.id is not None:
+        task_id = gold_text(row.convert(columns.id, _value(row, columns.id), Gold))
+    question = row.convert(columns.question, _value(row, columns.question), Text).strip()
+    asked = (Question(question, answers, task_id),)
+    text = _value(row, columns.text)
+    passages = listed(text) if isinstance(text, str) and text.startswith("[") else text
+    if not isinstance(passages, list) or passages == [text]:
+        return Task(task_id, asked, context=row.convert(columns.text, text, Text), source=TABLE)
+    found = row.convert(columns.text, passages, list[Text | _Passage])
+    documents = tuple(
+        Document("", one) if isinstance(one, str) else Document(one.title, one.text)
+        for one in found
+    )
+    return Task(task_id, asked, documents, source=TABLE)
+
+
+def _value(row: Row, column: str, default: Any = None) -> Any:
+    """Return the value of a column; without a `default`, raise DataError if there is none."""
+    names = [column] if column in row.values else column.split(".")
+    value: Any = row.values
+    for name in names:
+        objects = map(decoded, value if isinstance(value, list) else [value])
+        items = [item.get(name) for item in objects if isinstance(item, dict)]
+        items = [item for item in items if item is not None]
+        value = items if isinstance(value, list) else next(iter(items), None)
+    if value is None and default is None:
+        row.get(column)
+    return default if value is None else value
+
+
+def find_rows(name: str, split: str | None = None, subset: str | None = None) -> Iterator[Row]:
+    """Yield the rows of a file, else of a folder or hub name that `datasets` loads.
+
+    Raises:
+        DataError: It cannot be read, or has several splits and none is given.
+    """
+    path = Path(name)
+    if path.is_file():
+        return read_rows(path)
+    folder = path if split is None else path / split
+    if shards := sorted(folder.glob("data-*.arrow")):  # of `Dataset.save_to_disk`
+        found: Iterable[Any] = (row.values for shard in shards for row in read_rows(shard))
+    else:
+        found = _load_dataset(name, split, subset)
+    return (Row(path, number, without_nulls(row)) for number, row in enumerate(found, start=1))
+
+
+def _load_dataset(name: str, split: str | None, subset: str | None) -> Iterable[Any]:
+    import datasets
+
+    try:
+        found = datasets.load_dataset(name, subset, split=split)
+    except (OSError, ValueError) as error:  # of names, splits, files and the network
+        problem = str(error).partition("\n")[0]
+        raise DataError(
+            f"{name}: cannot be loaded ({problem}). Give a file, or a name of the hub."
+        ) from error
+    if split is None:
+        if len(found) > 1:
+            raise DataError(f"{name}: has the splits {', '.join(found)}. Give one as --split.")
+        (found,) = found.values()
+    return found

@@ -1,0 +1,252 @@
+"""Files of the same rows give the same tasks, however they were written."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from atommem.envs.benchmarks import rows as rows_module
+from atommem.envs.benchmarks.locomo import parse_locomo
+from atommem.envs.benchmarks.multihop import BENCHMARKS
+from atommem.envs.benchmarks.rows import Row, gold_text, read_rows
+from atommem.envs.task import Document, Question, Task
+from atommem.envs.task_files import load_tasks
+from atommem.errors import DataError
+from tests.envs.benchmark_rows import (
+    beam_row,
+    hotpot_row,
+    locomo_row,
+    longmemeval_row,
+    musique_row,
+    probing,
+    qa,
+    real_data,
+    turn,
+    twowiki_row,
+    write_json,
+    write_lines,
+    write_parquet,
+)
+
+Rows = list[dict[str, Any]]
+
+
+def json_columns(rows: Rows, kind: Any) -> Any:
+    """Return a table whose lists have items of JSON, of an Arrow type, as `datasets` makes them."""
+    columns: dict[str, Any] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        lists = [value for value in values if isinstance(value, list)]
+        if any(isinstance(item, list | dict) for value in lists for item in value):
+            texts = [value and [*map(json.dumps, value)] for value in values]
+            columns[name] = pyarrow.array(texts, pyarrow.list_(pyarrow.string())).cast(
+                pyarrow.list_(kind)
+            )
+        elif any(isinstance(value, dict) for value in values):
+            texts = [None if value is None else json.dumps(value) for value in values]
+            columns[name] = pyarrow.array(texts, pyarrow.string()).cast(kind)
+        else:
+            columns[name] = pyarrow.array(values)
+    return pyarrow.table(columns)
+
+
+def write_datasets(path: Path, rows: Rows) -> Path:
+    parquet.write_table(json_columns(rows, pyarrow.json_()), path)
+    return path
+
+
+def write_without_types(path: Path, rows: Rows) -> Path:
+    """Write what is left of it after pandas: JSON in plain strings."""
+    parquet.write_table(json_columns(rows, pyarrow.string()), path)
+    return path
+
+
+def write_stream(path: Path, rows: Rows) -> Path:
+    table = json_columns(rows, pyarrow.json_())
+    with pyarrow.ipc.new_stream(str(path), table.schema) as file:
+        file.write_table(table)
+    return path
+
+
+def write_csv(path: Path, rows: Rows) -> Path:
+    path = path.with_suffix(".csv")
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
+        writer.writeheader()
+        for row in rows:
+            nested = {k: json.dumps(v) for k, v in row.items() if not isinstance(v, str | None)}
+            writer.writerow({**row, **nested})
+    return path
+
+
+WRITERS = (write_lines, write_datasets, write_without_types, write_stream, write_csv)
+TURN = {"role": "user", "content": "No mark."}
+SHORT = {"session_1_date_time": "May", "session_1": [turn("D1:1", "Orla", "Hi.")]}
+OURS = Task(
+    "a",
+    (Question("Who?", ("Orla", "1997"), "q1", {"documents": [0], "type": "bridge"}),),
+    (Document("Orla", "A potter.", True), Document("", "No title.")),
+    metadata={"split": "train"},
+)
+CASES: dict[str, Rows] = {
+    "hotpotqa": [hotpot_row(), {k: v for k, v in hotpot_row(1).items() if k != "level"}],
+    "2wikimultihopqa": [twowiki_row(), twowiki_row(2)],
+    "musique": [musique_row(), musique_row(2, answer="1997")],
+    "locomo": [
+        locomo_row(),
+        locomo_row(sample_id="c2", conversation=SHORT, qa=[qa(4, "When?", 3.0)]),
+    ],
+    "longmemeval": [
+        longmemeval_row(haystack_sessions=[[TURN], [TURN, TURN]]),
+        longmemeval_row(question_id="b"),
+    ],
+    "beam": [beam_row(probing_questions=probing()) | {"conversation_id": name} for name in "01"],
+    "ours": [asdict(OURS), asdict(Task("b", OURS.questions, context="Text."))],
+}
+
+
+def read(name: str, path: Path) -> list[Any]:
+    return [*BENCHMARKS[name].read(path)] if name in BENCHMARKS else load_tasks(path)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("name", CASES)
+def test_every_writer_gives_the_tasks_of_the_json(
+    tmp_path: Path, name: str, write: Callable[[Path, Rows], Path]
+) -> None:
+    wanted = read(name, write_json(tmp_path / "x.json", CASES[name]))
+    assert len(wanted) == 2
+    assert read(name, write(tmp_path / "y", CASES[name])) == wanted
+
+
+def test_arrow_nulls_are_absent(tmp_path: Path) -> None:
+    """Arrow gives all objects the names of all: of a longer conversation, of other questions."""
+    rows = [
+        locomo_row(qa=[qa(4, "What?", "The kiln", "D10:1"), qa(5, "Who?", "Bran")]),
+        locomo_row(sample_id="c2", conversation=SHORT, qa=[qa(4, "Who?", "Orla")]),
+        {**locomo_row(sample_id="c3", conversation=SHORT), "qa": [qa(5, "Where?", "Brent")]},
+    ]
+    wanted = load_tasks(write_json(tmp_path / "x.json", rows))
+    assert load_tasks(write_parquet(tmp_path / "x.parquet", rows)) == wanted
+    plans = [beam_row(probing_questions=probing())]
+    plans.append({**plans[0], "conversation_id": "1"})
+    del plans[1]["probing_questions"]["summarization"]
+    wanted = load_tasks(write_json(tmp_path / "y.json", plans))
+    assert load_tasks(write_parquet(tmp_path / "y.parquet", plans)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("value", "gold"),
+    [(3.0, "3"), (-0.0, "0"), (2.5, "2.5"), (7, "7"), (1e21, "1" + "0" * 21), (True, "yes")],
+)
+def test_gold_number_is_written_as_people_do(value: float, gold: str) -> None:
+    assert gold_text(value) == gold
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        longmemeval_row(answer=3.0),
+        {"context": "Text.", "input": "How many?", "answers": [3.0]},
+        {"input": "Text.\nHow many?", "outputs": [3]},
+        {"id": "a", "questions": [{"text": "How many?", "answers": [3.0]}], "context": "Text."},
+        locomo_row(qa=[qa(1, "How many?", 3.0)]),
+    ],
+)
+def test_every_reader_takes_numbers_as_golds(tmp_path: Path, row: dict[str, Any]) -> None:
+    (task,) = load_tasks(write_json(tmp_path / "x.json", [row]))
+    assert task.questions[0].answers == ("3",)
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize("text", ['[{"a": 1},\n {"a": %s}]', '{"a": 1}\n{"a": %s}\n'])
+def test_constants_that_json_lacks_are_refused(tmp_path: Path, text: str, constant: str) -> None:
+    (tmp_path / "x.json").write_text(text % constant)
+    with pytest.raises(DataError, match=f"row 2 .*{constant} is not JSON: write null"):
+        list(read_rows(tmp_path / "x.json"))
+
+
+def test_locomo_without_a_wrong_option_cannot_be_asked_officially() -> None:
+    row = Row(Path("x"), 1, locomo_row(qa=[{"question": "What?", "category": 5}]))
+    (task,) = parse_locomo(row)
+    assert task.questions[0].answers == ("not mentioned",)
+    with pytest.raises(DataError, match="has no adversarial_answer to conv-1-000"):
+        list(parse_locomo(row, official=True))
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("Hi ->-> 5,14)", "Hi"),
+        ("Hi ->-> 7,Goals & Progress Labels:Health Goals", "Hi"),
+        ("A -> B ->-> C\n\n->-> 1,2", "A -> B ->-> C"),
+        ("Hi", "Hi"),
+    ],
+)
+def test_beam_turn_of_a_user_ends_at_its_last_mark(tmp_path: Path, content: str, text: str) -> None:
+    chat = [[{"role": role, "content": content} for role in ("user", "assistant")]]
+    for number, one in enumerate(chat[0]):
+        one["id"] = number
+    (task,) = load_tasks(write_json(tmp_path / "x.json", [beam_row(chat=chat)]))
+    assert [one.text for one in task.documents] == [f"user: {text}", f"assistant: {content}"]
+
+
+@pytest.mark.parametrize("characters", [1, 7, 1 << 20])
+def test_a_json_list_is_read_in_pieces(
+    tmp_path: Path, characters: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "_CHARACTERS", characters)
+    values = [{"a": "é \U0001f600 ], {" * number, "b": [{"c": number}]} for number in range(9)]
+    for text in (json.dumps(values), json.dumps(values, ensure_ascii=False, indent=2) + "\n"):
+        (tmp_path / "x.json").write_text(text, encoding="utf-8")
+        assert [row.values for row in read_rows(tmp_path / "x.json")] == values
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "pointer of Git LFS.*pull"),
+        (b"\x1f\x8b\x08", "is compressed. Unpack it: gunzip x.json"),
+        (b'[{"a": 1}] {"b": 2}', "goes on after its list"),
+        (b'[{"a": 1} {"b": 2}]', "row 2 is damaged"),
+    ],
+)
+def test_a_file_of_no_rows_is_refused_with_a_fix(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(read_rows(tmp_path / "x.json"))
+
+
+REAL = (
+    ("hotpotqa", "hotpotqa/hotpot_dev_distractor_v1.json"),
+    ("2wikimultihopqa", "2wikimultihopqa/dev.json"),
+    ("musique", "musique/musique_full_v1.0_train.jsonl"),
+    ("locomo", "locomo/locomo10.json"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "file"), REAL)
+def test_real_files_survive_datasets_and_pandas(tmp_path: Path, name: str, file: str) -> None:
+    datasets, pandas = pytest.importorskip("datasets"), pytest.importorskip("pandas")
+    path = real_data(*file.split("/"))
+    wanted = read(name, path)
+    loaded = datasets.load_dataset(
+        "json", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    loaded.to_parquet(tmp_path / "x.parquet")
+    loaded.to_json(tmp_path / "x.jsonl")
+    pandas.read_parquet(tmp_path / "x.parquet").to_parquet(tmp_path / "y.parquet")
+    loaded.save_to_disk(tmp_path / "disk")
+    for written in ("x.parquet", "x.jsonl", "y.parquet", "disk/data-00000-of-00001.arrow"):
+        assert read(name, tmp_path / written) == wanted, written
