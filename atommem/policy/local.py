@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from atommem.chat_format import read_tokenizer
 from atommem.errors import PolicyError
 from atommem.micro_batching import RequestBatcher, Waiting
 from atommem.plugins import not_loaded, only_here
 from atommem.policy.contract import Completion, Sampling, check_request, make_completion
 from atommem.policy.decoding import Row, decode
 
+_PROBE = 'Hello world, it\'s 12:30.\n\n  <b>x</b> é 北京 ( a ) , b ! {"k": [1]}'
 FREE_PADDING = 4096
 """Padding tokens that a batch may have even if they exceed its real tokens."""
 
@@ -114,6 +115,63 @@ class LocalPolicy:
             make_completion(self.tokenizer, row.token_ids, row.logprobs, row.stopped)
             for row in rows
         ]
+
+
+def read_tokenizer(name: str | Path, revision: str | None = None) -> Any:
+    """Load a tokenizer that encodes as its ``tokenizer.json`` does.
+
+    Raises:
+        PolicyError: It cannot be read, or is not a fast tokenizer.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    found: dict[str, Any] = {"revision": revision, "local_files_only": only_here(name)}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **found)
+        expected = _encoding_of_file(name, found)
+        if expected is not None and expected != _encoding(tokenizer):
+            kind = type(tokenizer).__name__
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(name, **found)
+            if expected != _encoding(tokenizer):
+                raise ValueError(f"{kind} does not encode as its tokenizer.json does")
+            warnings.warn(
+                f"{name}: {kind} changes text; tokenizer.json is read without it.", stacklevel=2
+            )
+    except Exception as error:  # tokenizers raises bare exceptions
+        raise PolicyError(
+            f"No tokenizer could be loaded from {str(name)!r}: {not_loaded(str(name), error)}"
+        ) from error
+    if not getattr(tokenizer, "is_fast", False):
+        raise PolicyError(
+            f"No tokenizer could be loaded from {str(name)!r}: {type(tokenizer).__name__} does not "
+            "return the positions of tokens. Give a model with a tokenizer.json."
+        )
+    tokenizer.clean_up_tokenization_spaces = False  # it would change what a policy writes
+    return tokenizer
+
+
+def _encoding_of_file(name: str | Path, found: Mapping[str, Any]) -> tuple[list[int], str] | None:
+    from tokenizers import Tokenizer as Backend
+    from transformers.utils.hub import cached_file
+
+    try:
+        path = cached_file(str(name), "tokenizer.json", **found)
+        backend = Backend.from_file(path)
+    except Exception:  # there is none, or the hub is out of reach
+        return None
+    backend.no_truncation()
+    backend.no_padding()
+    ids = backend.encode(_PROBE, add_special_tokens=False).ids
+    return ids, backend.decode(ids, skip_special_tokens=False)
+
+
+def _encoding(tokenizer: Any) -> tuple[list[int], str] | None:
+    try:
+        ids = tokenizer.encode(_PROBE, add_special_tokens=False)
+        text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    except Exception:  # tokenizers in Python raise what they like
+        return None
+    return ids, text
 
 
 def plan_batches(

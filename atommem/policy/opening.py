@@ -7,7 +7,6 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atommem.chat_format import read_tokenizer
 from atommem.config import PolicyConfig
 from atommem.errors import PolicyError, suggest_path
 from atommem.plugins import hub_name
@@ -52,6 +51,8 @@ def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPo
 
 def load_tokenizer(name: str) -> Any:
     """Load the tokenizer in a folder, or of a hub name (NAME@REVISION)."""
+    from atommem.policy.local import read_tokenizer
+
     return read_tokenizer(*hub_name(name))
 
 

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from transformers import TrainingArguments
 
-from atommem.chat_format import read_tokenizer
 from atommem.config import EmbedderConfig
 from atommem.environment import TaskShape, make_factory
 from atommem.errors import ConfigError
 from atommem.files import write_text
 from atommem.memory.rules import RuleSet
 from atommem.plugins import hub_name
+from atommem.policy.local import read_tokenizer
 from atommem.tokens import ApproximateTokenizer
 from atommem.train.dry_run.costs import (
     BYTES,

@@ -18,8 +18,8 @@ from torch.distributed.fsdp import FSDPModule
 from transformers.integrations import deepspeed
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from atommem.chat_format import read_tokenizer
 from atommem.errors import ConfigError
+from atommem.policy.local import read_tokenizer
 
 CPU_TILE_WIDTH = 512
 """Vocabulary columns of a tile; a third to a half faster than TRL's 32,768 on two cores."""
