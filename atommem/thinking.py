@@ -14,65 +14,59 @@ from typing import NamedTuple
 THINK = "think"
 
 
-class Form(NamedTuple):
-    """One way to mark a thought, as regular expressions.
+_NEVER = r"(?!)"
 
-    A closing mark without an opening one counts only where it is `answer`, which begins the answer.
-    `written` is a closing mark as text.
+
+class Form(NamedTuple):
+    """One way to mark a thought: a closing mark as text, and regular expressions.
+
+    `answer` also begins the answer where no thought was opened; `closing` only closes one.
     """
 
     written: str
     opening: str
-    closing: str
-    answer: str = r"(?!)"
+    answer: str = _NEVER
+    closing: str = _NEVER
 
 
+_TO_USER = r"<\|channel\|>\s*final\b[^<]{0,40}(?:<\|constrain\|>[^<]{0,40})?<\|message\|>"
 _FORMS = {
     "harmony": Form(
         "<|end|><|start|>assistant<|channel|>final<|message|>",
         r"<\|channel\|>(?!\s*final\b)[^<]{0,80}(?:<\|constrain\|>[^<]{0,40})?<\|message\|>",
+        rf"(?:<\|(?:end|call)\|>)?(?:<\|start\|>assistant)?{_TO_USER}",
         r"<\|(?:end|call)\|>(?:<\|start\|>assistant(?!<\|channel\|>final))?",
-        r"(?:<\|(?:end|call)\|>)?(?:<\|start\|>assistant)?<\|channel\|>\s*final\b[^<]{0,40}"
-        r"(?:<\|constrain\|>[^<]{0,40})?<\|message\|>",
     ),
     "muse": Form(
         "<|eom|><|start|>assistant to=user<|message|>",
         r"(?:<\|start\|>assistant )?to=(?!user<)[^\s<]{1,80}<\|message\|>",
-        r"<\|eom\|>(?:<\|start\|>assistant(?! to=user))?",
         r"(?:<\|eom\|>)?(?:<\|start\|>assistant )?to=user<\|message\|>",
+        r"<\|eom\|>(?:<\|start\|>assistant(?! to=user))?",
     ),
     "kimi": Form(
         "<|close|>think<|sep|><|open|>response<|sep|>",
         r"<\|open\|>think<\|sep\|>",
-        r"(?!)",
         r"<\|close\|>think<\|sep\|>(?:<\|open\|>response<\|sep\|>)?",
     ),
-    "gemma": Form("<channel|>", r"<\|channel>\s*thought\b", r"(?!)", r"<channel\|>"),
-    "bracketed": Form("[/THINK]", r"\[THINK\]", r"(?!)", r"\[/THINK\]"),
-    "triangled": Form("◁/think▷", r"◁think▷", r"(?!)", r"◁/think▷"),
     "cohere": Form(
         "<|END_THINKING|><|START_RESPONSE|>",
         r"<\|START_THINKING\|>",
-        r"(?!)",
         r"<\|END_THINKING\|>(?:<\|START_RESPONSE\|>)?",
     ),
-    "openthinker": Form(
-        "<|end_of_thought|>",
-        r"<\|begin_of_thought\|>",
-        r"(?!)",
-        r"<\|end_of_thought\|>(?:\s*<\|begin_of_solution\|>)?",
-    ),
-    "apertus": Form("<|inner_suffix|>", r"<\|inner_prefix\|>", r"(?!)", r"<\|inner_suffix\|>"),
+    "open": Form("<|end_of_thought|>", r"<\|begin_of_thought\|>", r"<\|end_of_thought\|>"),
+    "apertus": Form("<|inner_suffix|>", r"<\|inner_prefix\|>", r"<\|inner_suffix\|>"),
+    "gemma": Form("<channel|>", r"<\|channel>\s*thought\b", r"<channel\|>"),
+    "bracketed": Form("[/THINK]", r"\[THINK\]", r"\[/THINK\]"),
+    "triangled": Form("◁/think▷", "◁think▷", "◁/think▷"),
     # In words, so only where the answer is marked too, or at the end of a prompt.
     "granite": Form(
         "Here is my response:",
         r"Here(?:'s| is) my thought process:(?=\s*\Z|.{0,100000}?\bmy response:)",
-        r"Here(?:'s| is) my response:",
+        closing=r"Here(?:'s| is) my response:",
     ),
     "apriel": Form(
         "[BEGIN FINAL RESPONSE]",
         r"Here are my reasoning steps:(?=\s*\Z|.{0,100000}?\[BEGIN FINAL)",
-        r"(?!)",
         r"\[BEGIN FINAL RESPONSE\]",
     ),
 }
@@ -82,16 +76,11 @@ _ELEMENT = (
     r"(?:[a-z]{1,12}[:|])?think(?:ing|_[a-z]{1,12})?(?::[a-z0-9]{1,20})?|thoughts?|reasoning)>"
 )
 _MARKS = re.compile(
-    r"(?=[<\[◁]|to=|Here)(?:"
-    + "|".join(
-        [
-            _ELEMENT,
-            *(
-                f"(?P<open_{name}>{form.opening})|(?P<answer_{name}>{form.answer})"
-                f"|(?P<close_{name}>{form.closing})"
-                for name, form in _FORMS.items()
-            ),
-        ]
+    rf"(?=[<\[◁]|to=|Here)(?:{_ELEMENT}"
+    + "".join(
+        f"|(?P<open_{name}>{form.opening})|(?P<answer_{name}>{form.answer})"
+        f"|(?P<close_{name}>{form.closing})"
+        for name, form in _FORMS.items()
     )
     + ")",
     re.IGNORECASE | re.ASCII | re.DOTALL,
