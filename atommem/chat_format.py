@@ -108,6 +108,8 @@ class ChatFormat:
         The token is `eos_token_id` where the template shows none.
         """
         end: int | None = getattr(self._tokenizer, "eos_token_id", None)
+        if not self.has_template:
+            return "", end
         try:
             prompt = self.render(self.messages(_USER))
             turns = self.render(self.messages(_USER, reply=_REPLY), generation=False)
@@ -130,11 +132,9 @@ class ChatFormat:
                     continue
                 if _SYSTEM in text and _USER in text and "'type':" not in text:
                     return
-        raise (
-            errors[0]
-            if len(errors) == 4
-            else DialectError("the tokenizer's chat template does not show the user message.")
-        )
+        if len(errors) == 4:
+            raise errors[0]
+        raise DialectError("the tokenizer's chat template does not show the user message.")
 
 
 def _first_ids(tokenizer: Any) -> list[int]:
