@@ -26,13 +26,14 @@ Bodies
 Handles
     Update and delete begin with one: ``Memory 3: text``, ``3: text``, ``[3] text``, ``Memory #3 -
     text``, ``entry 3. text``; not the start of a longer word or number (``3rd``, ``3.5``), nor of a
-    list or range (``3-5``, ``1, 2``). A bare number needs a colon with no digit behind it:
-    ``1 January 1990`` and ``12:30`` name no entry. Delete takes nothing more, unless it follows a
-    colon. Otherwise `MISSING_HANDLE`. An update with a handle and no text is `EMPTY`.
+    list or range (``3-5``, ``1, 2``, ``3 und 5:``). A bare number needs a colon with no digit
+    behind it: ``1 January 1990`` and ``12:30`` name no entry. Full-width punctuation and digits of
+    any script count as those of ASCII. Delete takes nothing more, unless it follows a colon.
+    Otherwise `MISSING_HANDLE`. An update with a handle and no text is `EMPTY`.
 Answers
-    The content of the last ``\boxed{...}`` whose braces balance, stripped. Without one: `NO_BOX`;
-    with an empty one: `EMPTY`. Where several questions are asked at once, every box that holds no
-    other is an answer, in their order; an empty one holds its place.
+    The text (without LaTeX: `plain_text`) of the last ``\boxed{...}`` whose braces balance.
+    Without one: `NO_BOX`; with an empty one: `EMPTY`. Where several questions are asked at once,
+    every box that holds no other is an answer, in their order; an empty one holds its place.
 Tools
     The body of an action with arguments is a JSON object that fits its schema; a tool is called as
     ``{"name": ..., "arguments": {...}}`` in the dialect's tag for calls. Otherwise `NOT_JSON`,
@@ -49,6 +50,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from atommem.actions import Action, ActionSpec, Body, Parsed, Problem, ProblemReason
+from atommem.latex import plain_text
 from atommem.text_safety import read_json
 from atommem.thinking import THINK, marks
 
@@ -56,16 +58,27 @@ _MAX_DEPTH = 64
 """Deepest nesting of a call's arguments."""
 _Item = Action | Problem
 
+# Full-width forms, brackets and punctuation of other scripts, as the ASCII of the same length.
+_NARROW = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | str.maketrans(
+    "\u3010\u3011\u3014\u3015\u300c\u300d\u3001\u30fb\u060c\u061b\u3002\u301c", "[][][],,,;.~"
+)
 # Possessive quantifiers (x?+, x*+) never give back what they took, so that no input can make the
-# match slow; ASCII digits only, and few enough for int().
+# match slow; few enough digits for int(). A list is refused wherever it shows by its words or
+# signs; by other signs, or words that English may have, only if a colon ends it.
 _HANDLE = re.compile(
     r"""
     (?P<open> [\[(] )?+ \s*+ (?P<word> (?:memory|entry)\s*+ )?+ (?P<inner> [\[(] )?+ \s*+ (?P<hash>
-    \# )?+ \s*+ (?P<number> [0-9]{1,9}+ ) (?! \w | [.,][0-9] ) \s*+ (?P<close> [\])] )?+ (?! \s*+
-    (?: [-\u2010-\u2015\u2190-\u21ff\u2212\uff0d~+,;/&|=>\u2026]++ | \.\.++
+    \# )?+ \s*+ (?P<number> \d{1,9}+ ) (?! \w | [.,]\d ) \s*+ (?P<close> [\])] )?+ (?! \s*+
+    (?: [-\u2010-\u2015\u2190-\u21ff\u2212~+,;/&|=>\u2026]++ | \.\.++
         | (?: and | to | or | through | thru | until | plus | into | as\s++well\s++as )\b )
-        \s*+ (?:(?:memory|entry)\s*+)?+ [\[(]?+ \#?+ [0-9] )
-    \s*+ (?P<separator> [:.,] | -(?!\S) )?+
+        \s*+ (?:(?:memory|entry)\s*+)?+ [\[(]?+ \#?+ \d )
+    (?! \s*+ (?: [^\w\s:.()'"$\u20ac\u00a3\#%]{1,3}+
+        | (?: y | e | et | ou | o | und | oder | bis | a | \u00e0 | al | hasta | en | i | \u0438
+            | \u0438\u043b\u0438 | \u0434\u043e | ve | \u0648 | \u0623\u0648 | \u0625\u0644\u0649
+            | [\u548c\u4e0e\u8207\u53ca\u6216\u5230\u81f3\u8ddf\u3068\u3084] | \u304b\u3089
+            | [\uc640\uacfc] | \ubc0f ) (?![^\W\d]) )?+
+        \s*+ (?:(?:memory|entry)\s*+)?+ \[?+ \#?+ \d{1,9}+ \s*+ \]?+ \s*+ : (?!\d) )
+    \s*+ (?P<separator> [:.,] | [-\u2013\u2014](?!\S) )?+
     (?P<rest> .*+ )
     """,
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
@@ -259,10 +272,10 @@ def _element(spec: ActionSpec, name: str, body: str, start: int, end: int) -> li
             return [Action(spec.name, box, start=start, end=end) for box in boxes]
         body = boxes[-1]
     elif spec.body in (Body.HANDLE, Body.HANDLE_TEXT):
-        match = _HANDLE.match(body)
+        match = _HANDLE.match(body.translate(_NARROW))
         if match is None or not _names_an_entry(match, spec.body is Body.HANDLE):
             return problem(ProblemReason.MISSING_HANDLE)
-        handle, body = int(match["number"]), match["rest"].strip()
+        handle, body = int(match["number"]), body[match.start("rest") :].strip()
         if spec.body is Body.HANDLE:
             return [Action(spec.name, "", handle, start=start, end=end)]
     if not body:
@@ -281,7 +294,7 @@ def _names_an_entry(match: re.Match[str], alone: bool) -> bool:
 
 
 def boxes_in(body: str) -> list[str]:
-    r"""Return the contents of the balanced ``\boxed{...}`` that hold no other, in order.
+    r"""Return the text of the balanced ``\boxed{...}`` that hold no other, in order.
 
     One pass with a stack of the braces still open: searching each box for its end would take
     quadratic time on ``\boxed{\boxed{\boxed{``.
@@ -297,7 +310,7 @@ def boxes_in(body: str) -> list[str]:
             begin = open_boxes.pop()
             if begin is not None and not (spans and begin < spans[-1][0]):
                 spans.append((begin, match.start()))
-    return [body[begin:end].strip() for begin, end in spans]
+    return [plain_text(body[begin:end].strip()) for begin, end in spans]
 
 
 def _tool_call(tools: Mapping[str, ActionSpec], tag: str, body: str, start: int, end: int) -> _Item:

@@ -133,8 +133,11 @@ def thoughts_end(text: str) -> int:
 
 
 def after_thoughts(text: str) -> str:
-    """Return the text after the last thought, stripped; empty where one is not closed."""
-    last = max(marks(text), key=lambda mark: mark.end, default=None)
-    if last is None:
+    """Return the text after the last thought, or else before the first; empty if one is open."""
+    found = list(marks(text))
+    if not found:
         return text.strip()
-    return text[last.end :].strip() if last.closing else ""
+    if not found[-1].closing:
+        return ""
+    before = "" if found[0].closing else text[: found[0].start]
+    return text[found[-1].end :].strip() or before.strip()

@@ -12,7 +12,7 @@ from atommem.config import MemoryConfig, drawn_capacity
 from atommem.demo.recipe import GRPO_CONFIG
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.expert import Expert
-from atommem.envs.synthetic.prose import KINDS, RELATIONS, Prose, Statement, get_prose, names_of
+from atommem.envs.synthetic.prose import KINDS, RELATIONS, Prose, Statement, get_prose
 from atommem.envs.synthetic.world import WorldConfig, generate, make_task, task_name
 from atommem.envs.task import Task
 from atommem.envs.web.site import DIRECTORY, HOME, HOPS, BrowsingExpert, SiteConfig, generate_sites
@@ -60,8 +60,9 @@ def world_words(world: World, memory: MemoryConfig) -> list[str]:
         hops, words = HOPS, _site_words(world)
     else:
         hops, words = world.hops[1], _document_words(memory)
-    names = [name for kind in KINDS[-hops - 1 :] for name in names_of(kind, world.names)]
-    return [*_prose_words(get_prose(world.prose)), ":", *words, *names]
+    prose = get_prose(world.prose)
+    names = [name for kind in KINDS[-hops - 1 :] for name in prose.names_of(kind, world.names)]
+    return [*_prose_words(prose), ":", *words, *names]
 
 
 def _document_words(memory: MemoryConfig) -> list[str]:

@@ -10,8 +10,9 @@ from typing import Any
 from atommem.actions import ANSWER, answers_in, first
 from atommem.config import check_choice, check_least, setting
 from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score
-from atommem.envs.scoring.judge import JudgeConfig, LLMJudge, Verdict, make_judge
+from atommem.envs.scoring.judge import JudgeConfig, LLMJudge, make_judge
 from atommem.envs.scoring.metrics import GAIA_SOURCE, LOCOMO_SOURCE, score_question
+from atommem.envs.scoring.verdicts import Verdict
 from atommem.envs.task import Question, Task, describe_task
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Step, StopReason

@@ -18,7 +18,7 @@ _ATTRIBUTES = ("type", "level", "hops")
 # A sentence ends after . ! ? (and closing quotes or brackets) before white space, after their CJK
 # counterparts, and before a line break. The white space goes to the next chunk, as most tokenizers
 # put it into the token that follows.
-SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)|[。！？]|(?=\n)")  # noqa: RUF001
+SENTENCE_END = re.compile(r"[.!?؟۔।][\"'”’)\]»]*(?=\s)|[。！？]|(?=\n)")  # noqa: RUF001
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, Protocol
@@ -13,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from atommem.micro_batching import RequestBatcher, Waiting
+from atommem.words import words
 
 TextKind = Literal["query", "entry"]
 Vectors = npt.NDArray[np.float32]
 PROBES = 8
 """Signed places per word. With several, a collision of two words is an eighth of a match."""
-_WORD = re.compile(r"\w+")
 _Request = tuple[tuple[str, ...], TextKind]
 
 
@@ -57,9 +56,9 @@ def unit_rows(vectors: npt.NDArray[np.floating]) -> tuple[Vectors, int]:
 class HashingEmbedder:
     """Hash words to features (Weinberger et al. 2009), identically in every process and platform.
 
-    Every word, case-folded, adds +1 or -1 to `PROBES` places of the vector. The inner product of
-    two texts is, up to collisions, the cosine of their word counts; collisions of texts with m and
-    n words have a standard deviation of about sqrt(m n / dim) shared words.
+    Every word (`atommem.words.words`) adds +1 or -1 to `PROBES` places of the vector. The inner
+    product of two texts is, up to collisions, the cosine of their word counts; collisions of texts
+    with m and n words have a standard deviation of about sqrt(m n / dim) shared words.
     """
 
     def __init__(self, dim: int) -> None:
@@ -75,10 +74,10 @@ class HashingEmbedder:
         """Do nothing."""
 
     def _vector(self, text: str) -> npt.NDArray[np.float64]:
-        words = _WORD.findall(text.casefold())
-        if not words:
+        found = words(text)
+        if not found:
             return np.zeros(self.dim)
-        places, signs = map(np.concatenate, zip(*map(_places, words), strict=True))
+        places, signs = map(np.concatenate, zip(*map(_places, found), strict=True))
         return np.bincount(places % self.dim, weights=signs, minlength=self.dim).astype(np.float64)
 
 

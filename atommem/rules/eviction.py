@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from atommem.memory.rules import Candidate, Eviction, Numbers, Rule, StoreState, lowest
+from atommem.words import spaced
 
 
 class Lowest(Rule):
@@ -102,9 +103,12 @@ class Rated(Rule):
 
 
 class Length(Rated):
-    """Keep the texts with the most words: a control that published admission scores do not beat."""
+    """Keep the texts with the most words: a control that published admission scores do not beat.
+
+    A character of a script without spaces counts as a word.
+    """
 
     label = "words"
 
     def rate(self, candidate: Candidate, store: StoreState) -> float:
-        return len(candidate.text.split())
+        return len(spaced(candidate.text).split())

@@ -1,9 +1,9 @@
 """Recall of a question's facts: whether one entered memory, stayed there, and was shown again.
 
-A *fact* is a sentence of a gold document that holds a gold answer, as whole words after SQuAD's
-normalisation. A text *carries* it if it holds the answer and two more content words (or half of
-them, rounded up, if there are fewer) of the sentence or of the document's title: the answer alone
-may stand in any text by chance.
+A *fact* is a sentence of a gold document that holds a gold answer, as whole words after the
+normalisation of scores. A text *carries* it if it holds the answer and two more content words (or
+half of them, rounded up, if there are fewer) of the sentence or of the document's title: the answer
+alone may stand in any text by chance.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from functools import lru_cache
 from itertools import pairwise
 from math import ceil
 
-from atommem.envs.scoring.metrics import VERDICTS, normalize
+from atommem.envs.scoring.metrics import VERDICTS, comparable, normalize
 from atommem.envs.task import SENTENCE_END, Document, Question, Task
 from atommem.episode import Episode
 from atommem.memory.log import Outcome, replay
+from atommem.words import words
 
 _STOP_WORDS = re.compile(
     r"\b(?:and|or|but|of|in|on|at|to|by|for|from|with|as|not|also|is|are|was|were|be|been|has|have|"
@@ -35,9 +36,9 @@ class Fact:
 
     def carried_by(self, text: str) -> bool:
         """Whether `text` carries it (see the module)."""
-        padded = _padded(text)
-        common = self.words.intersection(padded.split())
-        return f" {self.answer} " in padded and len(common) >= min(2, ceil(len(self.words) / 2))
+        common = self.words & _words(text)
+        enough = len(common) >= min(2, ceil(len(self.words) / 2))
+        return enough and f" {self.answer} " in _padded(text)
 
 
 def gold_documents(task: Task, question: Question) -> list[Document]:
@@ -52,15 +53,15 @@ def gold_documents(task: Task, question: Question) -> list[Document]:
 
 def facts_of(task: Task, question: Question) -> list[Fact]:
     """Return the facts that answer `question`; none for yes, no, and answers worded otherwise."""
-    answers = dict.fromkeys(map(normalize, question.answers))
+    answers = {_padded(answer).strip(): _words(answer) for answer in question.answers}
     facts = []
     for document in gold_documents(task, question):
         for sentence in _sentences(document.text):
             padded = _padded(sentence)
-            words = _STOP_WORDS.sub(" ", f"{normalize(document.title)} {padded}").split()
+            around = _words(document.title) | _words(sentence)
             facts += [
-                Fact(answer, frozenset(words) - set(answer.split()))
-                for answer in answers
+                Fact(answer, around - own)
+                for answer, own in answers.items()
                 if answer and answer not in VERDICTS and f" {answer} " in padded
             ]
     return facts
@@ -108,4 +109,9 @@ def _sentences(text: str) -> list[str]:
 
 @lru_cache(maxsize=2048)
 def _padded(text: str) -> str:
-    return f" {normalize(text)} "
+    return f" {normalize(comparable(text))} "
+
+
+@lru_cache(maxsize=2048)
+def _words(text: str) -> frozenset[str]:
+    return frozenset(words(_STOP_WORDS.sub(" ", normalize(comparable(text, spaces=False)))))

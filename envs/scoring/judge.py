@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,10 @@ import yaml
 
 from atommem.config import check_least, setting
 from atommem.dialects import fill
+from atommem.envs.scoring.verdicts import Verdict, read_verdict
 from atommem.envs.task import Question
 from atommem.errors import ConfigError, JudgeError, OutageError
-from atommem.servers.chat import ChatClient, ChatReply
+from atommem.servers.chat import ChatClient
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.text_safety import guard_text
 
@@ -32,13 +32,6 @@ _ATTEMPTS = 3
 _ANSWER_CHARACTERS = 2000
 _RECENT, _FEWEST = 200, 20
 """Verdicts of which half may be unreadable before a run stops, and the fewest for a rate."""
-_GRADE = re.compile(
-    r"[^\w>]*(?:(?:verdict|grade|judge?ment)\W+)?(?:[abc]\W+)?"
-    r"(correct|incorrect|not[ _]attempted)\W*",
-    re.IGNORECASE,
-)
-_LETTER = re.compile(r"[^\w>]*(?:grade\W+)?([abc])\W*", re.IGNORECASE)
-_YES_NO = re.compile(r"[^\w>]*correct\W*:\W*(yes|no)\W*", re.IGNORECASE)
 
 
 @dataclass
@@ -96,43 +89,6 @@ def judge_settings(config: Any) -> dict[str, Any]:
         return {}
     digest = hashlib.sha256(judge_prompt(config).encode()).hexdigest()
     return {"judge_url": None, "judge_prompt": None if config.judge_url is None else digest}
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A judge's verdict on one answer: 1.0 if it is right, else 0.0, also if none is `readable`.
-
-    `text` is the end of the reply, or why there is no verdict.
-    """
-
-    score: float
-    text: str = ""
-    readable: bool = True
-
-
-def read_verdict(reply: ChatReply, letters: bool = False) -> Verdict | None:
-    """Return the verdict in the last line of a reply that is not blank, or None.
-
-    It is CORRECT, INCORRECT or NOT_ATTEMPTED, with `letters` also A, B or C for one of these, or
-    ``correct: yes`` or ``correct: no``, also in the last line but one. Quoted lines (``> CORRECT``)
-    and thoughts (up to ``</think>``) do not count. Servers that separate thoughts may put a short
-    reply there as a whole: then its last line counts.
-    """
-    text = reply.text
-    if not text.strip() and reply.finish_reason == "stop":
-        text = reply.reasoning
-    text = text.rpartition("</think>")[2].strip()
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines or "<think>" in text:
-        return None
-    match = _GRADE.fullmatch(lines[-1]) or (_LETTER.fullmatch(lines[-1]) if letters else None)
-    if match:
-        grades = [match[1].lower()]
-    else:
-        grades = [match[1].lower() for line in lines[-2:] if (match := _YES_NO.fullmatch(line))]
-    if len(grades) != 1:
-        return None
-    return Verdict(float(grades[0] in ("correct", "a", "yes")), text[-1000:])
 
 
 class LLMJudge:

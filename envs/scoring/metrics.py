@@ -7,7 +7,8 @@ One definition is ours: an answer such as "A" or "!!!" normalises to nothing, an
 match it with any article or punctuation mark. Here it matches only the same text, except for case
 and white space, and EM and F1 are then 1. An empty prediction scores 0.
 
-LoCoMo and the benchmarks of the web have rules of their own (`locomo_scores`, `web_scores`).
+LoCoMo has rules of its own (`locomo_scores`). Answers of other sources may be in any language
+(`comparable`), which changes no score of ASCII texts.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ from functools import lru_cache
 
 from atommem.envs.task import Question
 from atommem.errors import ConfigError
+from atommem.words import fold_case, is_unspaced, spaced, unify
 
 LOCOMO_SOURCE = "locomo"
 CATEGORIES = {1: "multi_hop", 2: "temporal", 3: "open_domain", 4: "single_hop", 5: "adversarial"}
 _OPTION = re.compile(r"\(?([ab])\)?")
 _DROPPED_WORDS = re.compile(r"\b(?:a|an|the|and)\b")
 WEB_SOURCES = ("gaia", "webwalkerqa", "asearcher", "webdancer", "browsecomp_plus")
-"""Sources whose answers may be in any script."""
 GAIA_SOURCE = WEB_SOURCES[0]
-_CHARACTER = re.compile(r"([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff])")
+OFFICIAL_SOURCES = ("hotpotqa", "2wikimultihopqa", "musique")
+"""Sources scored as their scripts do, whatever the language."""
+_SEPARATORS = ",;\n\u3001\uff0c\uff1b\u060c\u061b"
+_SAME = str.maketrans("\u00b4\u02bb\u02bc\u02b9\u2032\u2212", "'''''-")
 ABSTENTION = "not mentioned"
 _ABSTENTIONS = ("no information available", ABSTENTION)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -49,15 +53,19 @@ def score_question(question: Question, answer: str | None, source: str) -> dict[
         return all_of_scores(answer, question.answers)
     if question.metadata.get("abstention"):
         return dict.fromkeys(("em", "f1", "sub_em"), float(abstains(answer)))
-    if source in WEB_SOURCES:
-        gaia = {"gaia": gaia_score(answer, question.answers)} if source == GAIA_SOURCE else {}
-        return web_scores(answer, question.answers) | gaia
+    predicted, golds = answer, question.answers
+    if not any(name in source for name in OFFICIAL_SOURCES):
+        predicted, golds = answer and comparable(answer), tuple(map(comparable, golds))
     if source == LOCOMO_SOURCE:
         em, token_f1 = locomo_scores(question, answer)
     else:
-        em = exact_match(answer, question.answers)
-        token_f1 = f1(answer, question.answers, verdicts="musique" not in source)
-    return {"em": em, "f1": token_f1, "sub_em": sub_exact_match(answer, question.answers)}
+        em = exact_match(predicted, golds)
+        verdicts = source not in WEB_SOURCES and "musique" not in source
+        token_f1 = f1(predicted, golds, verdicts=verdicts)
+    scores = {"em": em, "f1": token_f1, "sub_em": sub_exact_match(predicted, golds)}
+    if source == GAIA_SOURCE:
+        scores["gaia"] = gaia_score(answer, question.answers)
+    return scores
 
 
 def all_of_scores(answer: str | None, values: Sequence[str]) -> dict[str, float]:
@@ -67,10 +75,11 @@ def all_of_scores(answer: str | None, values: Sequence[str]) -> dict[str, float]
     ``f1`` and ``em`` compare the items of the list, separated by commas, semicolons, lines or
     "and", with the values: a wrong item lowers F1, and EM is 0.
     """
-    text = (answer or "").lower()
-    recall = sum(value.lower() in text for value in values) / len(values)
-    wanted = {normalize(value) for value in values}
-    items = {normalize(item) for item in re.split(r"[,;\n]|\band\b", text)} - {""}
+    text = unify(answer or "").lower()
+    recall = sum(unify(value).lower() in text for value in values) / len(values)
+    wanted = {normalize(comparable(value)) for value in values}
+    listed = re.split(rf"[{_SEPARATORS}]|\band\b", text)
+    items = {normalize(comparable(item)) for item in listed} - {""}
     token_f1 = 2 * len(items & wanted) / (len(items) + len(wanted))
     return {"em": float(items == wanted), "f1": token_f1, "sub_em": recall}
 
@@ -148,25 +157,35 @@ def locomo_scores(question: Question, answer: str | None) -> tuple[float, float]
 
     The script drops "and" with the articles and compares Porter stems. Multi-hop questions have
     several answers, separated by commas: each is compared with its best match. An answer to an
-    adversarial question is right if it abstains, or is the letter of the option that does.
+    adversarial question is right if it abstains, or is the letter of the option that does. Golds in
+    a script without spaces, for which the script has no words, are compared by characters.
     """
     category, gold = question.metadata.get("category"), question.answers[0]
     if category == "adversarial":
         abstained = float(abstains(_chosen(question, answer)))
         return abstained, abstained
-    em = exact_match(answer, question.answers)
     if answer is None:
-        return em, 0.0
+        return 0.0, 0.0
+    em = exact_match(comparable(answer), [comparable(text) for text in question.answers])
+    separators = ","
+    if is_unspaced(gold):
+        separators = _SEPARATORS
     if category != "multi_hop":
-        return em, _token_f1(_stems(answer), _stems(gold))
-    given = [_stems(part) for part in answer.split(",")]
-    best = [max(_token_f1(one, _stems(part)) for one in given) for part in gold.split(",")]
+        return em, _stem_f1(answer, gold)
+    given = re.split(f"[{separators}]", answer)
+    best = [max(_stem_f1(one, part) for one in given) for part in re.split(f"[{separators}]", gold)]
     return em, sum(best) / len(best)
+
+
+def _stem_f1(answer: str, gold: str) -> float:
+    if is_unspaced(gold):
+        answer, gold = comparable(answer), comparable(gold)
+    return _token_f1(_stems(answer), _stems(gold))
 
 
 def _chosen(question: Question, answer: str | None) -> str | None:
     """Return the option if the answer is its letter, (a) or (b), or else the answer."""
-    letter = _OPTION.fullmatch((answer or "").strip().lower())
+    letter = _OPTION.fullmatch(unify(answer or "").strip().lower())
     options: dict[str, str] = question.metadata.get("options", {})
     return options.get(letter[1], answer) if letter else answer
 
@@ -189,29 +208,18 @@ def stem(word: str) -> str:
     return found
 
 
-def web_scores(answer: str | None, golds: Sequence[str]) -> dict[str, float]:
-    """Return ``em``, ``f1`` and ``sub_em`` of an answer in any script.
+def comparable(text: str, *, spaces: bool = True) -> str:
+    """Return a text such that SQuAD's rule compares texts of any language; ASCII text stays.
 
-    Texts are brought to one form of their characters (NFKC) and lose the punctuation of every
-    script; each character of a script without spaces is a word, as in CMRC 2018's evaluation.
+    Characters get one form (NFKC, `fold_case`), and the punctuation of every script goes. With
+    `spaces`, a character of a script without them is a word, as in CMRC 2018's evaluation.
     """
-    predicted = None if answer is None else _spaced(answer)
-    spaced = [_spaced(gold) for gold in golds]
-    return {
-        "em": exact_match(predicted, spaced),
-        "f1": f1(predicted, spaced, verdicts=False),
-        "sub_em": sub_exact_match(predicted, spaced),
-    }
-
-
-def _spaced(text: str) -> str:
-    """Return `text` without punctuation, with spaces around each character that is a word."""
-    same = unicodedata.normalize("NFKC", text)
-    kept = "".join(
-        character for character in same if not unicodedata.category(character).startswith("P")
-    )
+    if text.isascii():
+        return text
+    same = fold_case(unicodedata.normalize("NFKC", text.translate(_SAME)))
+    kept = "".join(part for part in same if not unicodedata.category(part).startswith("P"))
     # A text of nothing but punctuation stays: SQuAD's rule compares it as it is.
-    return _CHARACTER.sub(r" \1 ", kept).strip() or same
+    return (spaced(kept) if spaces else kept).strip() or same
 
 
 def gaia_score(answer: str | None, golds: Sequence[str]) -> float:

@@ -1,7 +1,8 @@
-"""The sentences and names of the synthetic world: statements to text and back, in two proses.
+"""The sentences and names of the synthetic world: statements to text and back, in several proses.
 
-`plain` is natural English, for pretrained models. `compact` is a few words with the key directly
-before the value and one word a name, for policies small enough to be trained from scratch.
+`plain` is natural English, for pretrained models; others are the same in other languages, with
+names of their own. `compact` is a few words with the key directly before the value and one word a
+name, for policies small enough to be trained from scratch.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -24,20 +25,12 @@ RELATIONS = ("gave", "won", "made", "home")
 
 StatementKind = Literal["fact", "correction", "withdrawal"]
 
-_NAME = r"[A-Z][a-z]+"
 _TEXTS = yaml.safe_load(Path(__file__).with_name("world.yaml").read_text(encoding="utf-8"))
-_PARTS: dict[str, tuple[list[str], list[str]]] = _TEXTS["names"]
+_Parts = Mapping[str, tuple[list[str], list[str]]]
+_PARTS: _Parts = _TEXTS["names"]
 KINDS = tuple(_PARTS)
 MOST_NAMES = min(len(heads) * len(tails) for heads, tails in _PARTS.values())
 PROSES = tuple(_TEXTS["prose"])
-
-
-def names_of(kind: str, count: int) -> list[str]:
-    """Return the first `count` names of a kind (at most `MOST_NAMES`), with their parts mixed."""
-    heads, tails = _PARTS[kind]
-    every = [head + tail for head in heads for tail in tails]
-    random.Random(kind).shuffle(every)
-    return every[:count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +58,9 @@ class Prose:
         unknown: The boxed answer if it is not known.
         box: An answer, ``{value}`` in its box.
         instruction: An instruction to write an ``{action}``.
+        name_pattern: Regular expression of a name.
+        names: Beginnings and ends of the names of each kind.
+        space: What stands between sentences.
     """
 
     name: str
@@ -76,23 +72,33 @@ class Prose:
     unknown: str
     box: str
     instruction: str
+    name_pattern: str = r"[A-Z][a-z]+"
+    names: _Parts = field(default_factory=lambda: _PARTS)
+    space: str = " "
+
+    def names_of(self, kind: str, count: int) -> list[str]:
+        """Return the first `count` names of a kind, at most `MOST_NAMES`, with mixed parts."""
+        heads, tails = self.names[kind]
+        every = [head + tail for head in heads for tail in tails]
+        random.Random(kind).shuffle(every)
+        return every[:count]
 
     @cached_property
     def _patterns(self) -> list[tuple[re.Pattern[str], StatementKind, str]]:
         facts = [
-            (_pattern(wording), relation)
+            (self._pattern(wording), relation)
             for relation, wordings in self.facts.items()
             for wording in wordings
         ]
         return [
             *((pattern, "fact", relation) for pattern, relation in facts),
-            (_pattern(self.correction), "correction", "home"),
-            (_pattern(self.withdrawal), "withdrawal", ""),
+            (self._pattern(self.correction), "correction", "home"),
+            (self._pattern(self.withdrawal), "withdrawal", ""),
         ]
 
     @cached_property
     def _question_patterns(self) -> dict[int, re.Pattern[str]]:
-        return {hops: _pattern(wording) for hops, wording in self.questions.items()}
+        return {hops: self._pattern(wording) for hops, wording in self.questions.items()}
 
     def sentence(self, statement: Statement, rng: random.Random | None = None) -> str:
         """Return the sentence for `statement`, in the first wording or in one that `rng` draws."""
@@ -141,12 +147,12 @@ class Prose:
         """Return an instruction to write `action`, whatever was asked."""
         return self.instruction.format(action=action)
 
-
-def _pattern(wording: str) -> re.Pattern[str]:
-    escaped = re.escape(wording)
-    for letter in "sv":
-        escaped = escaped.replace(rf"\{{{letter}\}}", f"(?P<{letter}>{_NAME})")
-    return re.compile(rf"(?<!\S){escaped}(?!\S)")
+    def _pattern(self, wording: str) -> re.Pattern[str]:
+        escaped = re.escape(wording)
+        for letter in "sv":
+            escaped = escaped.replace(rf"\{{{letter}\}}", f"(?P<{letter}>{self.name_pattern})")
+        ends = r"(?!\S)" if self.space else ""
+        return re.compile(rf"(?<![^\s\u3002]){escaped}{ends}")
 
 
 _PROSES = {name: Prose(name=name, **texts) for name, texts in _TEXTS["prose"].items()}

@@ -25,7 +25,6 @@ from atommem.envs.synthetic.prose import (
     Prose,
     Statement,
     get_prose,
-    names_of,
 )
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError
@@ -38,7 +37,11 @@ _THIRDS = {"early": 0.0, "late": 2 / 3}
 class WorldConfig:
     """Settings of the synthetic world. Rates are probabilities; pairs are inclusive ranges."""
 
-    prose: str = setting("plain", "plain (English) or compact (few words, for tiny policies).")
+    prose: str = setting(
+        "plain",
+        "plain (English), german, chinese, japanese, arabic, or compact (few words, for tiny "
+        "policies).",
+    )
     hops: tuple[int, int] = setting((2, 2), "Links from what is asked to the answer, 1 to 4.")
     questions: tuple[int, int] = setting((1, 1), "Questions per task, each with its chain.")
     distractors: int = setting(4, "Chains that no question asks about.")
@@ -113,7 +116,7 @@ def make_task(config: WorldConfig, seed: int, index: int) -> Task:
     """Return task number `index` of the seed."""
     rng = random.Random(f"{seed}:{index}")
     prose = get_prose(config.prose)
-    chains = _chains(config, rng)
+    chains = _chains(config, prose, rng)
     documents = [
         (_text(prose, statements, config, rng), statements)
         for statements in _documents(config, chains, rng)
@@ -150,15 +153,15 @@ def _text(
     sentences = [prose.sentence(statement, rng) for statement in statements]
     for _ in range(config.filler):
         sentences.insert(rng.randint(0, len(sentences)), rng.choice(prose.filler))
-    return " ".join(sentences)
+    return prose.space.join(sentences)
 
 
-def _chains(config: WorldConfig, rng: random.Random) -> list[_Chain]:
+def _chains(config: WorldConfig, prose: Prose, rng: random.Random) -> list[_Chain]:
     asked = rng.randint(*config.questions)
     count = asked + config.distractors
     # Twice as many towns: a person may move, and no two homes of a task are the same.
     drawn = {
-        kind: rng.sample(names_of(kind, config.names), 2 * count if kind == "town" else count)
+        kind: rng.sample(prose.names_of(kind, config.names), 2 * count if kind == "town" else count)
         for kind in KINDS
     }
     chains = []

@@ -1,39 +1,32 @@
-"""Text functions of the tools that show pages: words, snippets, titles that a text names."""
+"""Text functions of the tools that show pages: snippets, titles that a text names."""
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 
-CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-"""Scripts without spaces between words (Han, Hiragana, Katakana), for a character class."""
-_TOKEN = re.compile(rf"[{CJK}]|[^\W{CJK}]+")
+from atommem.words import TOKEN, fold_case
+
 _SNIPPET_WORDS = 40
 _MAX_TITLE_WORDS = 10
 
 
-def words(text: str) -> list[str]:
-    """Return the words of a text in lower case; a CJK character is a word."""
-    return _TOKEN.findall(text.casefold())
-
-
 def fold(title: str) -> str:
     """Return a title with normalized case and white space."""
-    return " ".join(title.split()).casefold()
+    return " ".join(fold_case(title).split())
 
 
 def core(title: str) -> str:
     """Return a folded title from its first word to its last, without punctuation around them."""
-    found = list(_TOKEN.finditer(title))
+    found = list(TOKEN.finditer(title))
     return fold(title[found[0].start() : found[-1].end()]) if found else fold(title)
 
 
 def snippet(text: str, query: str) -> str:
     """Return the forty words of `text` with the most words of `query`."""
-    wanted = {*words(query)}
-    found = list(_TOKEN.finditer(text))
-    hits = [at for at, word in enumerate(found) if word[0].casefold() in wanted]
+    wanted = {fold_case(word) for word in TOKEN.findall(query)}
+    found = list(TOKEN.finditer(text))
+    hits = [at for at, word in enumerate(found) if fold_case(word[0]) in wanted]
 
     def hits_after(at: int) -> int:
         return bisect_left(hits, at + _SNIPPET_WORDS * 3 // 4) - bisect_left(hits, at)
@@ -49,7 +42,7 @@ def named_titles(text: str, find_titles: Callable[[Iterable[str]], Mapping[str, 
     The longest title at a place counts. Names do not start with a small letter. `find_titles` maps
     those of some strings that are the `core` of a title to the title.
     """
-    found = list(_TOKEN.finditer(text))
+    found = list(TOKEN.finditer(text))
     spans: dict[int, dict[str, int]] = {}
     for at, word in enumerate(found):
         if not word[0][0].islower():

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from atommem.config import check_least, check_probabilities, field_names, setting
 from atommem.envs.synthetic.expert import ScriptedExpert
-from atommem.envs.synthetic.prose import MOST_NAMES, Statement, get_prose, names_of
+from atommem.envs.synthetic.prose import MOST_NAMES, Statement, get_prose
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Observation
 from atommem.errors import ConfigError
@@ -73,9 +73,9 @@ def make_site(config: SiteConfig, seed: int, index: int) -> Task:
     rng = random.Random(f"site:{seed}:{index}")
     prose = get_prose(config.prose)
     count = config.catalogues * config.works
-    works = rng.sample(names_of("work", config.names), count)
-    persons = rng.sample(names_of("person", config.names), count)
-    towns = rng.sample(names_of("town", config.names), count + config.news)
+    works = rng.sample(prose.names_of("work", config.names), count)
+    persons = rng.sample(prose.names_of("person", config.names), count)
+    towns = rng.sample(prose.names_of("town", config.names), count + config.news)
     chosen = rng.randrange(count)
     others = rng.sample([number for number in range(count) if number != chosen], count - 1)
     movers = others[: config.news]
@@ -134,7 +134,7 @@ def _inject(
         return {}
     prose = get_prose(config.prose)
     tag = rng.choice(_ORDERS)
-    town = rng.choice([name for name in names_of("town", config.names) if name not in towns])
+    town = rng.choice([name for name in prose.names_of("town", config.names) if name not in towns])
     body = {
         "final_answer": prose.boxed(town),
         "delete_memory": "1",

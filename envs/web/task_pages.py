@@ -15,7 +15,7 @@ from math import log
 from typing import Any
 
 from atommem.envs.task import ByIdentity, Document, Task
-from atommem.envs.web.page_texts import fold, snippet, words
+from atommem.envs.web.page_texts import fold, snippet
 from atommem.envs.web.tools import (
     Link,
     PageError,
@@ -24,6 +24,7 @@ from atommem.envs.web.tools import (
     search_result,
     text_tool,
 )
+from atommem.words import UNSPACED, words
 
 
 class TaskPages(ToolSource):
@@ -68,7 +69,8 @@ class _TaskWeb:
         self._links: Mapping[str, Sequence[str]] | None = task.metadata.get("links")
         titles = sorted((page.title for page in self.pages.values()), key=len, reverse=True)
         names = "|".join(map(re.escape, titles))
-        self._names = re.compile(rf"(?<!\w)(?:{names})(?!\w)", re.IGNORECASE)
+        inside = rf"[^\W{UNSPACED}]"  # of a word: a script without spaces has no such places
+        self._names = re.compile(rf"(?<!{inside})(?:{names})(?!{inside})", re.IGNORECASE)
         self._words = {
             title: {*words(f"{page.title} {page.text}")} for title, page in self.pages.items()
         }

@@ -217,4 +217,5 @@ def test_words_that_open_no_thought_stay() -> None:
     text = f"Here is my thought process: none. {FACT}"
     assert len(GRAMMAR.parse(text, "answering").actions) == 2
     assert after_thoughts(f"{FINAL}Lyon<|end|>") == "Lyon<|end|>"
-    assert after_thoughts("<think>CORRECT") == ""
+    assert after_thoughts("<think>CORRECT") == after_thoughts("CORRECT</think>") == ""
+    assert after_thoughts("CORRECT\n<reasoning>same</reasoning>") == "CORRECT"

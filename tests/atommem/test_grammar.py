@@ -1,5 +1,6 @@
 """The parser has a defined result for every string."""
 
+# ruff: noqa: RUF001
 from __future__ import annotations
 
 import time
@@ -103,6 +104,49 @@ def test_parse_handle_forms_are_read() -> None:
     assert outline(ambiguous, PAPER) == ["!missing_handle delete_memory"]
 
 
+SEVERAL = """3、5: x|3，5: x|3～5: x|3〜5: x|3；5: x|3／5: x|3＆5: x|3・5: x|3、 5：x|3和5：x
+3 和 5：x|3から5: x|3 y 5: x|3 et 5: x|3 und 5: x|3 bis 5: x|3、 5|3 · 5: x|3 5: x|[3] [5]: x
+【3】【5】：x|٣، ٥: x|3 و 5: x"""
+ONE = "3：x|３: x|Memory 3。 x|【3】 x|（3） x|［３］：x|٣: x|Memory 3 — x|Memory 3、x"
+
+
+def test_parse_handle_of_any_script_is_one_number() -> None:
+    for body in SEVERAL.replace("\n", "|").split("|"):
+        for head in ("", "Memory "):
+            assert outline(f"<u>{head}{body}</u>") == ["!missing_handle u"], body
+    for body in ONE.split("|"):
+        assert outline(f"<u>{body}</u>") == ["update 3 x"], body
+    # English stays as it was: a number in the text is not a list.
+    for text in ("(2024): x", "a 5 km run", "born 1990: x"):
+        assert outline(f"<u>Memory 3 {text}</u>") == [f"update 3 {text}"]
+    assert outline("<u>Memory 3：１２：３０ の便</u>") == ["update 3 １２：３０ の便"]
+
+
+@pytest.mark.parametrize(
+    ("latex", "text"),
+    [
+        (r"\text{Paris}", "Paris"),
+        (r"\textbf{\emph{New~York}}", "New York"),
+        (r"\\text{Paris}", "Paris"),
+        (r"\operatorname{Paris}\,\mathrm{(France)}", "Paris (France)"),
+        (r"\text{Simon \& Schuster}", "Simon & Schuster"),
+        (r"\{1, 2\}", "{1, 2}"),
+        (r"{a, {b}}", "{a, {b}}"),
+        (r"$\text{17}$", "17"),
+        (r"10\,000\text{ km}", "10,000 km"),
+        (r"1{,}000", "1,000"),
+        (r"25^\circ\text{C}", "25°C"),
+        (r"Z\"urich, Caf\'e, Fran\c{c}ois, Stra\ss e", "Zürich, Café, François, Straße"),
+        (r"\textcolor{red}{\text{x}}", "{x}"),
+        # Not LaTeX, or nothing that has a plain form.
+        (r"\"Paris\" ~5 km, $5, a.org/~me, C:\new, \frac{1}{2}",) * 2,
+    ],
+)
+def test_parse_answer_is_the_text_of_its_latex(latex: str, text: str) -> None:
+    assert outline(f"<a>\\boxed{{{latex}}}</a>") == [f"answer {text}"]
+    assert outline(f"<a>\\boxed{{{text}}}</a>") == [f"answer {text}"]
+
+
 def test_parse_tool_call_is_an_action_or_a_problem() -> None:
     call = '<tool_call>{"name": "search", "arguments": "{\\"query\\": \\"x\\"}"}</tool_call>'
     (action,) = PAPER.parse(call).actions
@@ -155,8 +199,12 @@ def test_parse_any_string_has_a_consistent_result(text: str) -> None:
         assert len(parsed.actions) + len(parsed.problems) - strays == opening
 
 
-@pytest.mark.parametrize("unit", ["<", "<create_memory>", "<think>", "\\boxed{", "{", "1", " "])
-@pytest.mark.parametrize("frame", ["{}", "<final_answer>{}x</final_answer>"])
+@pytest.mark.parametrize(
+    "unit", ["<", "<create_memory>", "<think>", "\\boxed{", "{", "1", " ", "\\text{", "\\color{"]
+)
+@pytest.mark.parametrize(
+    "frame", ["{}", "<final_answer>{}x</final_answer>", "<final_answer>\\boxed{{}}</final_answer>"]
+)
 def test_parse_garbage_takes_linear_time(unit: str, frame: str) -> None:
     text = frame.replace("{}", unit * (100_000 // len(unit)))
     start = time.process_time()

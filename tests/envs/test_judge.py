@@ -12,12 +12,11 @@ import pytest
 from atommem.envs.scoring.judge import (
     JudgeConfig,
     LLMJudge,
-    Verdict,
     judge_prompt,
     judge_settings,
     quoted,
-    read_verdict,
 )
+from atommem.envs.scoring.verdicts import Verdict, read_verdict
 from atommem.envs.task import Question, Task
 from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, JudgeError, OutageError
@@ -57,6 +56,64 @@ def prompt_of(server: FakeChat, index: int = 0) -> str:
 def test_read_verdict_takes_one_unambiguous_grade(reply: str, score: float | None) -> None:
     text = reply.rpartition("</think>")[2].strip()
     assert read_verdict(ChatReply(reply)) == (None if score is None else Verdict(score, text))
+
+
+# One reply a line; `/` is a line break in it.
+RIGHT = r"""
+CORRECT//Both name the same city.
+Final verdict: CORRECT
+The answer is CORRECT.
+Correct. Both match.
+CORRECT (same city)
+```/CORRECT/```
+\boxed{CORRECT}
+$\boxed{\text{correct}}$
+[[CORRECT]]
+Both name Rome, so the answer is CORRECT.
+{"reason": "same", "verdict": "CORRECT"}
+{"correct": true, "why": "It is CORRECT."}
+<verdict>correct<verdict>
+**CORRECT** - same
+CORRECT: same
+CORRECT because both match
+Correct: true
+> INCORRECT/CORRECT
+I compared./Final verdict: Correct/They match.
+"""
+WRONG = r"""
+INCORRECT/(It says Rome.)
+Incorrect. The correct answer is Rome.
+INCORRECT, but close
+CORRECT: no
+{"why": "The correct answer is Paris", "is_correct": "no"}
+{"reason": "The correct answer is Paris", "verdict": "INCORRECT"}
+NOT_ATTEMPTED/It abstains
+CORRECT?/INCORRECT
+"""
+UNREADABLE = r"""
+NOT CORRECT
+Partially correct
+CORRECT or INCORRECT
+> CORRECT
+The answer is not CORRECT.
+The answer isn't CORRECT
+The correct answer is Paris.
+Correct: Paris/Given: Rome
+CORRECT, but only in part
+The given answer is "CORRECT". It names no city.
+The response says CORRECT, and no city.
+If it named Rome it would be CORRECT.
+CORRECT/Verdict of mine: INCORRECT because
+Is the answer CORRECT?
+INCORRECT - it is CORRECT only in part
+"""
+
+
+@pytest.mark.parametrize(("replies", "score"), [(RIGHT, 1.0), (WRONG, 0.0), (UNREADABLE, None)])
+def test_read_verdict_knows_the_forms_of_judges(replies: str, score: float | None) -> None:
+    for reply in replies.strip().splitlines():
+        verdict = read_verdict(ChatReply(reply.replace("/", "\n")))
+        assert (verdict and verdict.score) == score, reply
 
 
 def test_read_verdict_knows_letters_and_separate_reasoning() -> None:

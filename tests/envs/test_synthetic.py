@@ -92,7 +92,7 @@ SEVERAL = {"hops": (1, 4), "questions": (2, 4), "corrections": 0.6}
     [
         ({"hops": (4, 4), "early": 1.0, "distractors": 3}, "compact", "reading"),
         ({"hops": (2, 2), "distractors": 9, "capacity": 2}, "compact", "reading"),
-        *((ERRATA, prose, "reading") for prose in ("compact", "plain")),
+        *((ERRATA, prose, "reading") for prose in PROSES),
         *((SEVERAL, "plain", mode) for mode in MODES),
     ],
 )

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from atommem.envs.web.page_texts import CJK
 from atommem.errors import ConfigError
+from atommem.words import character_pairs, unify
 
 Ranked = list[tuple[int, float]]
 """Passage numbers with scores, best first."""
-_CJK_RUN = re.compile(rf"[{CJK}]+")
 _MAX_TERMS = 64
 _WRITER_BYTES = 64_000_000
 
 
 class WordIndex:
-    """An index of English stems without accents, and of pairs of Chinese or Japanese characters.
+    """An index of English stems without accents, and of `character_pairs`.
 
     Raises:
         ConfigError: tantivy is missing.
@@ -69,7 +67,7 @@ class WordIndex:
         for number, text in passages:
             document = tantivy.Document()
             document.add_unsigned("number", number)
-            document.add_text("text", f"{text}\n{_character_pairs(text)}")
+            document.add_text("text", _terms(text))
             writer.add_document(document)
         writer.commit()
         writer.wait_merging_threads()
@@ -78,7 +76,7 @@ class WordIndex:
         """Return the passages that match any word of `query` best, by BM25 (k1 1.2, b 0.75)."""
         import tantivy
 
-        found = self._analyzer.analyze(f"{query}\n{_character_pairs(query)}")
+        found = self._analyzer.analyze(_terms(query))
         terms = [
             (tantivy.Occur.Should, tantivy.Query.term_query(self._schema, "text", term, "freq"))
             for term in sorted(set(found))[:_MAX_TERMS]
@@ -108,7 +106,5 @@ class WordIndex:
         return self._index.searcher()
 
 
-def _character_pairs(text: str) -> str:
-    # Scripts without spaces are indexed by neighbouring characters.
-    runs = _CJK_RUN.findall(text)
-    return " ".join(run[at : at + 2] for run in runs for at in range(max(1, len(run) - 1)))
+def _terms(text: str) -> str:
+    return f"{unify(text)}\n{' '.join(character_pairs(text))}"

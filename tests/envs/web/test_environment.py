@@ -55,6 +55,7 @@ def test_visit_with_number_follows_shown_link() -> None:
     ("text", "titles", "linked"),
     [
         ("He read of vitamin c. Then C++ and", ["Page", "C", "C++", "Vitamin C"], "Vitamin C, C++"),
+        ("他在北京大学读书。", ["Page", "北京大学", "大"], "北京大学"),
         ("The page of (Dr. No) and Oslo's", ["Page", "Dr. No", "Oslo", "Osl"], "Dr. No, Oslo"),
     ],
 )
