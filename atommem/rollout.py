@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
-from atommem.actions import Parsed
+from atommem.actions import Parsed, ProblemReason
 from atommem.config import MemoryConfig, check_least
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import Embedder
@@ -28,7 +28,7 @@ from atommem.process import ActivityClock
 from atommem.prompts import PromptBuilder
 from atommem.session_state import SessionState
 from atommem.text_safety import clean
-from atommem.thinking import thoughts_end
+from atommem.thinking import THINK, thoughts_end
 from atommem.tokens import Tokenizer
 
 Result = TypeVar("Result")
@@ -119,7 +119,13 @@ class Agent:
     def parse(self, completion: Completion, phase: str) -> Parsed:
         """Parse a completion of this agent's policy."""
         thinking = begins_in_thinking(self.policy, self.prompts, completion)
-        return self.grammar.parse(clean(completion.text), phase, thinking)
+        parsed = self.grammar.parse(clean(completion.text), phase, thinking)
+        if isinstance(self.policy, MessagePolicy) and any(
+            problem.reason is ProblemReason.STRAY_CLOSE and problem.tag.endswith(THINK)
+            for problem in parsed.problems
+        ):  # the template of the server, which is unknown, opened the thought
+            return self.grammar.parse(clean(completion.text), phase, thinking=True)
+        return parsed
 
 
 def begins_in_thinking(policy: Policy, prompts: PromptBuilder, completion: Completion) -> bool:
