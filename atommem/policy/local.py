@@ -126,21 +126,26 @@ def read_tokenizer(name: str | Path, revision: str | None = None) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     found: dict[str, Any] = {"revision": revision, "local_files_only": only_here(name)}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **found)
-        expected = _encoding_of_file(name, found)
-        if expected is not None and expected != _encoding(tokenizer):
-            kind = type(tokenizer).__name__
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(name, **found)
-            if expected != _encoding(tokenizer):
-                raise ValueError(f"{kind} does not encode as its tokenizer.json does")
-            warnings.warn(
-                f"{name}: {kind} changes text; tokenizer.json is read without it.", stacklevel=2
-            )
+    tokenizer, failure = None, None
+    try:  # False: transformers would ask at the terminal whether to run the model's code
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **found)
     except Exception as error:  # tokenizers raises bare exceptions
-        raise PolicyError(
-            f"No tokenizer could be loaded from {str(name)!r}: {not_loaded(str(name), error)}"
-        ) from error
+        failure = error
+    expected = _encoding_of_file(name, found)
+    if expected is not None and (tokenizer is None or expected != _encoding(tokenizer)):
+        kind = "its tokenizer class" if tokenizer is None else type(tokenizer).__name__
+        try:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(name, **found)
+        except Exception as error:
+            tokenizer, failure = None, failure or error
+        else:
+            does = "changes text" if failure is None else "cannot be loaded"
+            warnings.warn(
+                f"{name}: {kind} {does}; tokenizer.json is read without it.", stacklevel=2
+            )
+    if tokenizer is None:
+        reason = not_loaded(str(name), failure or ValueError("no tokenizer"))
+        raise PolicyError(f"No tokenizer could be loaded from {str(name)!r}: {reason}") from failure
     if not getattr(tokenizer, "is_fast", False):
         raise PolicyError(
             f"No tokenizer could be loaded from {str(name)!r}: {type(tokenizer).__name__} does not "
