@@ -162,7 +162,8 @@ class AsyncMemory(_Contents):
 
         Args:
             source: A text, cut as in training; pieces of one, each a chunk unless it is too long;
-                or the `pathlib.Path` of a file.
+                or the `pathlib.Path` of a text, HTML, PDF or docx file, or of a folder of these.
+                A warning tells what of them is left out.
             questions: Questions that will be asked, or what to look for, shown to the policy while
                 it reads. Without any it reads blind, which it should be trained for
                 (`questions_shown`).
@@ -172,13 +173,13 @@ class AsyncMemory(_Contents):
             on_step: Called with the step of every chunk.
 
         Raises:
-            DataError: The file is missing, not text, or empty.
+            DataError: The file is missing, of another format, or without text.
             OutageError, PolicyError: Of the policy or embedder; earlier chunks are kept.
         """
         self._runtime.check_open()
         shown = [questions] if isinstance(questions, str) else list(questions)
         async with self._lock:
-            text, file_name = text_of(source)
+            text, file_name = await asyncio.to_thread(text_of, source)
             factory = self._runtime.agent.factory
             observations = await asyncio.to_thread(factory.reading, text, shown)
             reading = self._reading(observations, file_name if name is None else name, again)

@@ -20,17 +20,19 @@ from tqdm import tqdm
 from atommem.answering import Answer
 from atommem.api import AsyncMemory
 from atommem.arguments import Parser, given_flags
+from atommem.documents import read_path, text_of_bytes
 from atommem.episode import Episode, Step
 from atommem.errors import ConfigError, check_writable
 from atommem.policy.opening import model_folder
 from atommem.run import add_run_settings, find_stored
-from atommem.saved_memory import SavedMemory, decode, read_file
+from atommem.saved_memory import SavedMemory
 from atommem.text_safety import printable
 from atommem.trace import write_trace
 
 EXIT_UNANSWERED = 3
 EXIT_INTERRUPTED = 130
 _USAGE = "atommem ask FILE QUESTION ... --policy POLICY [--SETTING VALUE ...]"
+_READ = "A text (UTF-8), HTML, PDF or docx file, or a folder of these; - is stdin."
 _OWN = ("policy", "memory", "no_reading", "json", "trace")
 
 
@@ -66,7 +68,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
         "the questions while it reads. Answers go to standard output, all else to standard error.",
         usage=_USAGE,
     )
-    parser.add_argument("file", metavar="FILE", nargs="?", help="A UTF-8 text file; - is stdin.")
+    parser.add_argument("file", metavar="FILE", nargs="?", help=_READ)
     parser.add_argument("questions", metavar="QUESTION", nargs="*", help="Answered in turn.")
     kept = "Keep the memory there, and continue with it. A file is read once."
     parser.add_argument("--memory", type=Path, metavar="DIR", help=kept)
@@ -110,7 +112,7 @@ def _locked(folder: Path | None) -> Iterator[None]:
 
 async def _run(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
     folder = arguments.memory
-    text = _text(arguments.file)
+    text = await asyncio.to_thread(_text, arguments.file)
     if len(arguments.policy) == 1 and "://" not in arguments.policy[0]:
         model_folder("policy", arguments.policy[0])
     _note(f"opening {' '.join(arguments.policy) or 'the policy'} ...")
@@ -163,8 +165,8 @@ def _write_trace(
 
 def _text(file: str | None) -> str | None:
     if file == "-":
-        return decode(sys.stdin.buffer.read(), "standard input")
-    return None if file is None else read_file(Path(file))
+        return text_of_bytes(sys.stdin.buffer.read(), "standard input")
+    return None if file is None else read_path(Path(file))
 
 
 async def _read(

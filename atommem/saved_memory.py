@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 
 from atommem.config import EmbedderConfig, fields_of, is_loopback, without_addresses
+from atommem.documents import read_path
 from atommem.errors import ConfigError, DataError
 from atommem.run import Runtime
 from atommem.session_state import SessionState
@@ -116,7 +116,7 @@ class SavedMemory:
 def text_of(source: str | Path | Iterable[str]) -> tuple[str | list[str], str]:
     """Return a text or its pieces, and the name of its file; raise DataError without text."""
     if isinstance(source, Path):
-        return read_file(source), source.name
+        return read_path(source), source.name
     if isinstance(source, str):
         if "\n" not in source and len(source) < 4096 and os.path.isfile(source):
             raise DataError(f"{source!r} is the path of a file. Give Path({source!r}) to read it.")
@@ -128,28 +128,6 @@ def text_of(source: str | Path | Iterable[str]) -> tuple[str | list[str], str]:
     pieces = [piece for piece in pieces if piece.strip()]
     _check_text("".join(pieces), "the list of pieces")
     return pieces, ""
-
-
-def read_file(path: Path) -> str:
-    """Return the text of a UTF-8 file, or in the encoding of its byte order mark."""
-    try:
-        return decode(path.read_bytes(), str(path))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}.") from error
-
-
-def decode(raw: bytes, name: str) -> str:
-    """Return bytes as text; raise DataError with `name` if they are not text."""
-    is_utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    try:
-        text = raw.decode("utf-16" if is_utf16 else "utf-8-sig")
-    except UnicodeDecodeError as error:
-        text = f"\0 {error.reason}"
-    if "\0" in text:
-        raise DataError(
-            f"{name}: not utf-8 text. Convert it; extract the text of a PDF or office file first."
-        )
-    return _check_text(text, name)
 
 
 def _check_text(text: str, name: str) -> str:

@@ -19,7 +19,7 @@ from atommem.envs.benchmarks.long_texts import (
     parse_memagent,
     parse_ruler,
 )
-from atommem.envs.benchmarks.rows import Alias, Row, gold_text, import_pyarrow, read_rows
+from atommem.envs.benchmarks.rows import Row, decoded, import_pyarrow, listed, read_rows
 from atommem.envs.task import Document, Task
 from atommem.errors import ConfigError, DataError, check_writable
 from atommem.files import replacing, write_json
@@ -75,10 +75,9 @@ def _parse(row: Row, documents: dict[Document, Document]) -> Task:
             f"is missing; the row has {', '.join(map(repr, row.values))}. Make tasks of it with: "
             "atommem data build (a benchmark), or data convert --question COLUMN ... (a table)",
         )
-    questions = row.convert("questions", row.values["questions"], list[dict[str, Any]])
-    for question in questions:
-        answers = row.convert("answers", question.get("answers", []), list[Alias])
-        question["answers"] = [*map(gold_text, answers)]
+    questions = listed(row.values["questions"])
+    for item in (row.values, *(item for item in questions if isinstance(item, dict))):
+        item["metadata"] = decoded(item.get("metadata", {}))  # parquet holds it as JSON
     task: Task = row.convert("", {**row.values, "questions": questions}, Task)
     if not task.questions or not all(question.text.strip() for question in task.questions):
         raise row.error("questions", "is empty, or one of them")

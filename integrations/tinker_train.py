@@ -48,18 +48,9 @@ from atommem.train.episode_logs import EPISODES, SYNC, EpisodeFiles, RolloutLog,
 from atommem.train.errors import DivergedError, RolloutFailedError, TrainingInterrupted
 from atommem.train.loops.held_out import held_out_jobs, held_out_metrics, run_held_out
 from atommem.train.loops.models import load_tokenizer
-from atommem.train.loops.update_step import DIFFERENCE, policy_loss
-from atommem.train.objective.advantages import group_advantages, has_variance
-from atommem.train.objective.rows import (
-    EpisodeSize,
-    Row,
-    Tokens,
-    advantages_of_steps,
-    episode_rows,
-    merge_equal_rows,
-    normalizer,
-)
-from atommem.train.objective.shares import gradient_shares
+from atommem.train.loops.update_step import DIFFERENCE, batch_of, policy_loss
+from atommem.train.objective.advantages import has_variance
+from atommem.train.objective.rows import Row, Tokens, merge_equal_rows
 from atommem.train.rollout.rollouts import TaskOrder, plan_groups, run_groups
 from atommem.train.settings import Settings, Stage
 from atommem.train.stages import make_rollouts, prepare_reporters
@@ -215,10 +206,11 @@ class TinkerTrainer:
                 f"{len(errors)} of {len(episodes)} episodes of update {update + 1} failed, more "
                 f"than max_failed_fraction={self.args.max_failed_fraction:g}: {min(errors)}"
             )
-        rows, over, shares = update_rows(episodes, self.args)
+        batch, shares = batch_of(episodes, self.args)
+        rows = merge_equal_rows(batch.rows)
         started = time.perf_counter()
         rate = self._rates[update]
-        trained = self.step(rows, over, rate) if rows else {"loss": 0.0}
+        trained = self.step(rows, batch.normalizer, rate) if rows else {"loss": 0.0}
         log |= {"learning_rate": rate, **shares, **trained}
         log["seconds/train"] = time.perf_counter() - started
         self.state.global_step += 1
@@ -362,23 +354,6 @@ class TinkerTrainer:
         self.tokenizer.save_pretrained(folder)
         save_config(folder, *self.settings.stored)
         return folder
-
-
-def update_rows(
-    episodes: Sequence[Episode], args: Any
-) -> tuple[list[Row], float, dict[str, float]]:
-    """Return the rows of an update's episodes (group after group), their normalizer and shares.
-
-    The baseline of a group counts episodes, whatever their number of steps; failed ones leave it.
-    """
-    rewards = [episode.reward for episode in episodes]
-    sizes = [EpisodeSize.of(episode, args.overlong_filtering) for episode in episodes]
-    advantages = group_advantages(rewards, args.num_generations or 1, str(args.scale_rewards))
-    by_step = advantages_of_steps(advantages, episodes)
-    rows = episode_rows(episodes, by_step, args.normalization, args.overlong_filtering)
-    over = normalizer(sizes, args.normalization, args.max_completion_length or 1)
-    shares = gradient_shares(sizes, advantages, args.normalization)
-    return merge_equal_rows(rows), over, shares
 
 
 def learning_rates(args: Any, steps: int) -> list[float]:

@@ -1,29 +1,32 @@
-"""Training with verl 0.9 (its V1 trainer): an agent loop that returns a row for each step.
+"""Training with verl 0.9 (its V1 trainer): ``python -m atommem.integrations.verl --config NAME``.
 
-Named in verl's overrides (see docs/engines.md)::
-
-    actor_rollout_ref.rollout.agent.agent_loop_config_path=AGENT.yaml
-    data.custom_cls.path=pkg://atommem.integrations.verl data.custom_cls.name=TaskDataset
+Its agent loop runs an episode and returns a row for each step. Other arguments are verl's own
+overrides, KEY=VALUE.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from ray.exceptions import RayError
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
+from atommem.arguments import split_config
 from atommem.episode import Episode
 from atommem.errors import OutageError
 from atommem.integrations.engine import EnginePolicy, Episodes, sampled_steps
 from atommem.policy.contract import Sampling
 from atommem.rollout import EpisodeRunner
 
-NAME = "atommem"
+NAME, MODULE = "atommem", "atommem.integrations.verl"
 
 
 class MemoryAgentLoop(AgentLoopBase):
@@ -120,3 +123,37 @@ def _open(given: str, tokenizer: Any) -> tuple[Episodes, EpisodeRunner]:
     episodes = Episodes.read(*json.loads(given))
     policy: Any = None  # an agent loop brings its own
     return episodes, episodes.runner(policy, tokenizer)
+
+
+def read_arguments(argv: Sequence[str]) -> list[str]:
+    """Return verl's overrides for a recipe; its agent loop goes to a file beside the checkpoints.
+
+    Every node has to see that file, and the tasks.
+    """
+    overrides, settings = split_config(argv, "engines")
+    theirs = settings.pop("verl", {})
+    pairs = (override.partition("=") for override in overrides)
+    theirs |= {key: yaml.safe_load(value) for key, _, value in pairs}
+    file = Path(theirs["trainer.default_local_dir"]).absolute() / "agent.yaml"
+    loop = {
+        "name": NAME,
+        "_target_": f"{MODULE}.{MemoryAgentLoop.__name__}",
+        "data": [*theirs["data.train_files"], *theirs["data.val_files"]],
+        "model": theirs["actor_rollout_ref.model.path"],
+        "settings": settings,
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump([loop]), encoding="utf-8")
+    theirs |= {
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path": str(file),
+        "data.custom_cls.path": f"pkg://{MODULE}",
+        "data.custom_cls.name": TaskDataset.__name__,
+    }
+    return [f"{key}={json.dumps(value)}" for key, value in theirs.items()]
+
+
+if __name__ == "__main__":
+    from verl.trainer.main_ppo import main
+
+    sys.argv[1:] = read_arguments(sys.argv[1:])
+    main()

@@ -36,9 +36,10 @@ from atommem.demo.run import Demo
 from atommem.envs.synthetic.world import generate
 from atommem.envs.task_files import save_tasks
 from atommem.integrations.tinker import connect, loss_config, make_data, trained_logprobs
-from atommem.integrations.tinker_train import TinkerTrainer, update_rows
+from atommem.integrations.tinker_train import TinkerTrainer
 from atommem.train.console import METRICS_FILE, read_metrics
-from atommem.train.loops.update_step import DIFFERENCE, Batch
+from atommem.train.loops.update_step import DIFFERENCE, Batch, batch_of
+from atommem.train.objective.rows import merge_equal_rows
 from atommem.train.settings import parse
 from atommem.train.stages import make_grpo_trainer, run_stage
 
@@ -72,7 +73,8 @@ def compare_update(given: dict[str, Any], out: Path) -> dict[str, float]:
     trainer = TinkerTrainer(settings, connect(URL))
     for update in (0, 1):
         episodes, _ = trainer.collect(update)
-        rows, over, _ = update_rows(episodes, trainer.args)
+        batch, _ = batch_of(episodes, trainer.args)
+        rows, over = merge_equal_rows(batch.rows), batch.normalizer
         if update == 0:
             trainer.step(rows, over, learning_rate=1e-2)
     before = trainer.download("before", out / "before")

@@ -62,6 +62,7 @@ def make_app(
     app.state.conversations = conversations
     app.include_router(openai_routes.router)
     app.include_router(memory_routes.router)
+    app.include_router(memory_routes.files)
     app.router.routes.extend(mcp_routes(mcp))
     _add_page(app)
 

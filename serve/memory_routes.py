@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated, Any
 
 import msgspec
+from anyio import fail_after, to_process
 from fastapi import APIRouter, Query
 
+from atommem.documents import extract
 from atommem.episode import Step
+from atommem.errors import DataError
 from atommem.serve.openai_routes import Embedded, Info, PageLimit, ThisCall
 from atommem.serve.wire import (
     CLEAN,
     ConversationId,
+    Name,
     NonBlank,
     Number,
     Text,
@@ -21,6 +26,9 @@ from atommem.serve.wire import (
 )
 
 router = APIRouter(prefix="/v1/conversations/{conversation}")
+files = APIRouter(prefix="/v1")
+_SECONDS = 60
+"""Bounds the extraction of a text: a file may be made to take forever."""
 At = Annotated[Number | None, Query(description="Number of operations; default: all.")]
 
 
@@ -113,3 +121,22 @@ async def delete_item(info: Info, item: str, call: ThisCall) -> dict[str, Any]:
     async with call.use(info.id) as held:
         await held.delete_item(item)
     return conversation_object(info)
+
+
+@files.post("/extract")
+async def extract_text(
+    name: Annotated[Name, Embedded], data: Annotated[str, Embedded]
+) -> dict[str, Any]:
+    """Return the text of a file, whose content is `data` in base64, and what it leaves out."""
+    try:
+        content = base64.b64decode(data, validate=True)
+        with fail_after(_SECONDS):
+            text, left_out = await to_process.run_sync(extract, content, name, cancellable=True)
+    except ValueError as error:
+        raise DataError("data: not base64. Send the content of the file in base64.") from error
+    except TimeoutError as error:
+        raise DataError(f"{name}: not read in {_SECONDS} seconds. Send its text.") from error
+    except ModuleNotFoundError as error:
+        problem = "this server reads texts only. Install the extra: pip install 'atommem[files]'"
+        raise DataError(f"{name}: {problem}.") from error
+    return {"text": text, "left_out": left_out}

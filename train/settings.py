@@ -21,7 +21,8 @@ from atommem.policy.contract import Sampling
 from atommem.policy.opening import model_folder
 from atommem.run import RunConfig, check_setting_names, find_stored
 from atommem.train.checkpoints import GenerationSettings
-from atommem.train.train_config import ColdStartConfig, DryRunConfig, TrainConfig
+from atommem.train.devices import DryRunConfig
+from atommem.train.train_config import ColdStartConfig, TrainConfig
 
 _SHOWN = """data eval_data model_name_or_path model_revision use_peft lora_r lora_alpha output_dir
     max_steps num_train_epochs learning_rate beta seed temperature use_vllm vllm_mode

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from atommem.envs.benchmarks.long_texts import QUESTIONS, grouped_tasks
-from atommem.envs.benchmarks.rows import Gold, Row, Text, gold_text
+from atommem.envs.benchmarks.rows import Row, Text
 from atommem.envs.scoring.metrics import ABSTENTION, CATEGORIES, LOCOMO_SOURCE, hint
 from atommem.envs.task import Document, Question, Task
 
@@ -39,8 +39,8 @@ class _Turn(Struct):
 class _QA(Struct):
     question: Text
     category: Literal[1, 2, 3, 4, 5]
-    answer: Gold | None = None
-    adversarial_answer: Gold | None = None
+    answer: Text | None = None
+    adversarial_answer: Text | None = None
     evidence: list[str] = []
 
 
@@ -86,10 +86,10 @@ def _question(row: Row, item: _QA, identifier: str, official: bool) -> Question:
     category = CATEGORIES[item.category]
     metadata: dict[str, Any] = {"category": category}
     text, adversarial = item.question.strip(), category == "adversarial"
-    found = item.adversarial_answer if adversarial else item.answer
-    if found is None and (official or not adversarial):
+    found = (item.adversarial_answer if adversarial else item.answer) or ""
+    if not found and (official or not adversarial):
         raise row.error("qa", f"has no {'adversarial_' * adversarial}answer to {identifier}")
-    answer = ABSTENTION if adversarial else gold_text(found)
+    answer = ABSTENTION if adversarial else found
     if category == "open_domain":
         answer = answer.split(";")[0].strip()
     if not official:
@@ -97,7 +97,7 @@ def _question(row: Row, item: _QA, identifier: str, official: bool) -> Question:
     elif category == "temporal":
         text += " (Tell the approximate date, by the date of the conversation.)"
     elif adversarial:
-        both = [NOT_MENTIONED, gold_text(found)]
+        both = [NOT_MENTIONED, found]
         Random(f"42:{identifier}").shuffle(both)
         metadata["options"] = dict(zip("ab", both, strict=True))
         text += " Choose the right answer: (a) {a} (b) {b}".format(**metadata["options"])

@@ -10,12 +10,9 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from atommem.envs.benchmarks.rows import (
-    Alias,
-    Gold,
     Row,
     Text,
     decoded,
-    gold_text,
     listed,
     without_nulls,
 )
@@ -70,7 +67,7 @@ class _LongMemEvalRow(Struct):
     question_id: Text
     question_type: Text
     question: Text
-    answer: Gold
+    answer: Text
     question_date: Text
     haystack_session_ids: list[str]
     haystack_dates: list[str]
@@ -101,7 +98,7 @@ def parse_longmemeval(row: Row) -> Iterator[Task]:
             documents.append(Document(date, f"{turn.role}: {turn.content}"))
     if not documents:
         raise row.error("haystack_sessions", "has no turn")
-    answer, abstention = gold_text(given.answer), given.question_id.endswith("_abs")
+    answer, abstention = given.answer, given.question_id.endswith("_abs")
     question = Question(
         f"{given.question.strip()} (Asked on {given.question_date}.){hint('history')}",
         (ABSTENTION, answer) if abstention else (answer,),
@@ -114,11 +111,11 @@ def parse_longmemeval(row: Row) -> Iterator[Task]:
 
 class _Probe(Struct):
     question: Text
-    answer: Gold | None = None
-    ideal_response: Gold | None = None
-    ideal_answer: Gold | None = None
-    ideal_summary: Gold | None = None
-    expected_compliance: Gold | None = None
+    answer: Text | None = None
+    ideal_response: Text | None = None
+    ideal_answer: Text | None = None
+    ideal_summary: Text | None = None
+    expected_compliance: Text | None = None
     difficulty: Any = None
     rubric: list[str] = []
     source_chat_ids: Any = None
@@ -180,7 +177,7 @@ def _probes(
     for ability, items in abilities.items():
         for number, item in enumerate(items):
             golds = (getattr(item, name) for name in _GOLDS)
-            gold = next((gold_text(gold) for gold in golds if gold is not None), None)
+            gold = next(filter(None, golds), None)
             if gold is None:
                 raise row.error("probing_questions", f"of {ability} lack one of {_GOLDS}")
             abstention = ability == "abstention"
@@ -267,8 +264,8 @@ def _answers(row: Row, name: str, truth: Any, count: int) -> list[tuple[str, ...
         groups = [groups]
     if len(groups) != count:
         raise row.error(name, f"has answers for {len(groups)} questions, but the row asks {count}")
-    found: list[list[Any]] = row.convert(name, [*map(listed, groups)], list[list[Alias]])
-    answers = [tuple(dict.fromkeys(filter(str.strip, map(gold_text, group)))) for group in found]
+    found: list[list[str]] = row.convert(name, [*map(listed, groups)], list[list[str]])
+    answers = [tuple(dict.fromkeys(filter(str.strip, group))) for group in found]
     if () in answers:
         raise row.error(name, "is empty")
     return answers

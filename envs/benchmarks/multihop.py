@@ -16,14 +16,11 @@ from msgspec import Struct
 
 from atommem.config import check_choice
 from atommem.envs.benchmarks.rows import (
-    Alias,
     Benchmark,
-    Gold,
     QARow,
     Row,
     Text,
     decoded,
-    gold_text,
     read_rows,
 )
 from atommem.envs.task import Document
@@ -50,8 +47,8 @@ class _Paragraph(Struct):
 class _MusiqueRow(Struct):
     id: Text
     question: Text
-    answer: Gold
-    answer_aliases: list[Alias]
+    answer: Text
+    answer_aliases: list[str]
     answerable: bool
     paragraphs: list[_Paragraph]
     question_decomposition: list[Any]
@@ -59,7 +56,7 @@ class _MusiqueRow(Struct):
 
 def parse_hotpotqa(row: Row) -> QARow:
     """Parse a row of HotpotQA (Yang et al. 2018), of the official or Hugging Face's files."""
-    return _parse(row, HOTPOTQA, "", [row.gold("answer")])
+    return _parse(row, HOTPOTQA, "", [row.text("answer")])
 
 
 def parse_twowiki(row: Row, names: Mapping[str, Sequence[str]] | None = None) -> QARow:
@@ -68,7 +65,7 @@ def parse_twowiki(row: Row, names: Mapping[str, Sequence[str]] | None = None) ->
     With `names` (`with_aliases`) aliases and demonyms of the answer count as right, as in the
     official evaluation v1.1; they are found by the row's `answer_id` (since December 2020).
     """
-    answers = [row.gold("answer")]
+    answers = [row.text("answer")]
     if names is not None:
         answers += names.get(row.optional_text("answer_id"), ())  # dates, yes and no have no id
     return _parse(row, TWOWIKI, " ", answers)
@@ -77,8 +74,7 @@ def parse_twowiki(row: Row, names: Mapping[str, Sequence[str]] | None = None) ->
 def parse_musique(row: Row) -> QARow:
     """Parse a row of MuSiQue (Trivedi et al. 2022), Answerable or Full."""
     found = row.parse(_MusiqueRow)
-    golds = map(gold_text, (found.answer, *found.answer_aliases))
-    answers = [gold for gold in golds if gold.strip()]
+    answers = [found.answer, *(alias for alias in found.answer_aliases if alias.strip())]
     paragraphs = [
         Document(item.title, item.paragraph_text.strip(), item.is_supporting)
         for item in found.paragraphs

@@ -16,9 +16,11 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from datetime import date
+from decimal import Decimal
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Annotated, Any, TextIO, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -29,14 +31,7 @@ from atommem.errors import DataError, suggest_path
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 """The type of a field that must not be empty. (msgspec 0.22 crashes on a `pattern` in unions.)"""
-Gold = Text | int | float | bool
-"""The type of a gold answer: `gold_text` makes it text."""
-Alias = str | int | float | bool
-"""The type of a further gold answer, which may be empty."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_SEPARATOR = re.compile(r"\s*(,?)\s*(\]?)")
-_CHARACTERS = 1 << 20
-"""Characters of a JSON list that are read at a time."""
 _REFUSED = (
     (
         b"version https://git-lfs",
@@ -109,18 +104,16 @@ class Row:
         text: str = self.convert(name, self.values.get(name, ""), str)
         return text
 
-    def gold(self, name: str) -> str:
-        """Return a gold answer, which may be a number."""
-        return gold_text(self.convert(name, self.get(name), Gold))
-
     def parse(self, kind: type[_Kind]) -> _Kind:
         """Return the row as a msgspec struct."""
         return self.convert("", self.values, kind)
 
     def convert(self, name: str, value: Any, kind: Any) -> Any:
         """Return the value of a field as a `kind`, checked by msgspec."""
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(value, kind)
         try:
-            return msgspec.convert(_fit(value, _type_of(kind)), kind)
+            return msgspec.convert(_fit(value, inspect.type_info(kind)), kind)
         except msgspec.ValidationError as error:
             problem = str(error).replace("`$", f"`{name}").replace("`.", "`")
             if f"`{name}" not in problem:
@@ -165,57 +158,46 @@ def _values(path: Path) -> Iterator[Any]:
     if head.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
         yield from _arrow_rows(path, head)
         return
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        if path.suffix.lower() in (".csv", ".tsv"):
-            yield from _csv_rows(file)
-        elif head.startswith(b"["):
-            yield from _list_items(file)
-        elif head.startswith(b"{"):
-            for line in file.buffer:  # of its text, some is decoded ahead: an error has no row
+    if path.suffix.lower() in (".csv", ".tsv"):
+        yield from _csv_rows(path)
+    elif head.startswith(b"["):
+        yield from _list_items(path)
+    elif head.startswith(b"{"):
+        with path.open("rb") as lines:
+            for line in lines:
                 text = line.decode("utf-8-sig").strip()
                 yield load_json(text) if text else None
-        else:
-            raise DataError(
-                f"{path}: starts with {head[:20].decode('utf-8', 'replace')!r}, expected a JSON "
-                "list or JSON Lines (in UTF-8), a .csv, parquet or Arrow file. Give one of these."
-            )
+    else:
+        raise DataError(
+            f"{path}: starts with {head[:20].decode('utf-8', 'replace')!r}, expected a JSON list, "
+            "JSON Lines (in UTF-8), .csv, parquet or Arrow file. Give one of these."
+        )
 
 
-def _list_items(file: TextIO) -> Iterator[Any]:
-    """Yield the items of a JSON list, with little more than one of them in memory."""
-    text, at, first = file.read(_CHARACTERS).lstrip(), 1, True
-    while True:
-        separator = _SEPARATOR.match(text, at)
-        try:
-            assert separator is not None
-            if separator[2] and (first or not separator[1]):
-                if rest := text[separator.end() :].strip():
-                    raise DataError(f"{file.name}: goes on after its list, with {rest[:20]!r}.")
-                return
-            if bool(separator[1]) is first:
-                raise ValueError(f"',' or ']' expected before {text[at : at + 20]!r}")
-            value, at = _decode(text, separator.end())
-            first = False
-        except _ConstantError:
-            raise
-        except ValueError:  # perhaps the item goes on
-            piece = file.read(max(_CHARACTERS, len(text)))
-            if not piece:
-                raise
-            text, at = text[at:] + piece, 0
-        else:
-            yield value
+def _list_items(path: Path) -> Iterator[Any]:
+    """Yield the items of a JSON list, of which one at a time is decoded."""
+    with path.open("rb") as file:
+        content = memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
+    if content[: len(BOM_UTF8)] == BOM_UTF8:
+        content = content[len(BOM_UTF8) :]
+    try:
+        items = msgspec.json.decode(content, type=list[msgspec.Raw])
+    except msgspec.DecodeError:  # lone surrogates are not for msgspec; the others say where
+        yield from load_json(str(content, "utf-8"))
+    else:
+        yield from (load_json(str(memoryview(item), "utf-8")) for item in items)
 
 
-def _csv_rows(file: TextIO) -> Iterator[dict[str | Any, Any]]:
+def _csv_rows(path: Path) -> Iterator[dict[str | Any, Any]]:
     """Yield the rows of a table whose header has commas, semicolons or tabs; "" is absent."""
     csv.field_size_limit(sys.maxsize)
-    delimiter = max(",;\t", key=file.readline().count)
-    file.seek(0)
-    for row in csv.DictReader(file, delimiter=delimiter, strict=True):
-        if None in row:
-            raise ValueError(f"{len(row[None])} values more than the header has names")
-        yield {name: value or None for name, value in row.items()}
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        delimiter = max(",;\t", key=file.readline().count)
+        file.seek(0)
+        for row in csv.DictReader(file, delimiter=delimiter, strict=True):
+            if None in row:
+                raise ValueError(f"{len(row[None])} values more than the header has names")
+            yield {name: value or None for name, value in row.items()}
 
 
 def _arrow_rows(path: Path, head: bytes) -> Iterator[Any]:
@@ -236,9 +218,9 @@ def _arrow_rows(path: Path, head: bytes) -> Iterator[Any]:
 
 def _plain(batch: Any) -> Iterator[dict[str, Any]]:
     """Yield the rows of an Arrow batch; `datasets` stores values of mixed types as JSON."""
-    types = {field.name: field.type for field in batch.schema}
+    fields = [field for field in batch.schema if "arrow.json" in str(field.type)]
     for row in batch.to_pylist():
-        yield {name: _parse_json(value, types[name]) for name, value in row.items()}
+        yield row | {field.name: _parse_json(row[field.name], field.type) for field in fields}
 
 
 def _parse_json(value: Any, kind: Any) -> Any:
@@ -265,17 +247,20 @@ def _is_null(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-@cache
-def _type_of(kind: Any) -> inspect.Type:
-    return inspect.type_info(kind)
-
-
 def _fit(value: Any, kind: inspect.Type) -> Any:
-    """Decode texts that stand where `kind` has none: nested JSON, numbers of CSV."""
+    """Decode texts where `kind` has none (nested JSON, numbers of CSV), and make texts of numbers.
+
+    A whole number is written without its ".0", which comes from pandas.
+    """
     kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
     kinds = tuple(one.type if isinstance(one, inspect.Metadata) else one for one in kinds)
+    is_text = any(isinstance(one, inspect.StrType) for one in kinds)
+    if is_text and isinstance(value, int | float | Decimal | date) and not isinstance(value, bool):
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        return str(value)
     if isinstance(value, str):
-        if any(isinstance(one, inspect.StrType | inspect.AnyType) for one in kinds):
+        if is_text or any(isinstance(one, inspect.AnyType) for one in kinds):
             return value
         if any(isinstance(one, inspect.LiteralType) and value in one.values for one in kinds):
             return value
@@ -287,6 +272,9 @@ def _fit(value: Any, kind: inspect.Type) -> Any:
             if isinstance(one, inspect.TupleType) and len(one.item_types) == len(value):
                 return [*map(_fit, value, one.item_types)]
         elif isinstance(value, dict):
+            if isinstance(one, inspect.ListType) and {*map(type, value.values())} == {list}:
+                columns = zip(*value.values(), strict=False)  # as old `datasets` has objects
+                return [_fit(dict(zip(value, row, strict=True)), one.item_type) for row in columns]
             if isinstance(one, inspect.DictType):
                 return {name: _fit(item, one.value_type) for name, item in value.items()}
             if isinstance(one, inspect.StructType | inspect.DataclassType):
@@ -316,13 +304,6 @@ def listed(value: Any) -> list[Any]:
     return items if isinstance(items, list) else [value]
 
 
-def gold_text(value: str | float | bool) -> str:
-    """Return a gold answer as text: a whole number without its ".0", a boolean as yes or no."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
-
-
 def import_pyarrow() -> tuple[Any, Any]:
     """Import pyarrow and pyarrow.parquet; JSON files work without them."""
     try:
@@ -341,31 +322,15 @@ def load_json(text: str) -> Any:
     Raises:
         ValueError: It is not JSON, which has no NaN and no Infinity.
     """
-    text = text.strip()
-    value, end = _decode(text, 0)
-    if end < len(text):
-        raise ValueError(f"text after the value: {text[end : end + 20]!r}")
-    return value
-
-
-def _decode(text: str, start: int) -> tuple[Any, int]:
-    """Return the JSON value that begins at `start`, and where it ends."""
-    value, end = _JSON.raw_decode(text, start)
-    if _SURROGATE.search(text, start, end):
-        encoded = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
-        value = json.loads(encoded.decode("utf-16", "replace"))
-    return value, end
-
-
-class _ConstantError(ValueError):
-    pass
+    value = json.loads(text, parse_constant=_refuse_constant)
+    if not _SURROGATE.search(text):
+        return value
+    encoded = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
+    return json.loads(encoded.decode("utf-16", "replace"))
 
 
 def _refuse_constant(name: str) -> None:
-    raise _ConstantError(f"{name} is not JSON: write null")
-
-
-_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
+    raise ValueError(f"{name} is not JSON: write null")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,9 @@ from typing import Any
 from msgspec import Struct
 
 from atommem.envs.benchmarks.rows import (
-    Alias,
-    Gold,
     Row,
     Text,
     decoded,
-    gold_text,
     listed,
     read_rows,
     without_nulls,
@@ -71,13 +68,14 @@ def _parse(row: Row, columns: Columns) -> Task | None:
     Of several answers each is right. The text may be a list: of texts, or of objects with `text`
     and `title`.
     """
-    golds = row.convert(columns.answer, listed(_value(row, columns.answer, [])), list[Alias])
-    answers = tuple(dict.fromkeys(gold.strip() for gold in map(gold_text, golds) if gold.strip()))
+    golds = row.convert(columns.answer, listed(_value(row, columns.answer, [])), list[bool | str])
+    texts = (("no", "yes")[gold] if isinstance(gold, bool) else gold.strip() for gold in golds)
+    answers = tuple(dict.fromkeys(filter(None, texts)))
     if not answers:
         return None
     task_id = f"{TABLE}-{row.number - 1:05d}"
     if columns.id is not None:
-        task_id = gold_text(row.convert(columns.id, _value(row, columns.id), Gold))
+        task_id = row.convert(columns.id, _value(row, columns.id), Text)
     question = row.convert(columns.question, _value(row, columns.question), Text).strip()
     asked = (Question(question, answers, task_id),)
     text = _value(row, columns.text)

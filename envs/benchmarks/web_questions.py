@@ -11,11 +11,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from atommem.envs.benchmarks.rows import Benchmark, QARow, Row, Text, gold_text, listed, read_rows
+from atommem.envs.benchmarks.rows import Benchmark, QARow, Row, Text, listed, read_rows
 from atommem.envs.scoring.metrics import WEB_SOURCES, normalize
 
 GAIA, WEBWALKERQA, ASEARCHER, WEBDANCER, BROWSECOMP_PLUS = WEB_SOURCES
-Scalar = Text | int | float
 _HIDDEN = "?"
 """The final answer in GAIA's test split, which can be asked and not scored."""
 
@@ -66,7 +65,7 @@ def parse_webdancer(row: Row) -> QARow:
 
 
 class _Evidence(Struct):
-    docid: Scalar
+    docid: Text
     url: str | None = None
 
 
@@ -89,8 +88,9 @@ def parse_browsecomp_plus(row: Row) -> QARow:
 
 def _answers(row: Row, name: str) -> list[str]:
     """Return one answer or several."""
-    found = row.convert(name, listed(row.get(name)), Annotated[list[Scalar], Meta(min_length=1)])
-    return [*map(gold_text, found)]
+    kind = Annotated[list[Text], Meta(min_length=1)]
+    answers: list[str] = row.convert(name, listed(row.get(name)), kind)
+    return answers
 
 
 def _question(

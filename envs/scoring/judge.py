@@ -24,6 +24,7 @@ from atommem.errors import ConfigError, JudgeError, OutageError
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.text_safety import guard_text
+from atommem.words import fold_case
 
 _PRESETS = Path(__file__).with_name("judge_presets.yaml")
 _PLACES = ("{question}", "{golds}", "{answer}")
@@ -200,7 +201,7 @@ def make_judge(config: JudgeConfig) -> LLMJudge | None:
 
 
 def _folded(text: str) -> str:
-    return " ".join(text.split()).casefold()
+    return " ".join(fold_case(text).split())
 
 
 def quoted(text: str, limit: int | None = None) -> str:

@@ -151,6 +151,7 @@ onSubmit("#key", ({ key }) => {
 onSubmit("#create", async ({ goal }) => select((await post("conversations", { metadata: goal.trim() ? { goal } : {} })).id));
 onSubmit("#read", async ({ name, text }) => {
   await post(path("/items"), { items: [{ role: "user", content: text, name }] });
+  $("#left_out").textContent = "";
   open.at = null;
   await refresh();
 });
@@ -162,6 +163,24 @@ onSubmit("#ask", async ({ question }) => {
   }
   open.at = null;
   await refresh();
+});
+// Show the text of files, to be changed and read.
+const base64 = (file) => new Promise((resolve, reject) => {
+  const reader = new FileReader();
+  reader.onload = () => resolve(reader.result.split(",")[1] ?? "");
+  reader.onerror = () => reject(reader.error);
+  reader.readAsDataURL(file);
+});
+$("#files").onchange = ({ target }) => attempt(async () => {
+  const texts = [], notes = [];
+  for (const file of target.files) {
+    const { text, left_out } = await post("extract", { name: file.name, data: await base64(file) });
+    texts.push(target.files.length > 1 ? `Document ${texts.length + 1}: ${file.name}\n${text}` : text);
+    notes.push(...left_out.map((note) => `${file.name}: ${note}`));
+  }
+  target.form.elements.text.value = texts.join("\n\n");
+  if (texts.length === 1) target.form.elements.name.value = target.files[0].name;
+  $("#left_out").textContent = notes.length ? `Left out: ${notes.join("; ")}` : "";
 });
 $("#prompts").onclick = () => attempt(showSteps);
 $("#at").onchange = (event) => attempt(async () => {

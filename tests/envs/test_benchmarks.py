@@ -87,7 +87,7 @@ def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
     [
         (b'{"a": 1}\n\n{"a": ', "x: row 3 is damaged"),
         (b'{"a": 1}\n' * 50 + b'{"a": "\xff"}\n', "x: row 51 is damaged or not in UTF-8"),
-        (b'[{"a": 1}, {"a": 1}', "x: row 3 is damaged .*truncated, download"),
+        (b'[{"a": 1}, {"a": 1}', "x: row 1 is damaged .*truncated, download"),
     ],
 )
 def test_damaged_file_raises_with_its_row(content: bytes, message: str, tmp_path: Path) -> None:

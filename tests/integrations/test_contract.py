@@ -317,20 +317,42 @@ def test_verl_agent_loop_runs_real_episodes(data: str, monkeypatch: pytest.Monke
     assert [row["task"] for row in prompts.dataframe] == list(TASKS)
 
 
+def test_verl_accepts_recipe_and_writes_the_agent_loop(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("verl")
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
+    from verl.utils.config import validate_config
+
+    from atommem.integrations.verl import read_arguments
+
+    monkeypatch.chdir(tmp_path)
+    ours = [f"data.train_files=[{data}]", "data.val_files=[]", "trainer.nnodes=4"]
+    overrides = read_arguments(["--config", "verl_qwen3_8b", *ours])
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        cfg = compose("ppo_trainer", overrides)
+    validate_config(cfg, use_reference_policy=True, use_critic=False)
+    assert (cfg.trainer.nnodes, cfg.trainer.use_v1) == (4, True)
+    (loop,) = OmegaConf.load(cfg.actor_rollout_ref.rollout.agent.agent_loop_config_path)
+    assert (loop.data, loop.model, loop.settings.max_reads) == ([data], "Qwen/Qwen3-8B", 3)
+
+
 def test_tinker_gets_our_weights_as_advantages() -> None:
     pytest.importorskip("tinker")
     door = pytest.importorskip("atommem.integrations.tinker", exc_type=ImportError)
-    stage = pytest.importorskip("atommem.integrations.tinker_train", exc_type=ImportError)
+    step = pytest.importorskip("atommem.train.loops.update_step", exc_type=ImportError)
     args = SimpleNamespace(
         num_generations=SAMPLES,
         overlong_filtering=False,
         scale_rewards="none",
         normalization="token",
         max_completion_length=8,
+        beta=0.0,
     )
-    rows, total, _ = stage.update_rows(EPISODES, args)
+    batch, _ = step.batch_of(EPISODES, args)
     found: Weights = {}
-    for datum in door.make_data(rows, total, "sum"):
+    for datum in door.make_data(batch.rows, batch.normalizer, "sum"):
         inputs = datum.loss_fn_inputs
         (value,) = {advantage for advantage in inputs["advantages"].data if advantage}
         found[*datum.model_input.to_ints(), inputs["target_tokens"].data[-1]] = value
@@ -416,20 +438,3 @@ def test_openenv_sessions_run_real_episodes(data: str, monkeypatch: pytest.Monke
 
 async def run_written(task: Any, sample: int) -> Episode:
     return written(task.id, sample)
-
-
-def test_tinker_trains_on_our_weights() -> None:
-    pytest.importorskip("tinker")
-    from atommem.integrations.tinker import make_data
-    from atommem.integrations.tinker_train import update_rows
-
-    settings = {"num_generations": SAMPLES, "scale_rewards": "none", "normalization": "token"}
-    settings |= {"overlong_filtering": False, "max_completion_length": 8}
-    rows, total, _ = update_rows(EPISODES, SimpleNamespace(**settings))
-    found = {}
-    for datum in make_data(rows, total, "sum"):
-        inputs = {name: value.data for name, value in datum.loss_fn_inputs.items()}
-        ids = (*datum.model_input.to_ints(), inputs["target_tokens"][-1])
-        found[ids] = inputs["advantages"][-1]
-    expected = {ids: weight for ids, weight in own_weights().items() if weight}
-    assert found == pytest.approx(expected, rel=1e-6)

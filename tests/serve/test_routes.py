@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import httpx
@@ -171,3 +172,13 @@ def test_deleted_source_and_item_take_their_entries_along(http: httpx.Client) ->
     assert entries(http, path) == {4: PARTS[2]}, "the other item of the name stays"
     assert item not in http.get(f"{path}/items").text
     assert entries(http, path, at=1) == {1: PARTS[0]}, "the log keeps it"
+
+
+def test_text_of_a_file_is_extracted_and_what_is_left_out_named(http: httpx.Client) -> None:
+    pytest.importorskip("markdownify")
+    page = base64.b64encode(b"<html><p>Ann lives in Rome.</p><img src=x></html>").decode()
+    answer = http.post("/v1/extract", json={"name": "a.html", "data": page})
+    assert answer.json() == {"text": "Ann lives in Rome.", "left_out": ["1 pictures"]}
+    for data, message in (("AP8=", "a: not utf-8 text, HTML, PDF or docx"), ("?", "not base64")):
+        answer = http.post("/v1/extract", json={"name": "a", "data": data})
+        assert (answer.status_code, message in answer.json()["error"]["message"]) == (400, True)

@@ -146,7 +146,7 @@ def run_out_of_memory(folder: Path) -> str:
     return ""
 
 
-KINDS = ["no", "lora_bf16"]
+KINDS = ["no", "bf16", "lora_bf16"]
 """Updates under FSDP2: mixed precision or not, all weights or an adapter."""
 
 
@@ -169,6 +169,8 @@ def fsdp2_update(folder: Path, kind: str) -> dict[str, Any]:
     named = trainer.accelerator.unwrap_model(trainer.reference or trainer.model).named_parameters()
     return {
         "reference": {name: whole(p) for name, p in named if "lora_" not in name},
+        "loaded": recorder.states[0],
+        "updated": {name: whole(p) for name, p in trainer.model.named_parameters()},
         "gradients": recorder.gradients[0],
         "log": trainer.state.log_history[0],
     }

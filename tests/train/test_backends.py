@@ -205,13 +205,18 @@ def test_engine_calls_have_the_order_of_trl(
 def test_engine_has_bfloat16_and_room_for_all_episodes(tmp_path: Path, double: Any) -> None:
     make_model().save_pretrained(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
-    settings = {"per_device_train_batch_size": 256, "cast_lm_head_to_fp32": True}
-    rollouts = sleeping_rollouts(tmp_path, bf16=True, **settings)
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 256,
+        "cast_lm_head_to_fp32": True,
+        "bf16": True,
+    }
+    settings |= {"vllm_mode": "colocate", "vllm_engine_kwargs": {"hf_overrides": {"x": 1}}}
+    rollouts = sleeping_rollouts(tmp_path, **settings)
     engine = make_colocate_backend(rollouts, model).policy.engine
     assert engine.args.dtype == "bfloat16"
     assert engine.args.max_num_seqs == 256
     assert engine.args.load_format == "dummy"
-    assert engine.args.hf_overrides == {"head_dtype": "float32"}
+    assert engine.args.hf_overrides == {"head_dtype": "float32", "x": 1}
 
 
 @pytest.mark.slow

@@ -133,8 +133,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 def test_fsdp2_update_equals_one_process(runs: Path, kind: str) -> None:
     alone = fsdp2_update(runs, kind)
-    for rank in (0, 1):
-        found = torch.load(runs / f"fsdp2-{rank}.pt", weights_only=False)[kind]
+    ranks = [torch.load(runs / f"fsdp2-{rank}.pt", weights_only=False)[kind] for rank in (0, 1)]
+    torch.testing.assert_close(ranks[0]["updated"], ranks[1]["updated"], atol=0, rtol=0)
+    for found in ranks:  # rank 0 hands out the weights
+        torch.testing.assert_close(found["loaded"], alone["loaded"], atol=0, rtol=0)
         torch.testing.assert_close(found["reference"], alone["reference"], atol=0, rtol=0)
         assert found["log"]["kl"] == 0.0
         tolerance = 0.05 if "bf16" in kind else 1e-5

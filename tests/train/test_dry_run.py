@@ -14,6 +14,7 @@ from trl import ModelConfig
 
 from atommem.environment import TaskShape
 from atommem.errors import ConfigError
+from atommem.train.devices import DEVICES
 from atommem.train.dry_run import costs
 from atommem.train.dry_run.costs import (
     Costs,
@@ -38,7 +39,6 @@ from atommem.train.dry_run.workload import PromptShape, Workload, estimate_workl
 from atommem.train.packing.planning import widths
 from atommem.train.settings import parse
 from atommem.train.train_cli import main
-from atommem.train.train_config import DEVICES
 
 MINIMUM = ["--model_name_or_path", "Qwen/Qwen3-8B", "--data", "nowhere.parquet"]
 

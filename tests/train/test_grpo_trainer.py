@@ -23,10 +23,8 @@ from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.checkpoints import list_checkpoints
 from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.errors import RolloutFailedError
-from atommem.train.loops.async_trainer import batch_of
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.loops.rollout_worker import Group
-from atommem.train.loops.update_step import Batch, UpdateStep
+from atommem.train.loops.update_step import Batch, UpdateStep, batch_of
 from atommem.train.objective.advantages import group_advantages
 from atommem.train.objective.loss import CORRECTION, MASKED
 from atommem.train.objective.rows import Row
@@ -164,9 +162,9 @@ def test_advantages_count_episodes_and_not_their_steps(
         return make_episode(task_id, sample, float(sample in (0, 2)), [(5, 3)] * sizes[sample])
 
     if loop == "async":
-        written = Group(0, [write("t0", sample) for sample in range(4)], [])
+        written = [write("t0", sample) for sample in range(4)]
         args = AsyncTrainConfig(str(tmp_path), use_cpu=True, num_generations=4)
-        trained = batch_of([written], args)[0].rows
+        trained = batch_of(written, args)[0].rows
     else:
         run = UpdateStep.run
 

@@ -50,6 +50,8 @@ def test_cut_of_sorted_rows_keeps_the_budget(seed: int, count: int, budget: int)
     assert sum(counts) == count
     for end, size in zip(itertools.accumulate(counts), counts, strict=True):
         assert size == 1 or pack_rows(rows[end - size : end]).computed <= budget
+    # 24 equal rows are 8 budgets of keys, which FlashAttention-3 gets for each of them.
+    assert cut([10] * 30, [0, *[10] * 29], 0.1, 30) == [24, 6]
 
 
 @given(st.integers(0, 10_000), st.integers(1, 14))

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 from statistics import NormalDist
 
+from atommem.train.devices import Device
 from atommem.train.dry_run.shapes import GRADIENTS, OPTIMIZER, WEIGHTS, Launch, ModelShape
 from atommem.train.dry_run.workload import Workload
 from atommem.train.packing.planning import widths
-from atommem.train.train_config import Device
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PHASES = ("rollout", "training")

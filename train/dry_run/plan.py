@@ -21,6 +21,7 @@ from atommem.memory.rules import RuleSet
 from atommem.plugins import hub_name
 from atommem.policy.local import read_tokenizer
 from atommem.tokens import ApproximateTokenizer
+from atommem.train.devices import DEVICES, DryRunConfig
 from atommem.train.dry_run.costs import (
     BYTES,
     PHASES,
@@ -41,7 +42,6 @@ from atommem.train.dry_run.costs import (
 from atommem.train.dry_run.shapes import measure, parameters_of, read_launch
 from atommem.train.dry_run.workload import Workload, estimate_workload, measure_prompt
 from atommem.train.settings import parse
-from atommem.train.train_config import DEVICES, DryRunConfig
 
 THINKING_TOKENS = 570.5
 """Mean completion of the paper's trained policy (arXiv 2601.08323, Table 6), which thinks."""

@@ -18,25 +18,18 @@ from peft import PeftModel
 from torch.utils.data import DataLoader
 
 from atommem.config import MemoryConfig
-from atommem.errors import BudgetSpentError, ConfigError, OutageError, PolicyError
+from atommem.errors import BudgetSpentError, ConfigError, OutageError
 from atommem.policy.contract import Completion
 from atommem.policy.decoding import Row as DecodeRow
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import EpisodeRunner
 from atommem.train.async_config import AsyncTrainConfig
-from atommem.train.episode_logs import SYNC, WAIT, RolloutLog
+from atommem.train.episode_logs import WAIT, RolloutLog
 from atommem.train.loops.episode_trainer import EpisodeTrainer
 from atommem.train.loops.policy_model import load_model
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
-from atommem.train.loops.update_step import Batch, update_counter
-from atommem.train.objective.advantages import group_advantages, has_variance
-from atommem.train.objective.rows import (
-    EpisodeSize,
-    advantages_of_steps,
-    episode_rows,
-    normalizer,
-)
-from atommem.train.objective.shares import gradient_shares
+from atommem.train.loops.update_step import Batch, batch_of, update_counter
+from atommem.train.objective.advantages import has_variance
 from atommem.train.rollout.rollouts import Rollouts, TaskOrder
 from atommem.train.rollout.server_backend import WeightSync, make_server_pool, make_weight_sync
 from atommem.train.rollout.weight_sync import check_servable, named_weights
@@ -138,7 +131,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         """Run one update; returns this rank's loss."""
         model.train()
         if not self.model_version or self.state.global_step % self.args.weight_sync_steps == 0:
-            self._publish()
+            self.publish()
         return self.run_update(model, self._next_batch())
 
     def _next_batch(self) -> Batch:
@@ -154,7 +147,8 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
                     groups = self.rollout_worker.take(numbers, stale_after, self._is_stopped)
                 if len(groups) == count:
                     self._log_groups(groups)
-                    batch, shares = batch_of(groups, self.args)
+                    episodes = [episode for group in groups for episode in group.episodes]
+                    batch, shares = batch_of(episodes, self.args)
                     self.log_with_update(shares)
                     payload = [batch.normalizer]
             except (OutageError, BudgetSpentError) as error:
@@ -186,60 +180,25 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         rewards = [episode.reward for episode in episodes]
         self.log_rollout([self.run_async(sums_in_loop())], episodes, rewards, log)
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
         """Publish new weights as their next version, and start the worker; collective."""
         if self._published == self.state.global_step:  # for an evaluation
             return
+        super().publish()
         self._published = self.state.global_step
-        worker, outage = self.rollout_worker, None
-        with self._rollout_log.clock.busy(SYNC):
-            try:
-                self._weight_sync.publish(self, worker and worker.runner.agent.policy)
-            except (OutageError, PolicyError) as error:
-                outage = error
-            self.sync_stop(outage)
         self.model_version += 1
-        if worker is not None:
-            worker.update_model_version(self.model_version)
-            worker.start()
-
-    def run_rollout(
-        self,
-        make_work: Callable[[Any], Coroutine[Any, Any, Result]],
-        episodes: int,
-        name: str = "episodes",
-    ) -> Result | None:
-        """Run work on the main process, beside the episodes; returns when it has ended."""
-        broken: Exception | None = None
-        result: Result | None = None
         if self.rollout_worker is not None:
-            try:
-                result = self.run_async(self.stop_request.guard(make_work(None)))
-            except Exception as error:
-                broken = error
-        self.sync_stop(broken)
-        return result
+            self.rollout_worker.update_model_version(self.model_version)
+            self.rollout_worker.start()
+
+    def send_weights(self) -> None:
+        """Send the current weights to the servers, or to the copy of the model."""
+        policy: Any = self.runner and self.runner.agent.policy
+        self._weight_sync.publish(self, policy)
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine in the event loop of the episodes, on the main process."""
         return self.rollout_worker.spawn(work).result()
-
-
-def batch_of(groups: Sequence[Group], args: AsyncTrainConfig) -> tuple[Batch, dict[str, float]]:
-    """Make the batch of the groups of one update; also returns its `gradient_shares`."""
-    episodes = [episode for group in groups for episode in group.episodes]
-    rewards = [episode.reward for episode in episodes]
-    advantages = group_advantages(rewards, args.num_generations, str(args.scale_rewards))
-    sizes = [EpisodeSize.of(episode, args.overlong_filtering) for episode in episodes]
-    rows = episode_rows(
-        episodes,
-        advantages_of_steps(advantages, episodes),
-        args.normalization,
-        args.overlong_filtering,
-        with_kl=args.beta != 0,
-    )
-    batch = Batch(rows, normalizer(sizes, args.normalization, args.max_completion_length))
-    return batch, gradient_shares(sizes, advantages, args.normalization)
 
 
 class CopyPolicy(LocalPolicy):

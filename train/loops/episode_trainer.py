@@ -7,6 +7,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,9 +16,9 @@ from accelerate.utils import gather_object, set_seed
 from trl import SyncRefModelCallback
 
 from atommem.episode import Episode, add_sums
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, OutageError, PolicyError
 from atommem.rollout import EpisodeRunner
-from atommem.train.episode_logs import EpisodesHook, RolloutLog, rollout_means
+from atommem.train.episode_logs import SYNC, WAIT, EpisodesHook, RolloutLog, rollout_means
 from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.held_out import held_out_jobs, held_out_metrics, run_held_out
 from atommem.train.loops.models import tune_lm_head_for_cpu
@@ -97,21 +98,49 @@ class EpisodeTrainer(ResumableTrainer):
         """The episodes' runner of this rank; None where another rank samples for it."""
         raise NotImplementedError
 
-    def _publish(self) -> None:
-        """Give the sampling side the current weights; collective."""
+    def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine in the event loop of the episodes."""
         raise NotImplementedError
+
+    def send_weights(self) -> None:
+        """Send the current weights to the sampling side; collective."""
+        raise NotImplementedError
+
+    def sampling(self, episodes: int, name: str) -> AbstractContextManager[Any]:
+        """Enter a rollout of this rank; yields the callback for each of its episodes that ends."""
+        return nullcontext()
+
+    def publish(self) -> None:
+        """Give the sampling side the current weights; collective."""
+        broken = None
+        with self._rollout_log.clock.busy(SYNC):
+            try:
+                self.send_weights()
+            except (OutageError, PolicyError) as error:
+                broken = error
+        self.sync_stop(broken)
 
     def run_rollout(
         self,
         make_work: Callable[[Any], Coroutine[Any, Any, Result]],
         episodes: int,
         name: str = "episodes",
-    ) -> Result | None:
+    ) -> Result:
         """Run this rank's part of a rollout; returns its result when all ranks have theirs.
 
-        `make_work` gets the callback for each of the `episodes` that ends. None without a runner.
+        `make_work` gets the callback for each of the `episodes` that ends.
         """
-        raise NotImplementedError
+        broken: Exception | None = None
+        result: Result | None = None
+        try:
+            if self.runner is not None:
+                with self.sampling(episodes, name) as on_episode:
+                    result = self.run_async(self.stop_request.guard(make_work(on_episode)))
+        except Exception as error:  # whatever an engine fails with: the last update is intact
+            broken = error
+        with self._rollout_log.clock.busy(WAIT):
+            self.sync_stop(broken)
+        return result  # type: ignore[return-value]  # sync_stop raises where there is none
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
@@ -122,7 +151,7 @@ class EpisodeTrainer(ResumableTrainer):
         """
         rank, ranks = self.accelerator.process_index, sum(gather_object([self.runner is not None]))
         jobs = held_out_jobs(self.held_out, self.args)[rank::ranks]
-        self._publish()
+        self.publish()
         own = self.run_rollout(
             lambda on_episode: run_held_out(self.runner, jobs, self.args, on_episode),
             len(jobs),

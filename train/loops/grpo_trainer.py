@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,16 +20,10 @@ from accelerate.utils import gather_object
 from torch.utils.data import DataLoader
 
 from atommem.episode import Episode
-from atommem.errors import OutageError, PolicyError
 from atommem.process import no_full_collection
 from atommem.rollout import EpisodeRunner
 from atommem.train.console import episode_bar
-from atommem.train.episode_logs import (
-    EPISODES,
-    SYNC,
-    WAIT,
-    RolloutLog,
-)
+from atommem.train.episode_logs import EPISODES, RolloutLog
 from atommem.train.loops.episode_trainer import EpisodeTrainer
 from atommem.train.loops.update_step import (
     Batch,
@@ -144,7 +138,7 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         groups = plan_groups(args, self._order, self.tasks, rollout, own)
         self._rollout_log.sums([], self.runner.agent.activity)  # an evaluation's time is not its
         runner = self.rollout_runner(rollout)
-        self._publish()
+        self.publish()
         self.run_rollout(lambda on_episode: run_groups(runner, groups, on_episode), size)
         rewards, replaced, sizes = gather_outcomes(groups, args.overlong_filtering)
         self._log_groups(groups, rewards, replaced, time.perf_counter() - started)
@@ -212,36 +206,17 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         seed = self._order.seed(rollout * self._order.groups_per_update)
         return self.runner.copy(sampling=replace(sampling, seed=seed))
 
-    def _publish(self) -> None:
-        """Give the sampling side the current weights; collective."""
-        broken = None
-        with self._rollout_log.clock.busy(SYNC):
-            try:
-                self.backend.publish(self)
-            except (OutageError, PolicyError) as error:
-                broken = error
-        self.sync_stop(broken)
+    def send_weights(self) -> None:
+        """Send the current weights to the backend."""
+        self.backend.publish(self)
 
-    def run_rollout(
-        self,
-        make_work: Callable[[Any], Coroutine[Any, Any, Result]],
-        episodes: int,
-        name: str = "episodes",
-    ) -> Result:
-        """Run this rank's part of a rollout; returns its result when all ranks have theirs."""
-        clock = self._rollout_log.clock
-        broken: Exception | None = None
-        result: Result | None = None
+    @contextmanager
+    def sampling(self, episodes: int, name: str) -> Iterator[Any]:
+        """Enter a rollout of the backend, with a bar on a terminal."""
         gc.collect()  # the episodes of the update before are garbage now
         bar = episode_bar(self.console, name, episodes) if self.console else nullcontext()
-        try:
-            with self.backend.rollout(self), bar as on_episode, clock.busy(EPISODES):
-                result = self.run_async(self.stop_request.guard(make_work(on_episode)))
-        except Exception as error:  # whatever an engine fails with: the last update is intact
-            broken = error
-        with clock.busy(WAIT):
-            self.sync_stop(broken)
-        return result  # type: ignore[return-value]  # sync_stop raises where there is none
+        with self.backend.rollout(self), bar as on_episode, self._rollout_log.clock.busy(EPISODES):
+            yield on_episode
 
     # Checkpoints ----------------------------------------------------------------------------------
 

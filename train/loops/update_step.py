@@ -15,11 +15,21 @@ from accelerate.utils import DistributedType, gather_object
 from torch.utils.data import DataLoader
 from transformers import logging
 
+from atommem.episode import Episode
 from atommem.train.errors import MemoryFault
 from atommem.train.loops.models import reduce_in_float32
 from atommem.train.loops.policy_model import use_reference
+from atommem.train.objective.advantages import group_advantages
 from atommem.train.objective.loss import CORRECTION, PolicyLoss, sums_by_length
-from atommem.train.objective.rows import Row, Tokens
+from atommem.train.objective.rows import (
+    EpisodeSize,
+    Row,
+    Tokens,
+    advantages_of_steps,
+    episode_rows,
+    normalizer,
+)
+from atommem.train.objective.shares import gradient_shares
 from atommem.train.packing.micro_batch import MicroBatch, pack_rows, pad_rows
 from atommem.train.packing.planning import MicroBatchPlanner, pair_cost
 from atommem.train.packing.tree_attention import (
@@ -46,6 +56,25 @@ class Batch:
 
     rows: list[Row]
     normalizer: float
+
+
+def batch_of(episodes: Sequence[Episode], args: Any) -> tuple[Batch, dict[str, float]]:
+    """Make the batch of an update's episodes, group after group; also returns `gradient_shares`.
+
+    The baseline of a group counts episodes, whatever their number of steps; failed ones leave it.
+    """
+    rewards = [episode.reward for episode in episodes]
+    advantages = group_advantages(rewards, args.num_generations, str(args.scale_rewards))
+    sizes = [EpisodeSize.of(episode, args.overlong_filtering) for episode in episodes]
+    rows = episode_rows(
+        episodes,
+        advantages_of_steps(advantages, episodes),
+        args.normalization,
+        args.overlong_filtering,
+        with_kl=args.beta != 0,
+    )
+    batch = Batch(rows, normalizer(sizes, args.normalization, args.max_completion_length))
+    return batch, gradient_shares(sizes, advantages, args.normalization)
 
 
 def policy_loss(args: Any) -> PolicyLoss:

@@ -19,6 +19,8 @@ from atommem.train.packing.micro_batch import shared_prefixes
 
 TOLERANCE = 0.02
 """Ranks are balanced if their costs differ by at most this fraction of the mean."""
+GATHERED = 8
+"""FlashAttention-3 gets keys of whole rows, with shared prefixes again: at most so many budgets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,8 @@ def cut(
         lengths: Tokens of each row, in order.
         shared: Tokens that each row shares with the row before it.
         pair: `pair_cost`.
-        budget: Most unique tokens in a micro-batch of more than one row.
+        budget: Most unique tokens in a micro-batch of more than one row; `GATHERED` times as many
+            with those that rows share.
         count: See above.
     """
     if count is None:
@@ -206,14 +209,15 @@ def _cut_greedily(
     lengths: Sequence[int], shared: Sequence[int], pair: float, budget: int, cost_limit: float
 ) -> list[int]:
     counts: list[int] = []
-    tokens, cost = 0, 0.0
+    tokens, keys, cost = 0, 0, 0.0
     alone = row_costs(lengths, [0] * len(lengths), pair)
     beside = row_costs(lengths, shared, pair)
     for i, (length, common) in enumerate(zip(lengths, shared, strict=True)):
-        if counts and tokens + length - common <= budget and cost + beside[i] <= cost_limit:
+        within = tokens + length - common <= budget and keys + length <= GATHERED * budget
+        if counts and within and cost + beside[i] <= cost_limit:
             counts[-1] += 1
-            tokens, cost = tokens + length - common, cost + beside[i]
+            tokens, keys, cost = tokens + length - common, keys + length, cost + beside[i]
         else:
             counts.append(1)
-            tokens, cost = length, alone[i]
+            tokens, keys, cost = length, length, alone[i]
     return counts

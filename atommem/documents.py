@@ -1,0 +1,176 @@
+"""Texts of files: plain text, HTML, PDF and docx, or a folder of these.
+
+The packages are of the extra `files`, and imported when a file needs them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from atommem.errors import DataError
+
+_HTML_NAMES = (".html", ".htm", ".xhtml")
+_INVISIBLE = ("script", "style", "template", "noscript", "head", "datalist")
+_Reader = Callable[[bytes], tuple[str, list[str]]]
+_MEDIA = ("img", "svg", "canvas", "video", "audio", "iframe", "embed", "object")
+
+
+def read_path(path: Path) -> str:
+    """Return the text of a file, or of all files of a folder; warn about what is left out.
+
+    A folder's texts have the headings of documents in long-document tasks. Hidden files and those
+    without text are left out.
+
+    Raises:
+        DataError: It cannot be read, or has no text.
+    """
+    if not path.is_dir():
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror or error}.") from error
+        return text_of_bytes(raw, str(path))
+    texts: list[str] = []
+    for file in sorted(file for file in path.rglob("*") if file.is_file()):
+        name = file.relative_to(path)
+        if any(part.startswith(".") for part in name.parts):
+            continue
+        try:
+            texts.append(f"Document {len(texts) + 1}: {name}\n{read_path(file).strip()}")
+        except DataError as error:
+            warnings.warn(f"left out: {error}", stacklevel=2)
+    if not texts:
+        raise DataError(f"{path}: no file of this folder can be read.")
+    return "\n\n".join(texts)
+
+
+def text_of_bytes(raw: bytes, name: str) -> str:
+    """Return the text of a file's content, as `extract`; warn about what is left out."""
+    text, left_out = extract(raw, name)
+    if left_out:
+        warnings.warn(f"{name}: left out: {'; '.join(left_out)}", stacklevel=2)
+    return text
+
+
+def extract(raw: bytes, name: str) -> tuple[str, list[str]]:
+    """Return the text of a file's content, and what it leaves out.
+
+    Raises:
+        DataError: The content has another format, is damaged, or has no text.
+    """
+    kind, read = _reader(raw, name)
+    try:
+        text, left_out = read(raw)
+    except (DataError, ModuleNotFoundError, MemoryError):
+        raise
+    except Exception as error:  # parsers raise anything on malformed input
+        problem = f"{type(error).__name__}: {error}"
+        raise DataError(f"{name}: not a {kind} file that can be read ({problem}).") from error
+    if not text.strip():
+        reason = f" ({'; '.join(left_out)})" if left_out else ""
+        raise DataError(f"{name} is empty: there is nothing to read{reason}.")
+    return text, left_out
+
+
+def _reader(raw: bytes, name: str) -> tuple[str, _Reader]:
+    """Return a format and its reader: by the first bytes, of HTML also by the name."""
+    start = raw[:1024].removeprefix(codecs.BOM_UTF8).lstrip().lower()
+    if b"%pdf-" in start:
+        return "PDF", _read_pdf
+    if start.startswith(b"pk\x03\x04") and b"word/document.xml" in raw:
+        return "docx", _read_docx
+    is_xhtml = start.startswith((b"<?xml", b"<!--")) and b"<html" in start
+    is_html = is_xhtml or start.startswith((b"<!doctype html", b"<html"))
+    if is_html or name.lower().endswith(_HTML_NAMES):
+        return "HTML", _read_html
+    return "text", lambda raw: (_decode_text(raw, name), [])
+
+
+def _decode_text(raw: bytes, name: str) -> str:
+    """Return text in UTF-8, or in the encoding of its byte order mark."""
+    is_utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        text = raw.decode("utf-16" if is_utf16 else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        text = f"\0 {error.reason}"
+    if "\0" in text:
+        raise DataError(
+            f"{name}: not utf-8 text, HTML, PDF or docx. Save it as one of these (PDF: from print)."
+        )
+    return text
+
+
+def _read_html(source: bytes | str) -> tuple[str, list[str]]:
+    """Return the visible text of a page as Markdown, without addresses of links.
+
+    Its encoding is found as browsers do.
+    """
+    import webencodings
+    from bs4 import BeautifulSoup
+    from bs4.dammit import EncodingDetector
+    from markdownify import MarkdownConverter
+
+    left_out = []
+    if isinstance(source, bytes):
+        declared = EncodingDetector.find_declared_encoding(source, is_html=True)
+        encoding = webencodings.lookup(declared or "")
+        if encoding is None:
+            text, encoding = webencodings.decode(source, "utf-8")
+            encoding = webencodings.lookup("cp1252") if "\ufffd" in text else encoding
+        source, encoding = webencodings.decode(source, encoding)
+        if lost := source.count("\ufffd"):
+            left_out.append(f"{lost} characters that are not {encoding.name}")
+    soup = BeautifulSoup(source, "html.parser")
+    title = soup.title.get_text(" ", strip=True) if soup.title is not None else ""
+    for tag in soup.find_all([*_INVISIBLE, lambda tag: tag.has_attr("hidden")]):
+        tag.decompose()
+    for name in _MEDIA:
+        found = soup.find_all(name)
+        for tag in found:
+            tag.replace_with(str(tag.get("alt") or "") if name == "img" else "")
+        if found:
+            left_out.append(f"{len(found)} {'pictures' if name == 'img' else name}")
+    converter: Any = MarkdownConverter(
+        heading_style="ATX",
+        strip=["a"],
+        escape_asterisks=False,
+        escape_underscores=False,
+        escape_misc=False,
+    )
+    text = converter.convert_soup(soup).strip()
+    return (f"{title}\n\n{text}" if title and title not in text[:500] else text), left_out
+
+
+def _read_docx(raw: bytes) -> tuple[str, list[str]]:
+    """Return the text of a Word document, with its tables and notes."""
+    import mammoth
+
+    converted = mammoth.convert_to_html(
+        io.BytesIO(raw), convert_image=mammoth.images.img_element(lambda image: {})
+    )
+    text, left_out = _read_html(converted.value)
+    with zipfile.ZipFile(io.BytesIO(raw)) as parts:
+        for part in ("header", "footer", "comments"):
+            names = [name for name in parts.namelist() if name.startswith(f"word/{part}")]
+            if any(b"<w:t" in parts.read(name) for name in names):
+                left_out.append(part)
+    return text, left_out
+
+
+def _read_pdf(raw: bytes) -> tuple[str, list[str]]:
+    """Return the text of all pages; those without text are left out."""
+    from pypdf import PdfReader
+
+    reader = PdfReader(io.BytesIO(raw))
+    if reader.is_encrypted and not reader.decrypt(""):
+        raise DataError("the PDF is encrypted. Save it without a password.")
+    texts = [page.extract_text() for page in reader.pages]
+    empty = [str(number) for number, text in enumerate(texts, start=1) if not text.strip()]
+    note = f"pages without text (scans need OCR): {', '.join(empty)} of {len(texts)}"
+    return "\n\n".join(filter(str.strip, texts)), [note] if empty else []

@@ -1,0 +1,132 @@
+"""Texts of HTML, PDF and docx files and of folders, and what is left out of them."""
+
+from __future__ import annotations
+
+import io
+import warnings
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from atommem.documents import extract, read_path
+from atommem.errors import DataError
+
+pytest.importorskip("mammoth")
+PAGE = """<!DOCTYPE html><html><head><title>Kilns</title><style>p {}</style></head><body>
+<!-- a comment --><h1>Kilns of Brent</h1><script>track("x")</script>
+<p>Orla_1 <b>fires</b> at <a href="https://x.org/?q=1">900&nbsp;&deg;C</a>.</p>
+<p hidden>Secret.</p><img src="a.png" alt="A red kiln"><img src="b.png"><iframe src="c"></iframe>
+<table><tr><th>Name</th><th>Year</th></tr><tr><td>Orla</td><td>1997</td></tr></table>
+</body></html>"""
+DOCUMENT = """<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main">
+<w:body><w:p><w:r><w:t>Orla is a potter.</w:t></w:r></w:p><w:tbl><w:tr><w:tc><w:p><w:r>
+<w:t>Bran</w:t></w:r></w:p></w:tc></w:tr></w:tbl></w:body></w:document>"""
+TYPES = """<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types">
+<Default Extension="xml" ContentType="application/xml"/></Types>"""
+RELATIONS = """<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">
+<Relationship Id="r1" Target="word/document.xml" Type=
+"http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"/>
+</Relationships>"""
+
+
+def docx(**parts: str) -> bytes:
+    """Return a Word document; `parts` are further files of its folder ``word``."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("[Content_Types].xml", TYPES)
+        archive.writestr("_rels/.rels", RELATIONS)
+        archive.writestr("word/document.xml", DOCUMENT)
+        for name, text in parts.items():
+            archive.writestr(f"word/{name}.xml", text)
+    return file.getvalue()
+
+
+def pdf(*pages: str) -> bytes:
+    """Return a PDF of these pages; "" is one without text."""
+    document = pytest.importorskip("fpdf").FPDF()
+    document.set_font("Helvetica")
+    for text in pages:
+        document.add_page()
+        document.multi_cell(0, text=text)
+    return bytes(document.output())
+
+
+def test_html_keeps_visible_text_and_names_the_rest() -> None:
+    text, left_out = extract(PAGE.encode(), "page")
+    assert text.splitlines()[0] == "# Kilns of Brent"
+    assert "Orla_1 **fires** at 900\xa0°C." in text
+    assert "| Orla | 1997 |" in text
+    assert "A red kiln" in text
+    for hidden in ("track", "Secret", "comment", "p {}", "x.org", "<"):
+        assert hidden not in text
+    assert left_out == ["2 pictures", "1 iframe"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "encoding"),
+    [
+        ("gb2312", "gb18030"),
+        ("shift_jis", "cp932"),
+        ("iso-8859-1", "cp1252"),
+        ("utf-8", "utf-8"),
+        ("utf-8", "utf-16"),
+        (None, "utf-8"),
+        (None, "cp1252"),
+    ],
+)
+def test_html_is_decoded_as_browsers_do(declared: str | None, encoding: str) -> None:
+    words = {"gb18030": "镕基", "cp932": "①髙", "cp1252": "“naïve” €"}.get(encoding, "“naïve” 镕①")
+    meta = f'<meta charset="{declared}">' if declared else ""
+    raw = f"<html><head>{meta}</head><body><p>{words}</p></body></html>".encode(encoding)
+    assert extract(raw, "x.html") == (words, [])
+
+
+def test_docx_gives_text_and_tables_and_names_headers_with_text() -> None:
+    text, left_out = extract(docx(header1="<w:t>Brent Pottery</w:t>", footer1="<w:p/>"), "x.docx")
+    assert text.startswith("Orla is a potter.")
+    assert "| Bran |" in text
+    assert left_out == ["header"]
+
+
+def test_pdf_names_pages_without_text() -> None:
+    text, left_out = extract(pdf("Orla is a potter.", "", "Bran is not."), "x.pdf")
+    assert text == "Orla is a potter.\n\nBran is not."
+    assert left_out == ["pages without text (scans need OCR): 2 of 3"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"%PDF-1.7\nnot more", "x: not a PDF file that can be read"),
+        (docx()[:200] + docx()[220:], "x: not a docx file that can be read"),
+        (b"PK\x03\x04\x00 a sheet", "x: not utf-8 text, HTML, PDF or docx"),
+        (b"<html><script>x</script></html>", "x is empty"),
+        (b" \n", "x is empty"),
+    ],
+)
+def test_a_file_without_readable_text_is_refused(raw: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        extract(raw, "x")
+
+
+def test_folder_gives_all_its_texts_and_warns_about_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "b.html").write_text("<html><p>Bran.</p></html>")
+    (tmp_path / "a.txt").write_text("Orla.\n")
+    (tmp_path / ".hidden").write_text("Secret.")
+    (tmp_path / "c.png").write_bytes(b"\x89PNG\x00")
+    with pytest.warns(UserWarning, match=r"left out: .*c\.png: not utf-8 text") as caught:
+        assert read_path(tmp_path) == "Document 1: a.txt\nOrla.\n\nDocument 2: sub/b.html\nBran."
+    assert len(caught) == 1
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no file of this folder can be read"):
+        read_path(tmp_path / "empty")
+
+
+def test_plain_text_stays_as_it_is(tmp_path: Path) -> None:
+    text = "# Notes\n<b>tags</b> & <html>\r\n"
+    (tmp_path / "x.md").write_bytes(text.encode())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_path(tmp_path / "x.md") == text
