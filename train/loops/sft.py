@@ -126,7 +126,8 @@ class _Learner:
         self._thinks, self._closing = builder.opens_thinking, builder.closing_thought
         lead, self._end = builder.chat.reply_frame()
         # Qwen3's template shows old replies behind an empty thought, which it does not ask for.
-        self._lead = "" if any(not mark.silent for mark in marks(lead)) else lead
+        is_thought = any(not mark.silent for mark in marks(lead))
+        self._lead = "" if is_thought or not lead.strip() else lead
 
     def completion_ids(self, step: Step, file: Path) -> list[int]:
         """Return a step's completion as token ids in which this policy reads its actions."""
