@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from atommem.actions import ANSWER, Action, Problem, ProblemReason
 from atommem.episode import Observation, Step
-from atommem.grammar import THINK, boxes_in
+from atommem.grammar import boxes_in
 from atommem.memory.log import POLICY, Entry
 from atommem.rollout import Session
+from atommem.thinking import thoughts_end
 
 _TAG = re.compile(r"</?\w+>")
 _LONGEST = 300
@@ -76,9 +77,7 @@ def unboxed_answer(step: Step, tag: str) -> str | None:
     That is the body of an answer (in its `tag`) without a box or an end, or else the text outside
     of thoughts and other elements; of either, a box in it.
     """
-    begin = step.text.lower().rfind(f"</{THINK}>") + 1
-    begin += len(THINK) + 2 if begin else 0
-    outside, at = "", begin
+    outside, at = "", (begin := thoughts_end(step.text))
     elements: list[Action | Problem] = [*step.actions, *step.problems]
     for element in sorted(elements, key=lambda item: item.start):
         if isinstance(element, Problem) and (

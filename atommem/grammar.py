@@ -8,7 +8,8 @@ Tags
 Thinking
     The text between ``<think>`` and the next ``</think>`` is not parsed, and after a ``<think>``
     that is never closed nothing is (`UNCLOSED_THINKING`). A completion may begin inside of it, if
-    the prompt has opened it. Inside of an element both are text of its body.
+    the prompt has opened it. Inside of an element both are text of its body. `atommem.thinking` has
+    the other forms of thoughts (``[THINK]``, gpt-oss's channels), for which the same holds.
 Elements
     An element is closed by its own closing tag, if that comes before the same tag is opened again.
     Its body is then opaque: tags of other kinds inside it act on nothing (`NESTED`, one problem for
@@ -51,9 +52,8 @@ from typing import Any, NamedTuple
 from atommem.actions import Action, ActionSpec, Body, Parsed, Problem, ProblemReason
 from atommem.latex import plain_text
 from atommem.text_safety import read_json
+from atommem.thinking import THINK, marks
 
-THINK = "think"
-_THOUGHTS = re.compile(f"<{THINK}>.*?(</{THINK}>|\\Z)", re.IGNORECASE | re.ASCII | re.DOTALL)
 _MAX_DEPTH = 64
 """Deepest nesting of a call's arguments."""
 _Item = Action | Problem
@@ -94,6 +94,7 @@ class _Tag(NamedTuple):
     closing: bool
     start: int
     end: int
+    silent: bool = False  # markup of an answer, which closes nothing
 
 
 @dataclass(frozen=True)
@@ -113,10 +114,9 @@ class Grammar:
     whole: Mapping[str, ActionSpec] = field(default_factory=dict)
 
     @cached_property
-    def _scanner(self) -> tuple[re.Pattern[str], dict[str, tuple[ActionSpec | None, str]]]:
+    def _scanner(self) -> tuple[re.Pattern[str], dict[str, tuple[ActionSpec, str]]]:
         """A pattern that finds every tag, and the action and name of each lower-case name."""
-        known: dict[str, tuple[ActionSpec | None, str]] = {THINK: (None, THINK)}
-        known |= {tag.lower(): (spec, tag) for tag, spec in self.tags.items()}
+        known = {tag.lower(): (spec, tag) for tag, spec in self.tags.items()}
         if self.call_tag is not None:
             call = ActionSpec(self.call_tag, Body.ARGUMENTS)
             known[self.call_tag.lower()] = (call, self.call_tag)
@@ -132,7 +132,7 @@ class Grammar:
 
         Args:
             phase: The environment's phase, for dialects of whole completions.
-            thinking: Whether the prompt had opened ``<think>``.
+            thinking: Whether the prompt had opened a thought.
 
         Returns:
             Actions and problems in the order of `text`, with their spans. A problem's span is the
@@ -140,11 +140,7 @@ class Grammar:
         """
         if self.whole:
             return parse_whole(text, self.whole[phase], thinking)
-        scanner, known = self._scanner
-        tags = [
-            _Tag(*known[match[2].lower()], match[1] == "/", match.start(), match.end())
-            for match in scanner.finditer(text)
-        ]
+        tags = self._tags(text, thinking)
         closers = _closers(tags)
         items: list[_Item] = []
         index = 0
@@ -161,7 +157,8 @@ class Grammar:
             tag, closer = tags[index], closers[index]
             index += 1
             if tag.closing:
-                add_problem(ProblemReason.STRAY_CLOSE, tag, tag.end)
+                if not tag.silent:
+                    add_problem(ProblemReason.STRAY_CLOSE, tag, tag.end)
             elif tag.spec is None:
                 if closer is None:
                     add_problem(ProblemReason.UNCLOSED_THINKING, tag, len(text))
@@ -189,6 +186,15 @@ class Grammar:
                 add_problem(ProblemReason.UNCLOSED, tag, len(text))
         return _parsed(items)
 
+    def _tags(self, text: str, thinking: bool) -> list[_Tag]:
+        scanner, known = self._scanner
+        found = {
+            match.start(): _Tag(*known[match[2].lower()], match[1] == "/", *match.span())
+            for match in scanner.finditer(text)
+        }
+        thoughts = {mark.start: _Tag(None, *mark) for mark in marks(text, thinking)}
+        return [tag for _, tag in sorted((thoughts | found).items())]
+
     def _element(self, spec: ActionSpec, tag: _Tag, body: str, end: int) -> list[_Item]:
         """Return the actions of a closed element, or its problem."""
         if tag.name == self.call_tag:
@@ -203,18 +209,17 @@ def parse_whole(text: str, spec: ActionSpec, thinking: bool = False) -> Parsed:
     `EMPTY` for every action: a policy that writes nothing has not asked to forget. Text before
     thinking that is never closed counts.
     """
-    opened = f"<{THINK}>" if thinking else ""
-    body = _THOUGHTS.sub("", opened + text).strip()
-    unclosed: list[_Item] = [
-        Problem(
-            ProblemReason.UNCLOSED_THINKING,
-            THINK,
-            max(0, thoughts.start() - len(opened)),
-            len(text),
-        )
-        for thoughts in _THOUGHTS.finditer(opened + text)
-        if not thoughts[1]
-    ]
+    parts, at, opened = [], 0, THINK if thinking else ""
+    for mark in marks(text, thinking):
+        if opened and mark.closing and (thinking or mark.name == opened):
+            at, opened, thinking = mark.end, "", False
+        elif not opened and (not mark.closing or mark.silent):
+            parts.append(text[at : mark.start])
+            at, opened = (mark.end, "") if mark.closing else (mark.start, mark.name)
+    body = "".join(parts).strip() if opened else "".join([*parts, text[at:]]).strip()
+    unclosed: list[_Item] = []
+    if opened:
+        unclosed = [Problem(ProblemReason.UNCLOSED_THINKING, opened, at, len(text))]
     if body:
         return _parsed([*_element(spec, spec.name, body, 0, len(text)), *unclosed])
     return _parsed(unclosed or [Problem(ProblemReason.EMPTY, spec.name, 0, len(text))])

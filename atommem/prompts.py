@@ -24,12 +24,12 @@ from atommem.actions import (
     SCRATCHPAD,
     ActionSpec,
 )
+from atommem.chat_format import ChatFormat
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, Section, fill, split_template
 from atommem.environment import EnvironmentFactory
 from atommem.episode import Observation, Piece
 from atommem.errors import ConfigError, DialectError
-from atommem.grammar import THINK
 from atommem.memory.log import MemoryView
 from atommem.text_safety import (
     Headings,
@@ -40,6 +40,7 @@ from atommem.text_safety import (
     forms_in,
     guard_text,
 )
+from atommem.thinking import closing_thought
 from atommem.tokens import Tokenizer
 
 _MEMORY = "memory."
@@ -73,12 +74,13 @@ class PromptBuilder:
     Attributes:
         system: The system message of the template set. A chat template that explains tools itself
             (Qwen's) gets their schemas instead of the set's explanations.
-        opens_thinking: Whether the chat template ends prompts with ``<think>``: completions then
-            begin inside of it.
+        chat: How the chat template words messages.
+        opens_thinking: Whether the chat template ends prompts with ``<think>`` or its like:
+            completions then begin inside of it. `closing_thought` is what closes it.
 
     Raises:
         DialectError: A template begins with a placeholder instead of a word, or the chat template
-            does not show the user message.
+            raises, or does not show the user message.
         ConfigError: A tool's name cannot be called, or is that of an action of ours.
     """
 
@@ -94,7 +96,12 @@ class PromptBuilder:
         self.tokenizer = tokenizer
         self._config, self._section = config, section
         self._templates = dialect.templates
-        self._chat_template_kwargs = chat_template_kwargs or {}
+        self.chat = ChatFormat(
+            tokenizer,
+            dialect.templates.join,
+            chat_template_kwargs or {},
+            chat=dialect.templates.chat,
+        )
         tagged = [spec for spec in (*MEMORY_ACTIONS, *actions) if not spec.is_tool]
         self._tags = {f"tag.{spec.name}": dialect.tag(spec) for spec in tagged}
         self._tags["tag.call"] = dialect.call_tag
@@ -114,9 +121,8 @@ class PromptBuilder:
         self.system = self._instructions(explained)
         frame = self._make_frame(explained)
         self._frame = frame.split(_USER)
-        if len(self._frame) == 1:
-            raise DialectError("the tokenizer's chat template does not show the user message.")
-        self.opens_thinking = self._templates.chat and frame.rstrip().endswith(f"<{THINK}>")
+        self.closing_thought = closing_thought(frame) if self._templates.chat else ""
+        self.opens_thinking = bool(self.closing_thought)
         self._parts = self._split_templates()
         headings = {name: parts for name, parts in self._parts.items() if name not in _UNGUARDED}
         self._headings = Headings(headings, "\n" in self._templates.join, self._templates.empty)
@@ -142,12 +148,17 @@ class PromptBuilder:
         token_ids: list[int] = []
         for segment in self._segments(observation, view):
             token_ids.extend(self._cached_ids(segment, not token_ids))
-        return token_ids
+        first = self.chat.first_ids
+        return token_ids if token_ids[: len(first)] == first else [*first, *token_ids]
 
     def text(self, observation: Observation, view: MemoryView) -> str:
         """Return the prompt of one step as text, chat markup included, for people."""
         segments = self._segments(observation, view)
-        return "".join(segment.blank + self._guarded(segment) for segment in segments)
+        text = "".join(segment.blank + self._guarded(segment) for segment in segments)
+        if first_ids := self.chat.first_ids:
+            first = self.tokenizer.decode(first_ids, skip_special_tokens=False)
+            return text if text.startswith(first) else first + text
+        return text
 
     def messages(self, observation: Observation, view: MemoryView) -> list[dict[str, str]]:
         """Return the prompt of one step as chat messages, for an unknown tokenizer."""
@@ -155,12 +166,12 @@ class PromptBuilder:
             guard_text(self._guarded(segment)) if segment.place else segment.text
             for segment in self._user(observation, view)
         )
-        return self._messages(user, self.system)
+        return self.chat.messages(user, self.system)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all wording."""
-        words = (self._templates, self._section, *self._tools.items())
+        """SHA-256 of all wording, the chat template's included."""
+        words = (self._templates, self._section, *self._tools.items(), self._frame)
         return hashlib.sha256(repr(words).encode()).hexdigest()
 
     # Segments ---
@@ -303,7 +314,7 @@ class PromptBuilder:
         Descriptions and schemas are data of the tools' servers: every text stands in one line,
         without control tokens.
         """
-        frame = self._rendered(self._messages("", "-")) if self._templates.chat else ""
+        frame = self.chat.render(self.chat.messages("", "-")) if self._templates.chat else ""
         words = [*control_tokens(self.tokenizer).values(), *forms_in(frame)]
 
         def shown(value: Any) -> Any:
@@ -335,39 +346,20 @@ class PromptBuilder:
         It can where it asks for calls in the dialect's tag, and no text of a tool becomes a control
         token in it.
         """
-        ours = self._rendered(self._messages(_USER, self.system))
+        ours = self.chat.render(self.chat.messages(_USER, self.system))
         if not (self._tools and self._templates.chat):
             return ours
         without_tools = self._instructions([spec for spec in actions if not spec.is_tool])
-        messages = self._messages(_USER, without_tools)
+        messages = self.chat.messages(_USER, without_tools)
         names = [{"name": name, "description": "", "parameters": {}} for name in self._tools]
         try:
-            native = self._rendered(messages, [*self._tools.values()])
-            bare = self._rendered(messages, names)
-        except Exception:  # a template that takes no tools raises what it likes
+            native = self.chat.render(messages, [*self._tools.values()])
+            bare = self.chat.render(messages, names)
+        except DialectError:  # the template takes no tools
             return ours
         call = f"<{self._tags['tag.call']}>"
-        asks = call in native and call not in self._rendered(messages)
+        asks = call in native and call not in self.chat.render(messages)
         encoder = SegmentEncoder(self.tokenizer)
         controls, expected = (encoder.controls(encoder.template(text)) for text in (native, bare))
         is_native = asks and controls == expected and all(name in native for name in self._tools)
         return native if is_native else ours
-
-    def _messages(self, user: str, system: str) -> list[dict[str, str]]:
-        first = [{"role": "system", "content": system}] if system else []
-        return [*first, {"role": "user", "content": user}]
-
-    def _rendered(
-        self, messages: list[dict[str, str]], tools: Sequence[dict[str, Any]] = ()
-    ) -> str:
-        """Render messages by the tokenizer's chat template, or join them where it has none."""
-        has_template = getattr(self.tokenizer, "chat_template", "") is not None
-        if not (self._templates.chat and has_template):
-            return self._templates.join.join(message["content"] for message in messages)
-        options = dict(self._chat_template_kwargs)
-        if tools:
-            options["tools"] = [{"type": "function", "function": tool} for tool in tools]
-        rendered: str = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **options
-        )
-        return rendered

@@ -13,14 +13,13 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
-from atommem.actions import Parsed
+from atommem.actions import Parsed, ProblemReason
 from atommem.config import MemoryConfig, check_least
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import Embedder
 from atommem.environment import Environment, EnvironmentFactory, Score
 from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.errors import ConfigError, OutageError, PromptTooLongError, TraceError
-from atommem.grammar import THINK
 from atommem.memory.log import MemoryView, Source
 from atommem.memory.memory import WorkingMemory
 from atommem.memory.rules import RuleSet
@@ -29,6 +28,7 @@ from atommem.process import ActivityClock
 from atommem.prompts import PromptBuilder
 from atommem.session_state import SessionState
 from atommem.text_safety import clean
+from atommem.thinking import THINK, thoughts_end
 from atommem.tokens import Tokenizer
 
 Result = TypeVar("Result")
@@ -119,12 +119,20 @@ class Agent:
     def parse(self, completion: Completion, phase: str) -> Parsed:
         """Parse a completion of this agent's policy."""
         thinking = begins_in_thinking(self.policy, self.prompts, completion)
-        return self.grammar.parse(clean(completion.text), phase, thinking)
+        parsed = self.grammar.parse(clean(completion.text), phase, thinking)
+        if isinstance(self.policy, MessagePolicy) and any(
+            problem.reason is ProblemReason.STRAY_CLOSE and problem.tag.endswith(THINK)
+            for problem in parsed.problems
+        ):  # the template of the server, which is unknown, opened the thought
+            return self.grammar.parse(clean(completion.text), phase, thinking=True)
+        return parsed
 
 
 def begins_in_thinking(policy: Policy, prompts: PromptBuilder, completion: Completion) -> bool:
     """Return whether the text of a completion begins inside of thinking."""
-    if isinstance(policy, MessagePolicy) and f"</{THINK}>" not in completion.text.lower():
+    if isinstance(policy, ObservationPolicy):  # it does not read the prompt
+        return False
+    if isinstance(policy, MessagePolicy) and not thoughts_end(completion.text):
         # The server removed the thoughts from its reply, or the reply ends inside of them.
         ends_inside = completion.finish_reason == "length" and not completion.thinking_apart
         return prompts.opens_thinking and ends_inside

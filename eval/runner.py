@@ -101,6 +101,7 @@ def make_manifest(
         method = {
             "memory": asdict(runner.agent.memory),
             "templates_sha256": runner.agent.prompts.digest,
+            **runner.agent.prompts.chat.record(),
             "sampling": asdict(runner.agent.sampling),
             "limits": asdict(runner.limits),
         }

@@ -160,7 +160,7 @@ def test_task_schema_accepts_what_the_reader_accepts(tmp_path: Path) -> None:
     question, document = TASK["questions"][0], TASK["documents"][0]
     for changes, valid in (
         ({}, True),
-        ({"id": 7}, False),
+        ({"id": None}, False),
         ({"questions": []}, False),
         ({"questions": [{**question, "answers": ["Ida", ""]}]}, False),
         ({"questions": [{**question, "text": None}]}, False),

@@ -39,6 +39,7 @@ class GenerationSettings:
 
     max_tokens: int
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    chat_format: dict[str, Any] = field(default_factory=dict)
 
 
 def update_settings(args: Any) -> dict[str, Any]:

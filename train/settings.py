@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import get_annotations
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 from trl import ModelConfig
 
 from atommem.arguments import Parser, make, split_config
+from atommem.chat_format import ChatFormat
 from atommem.config import EmbedderConfig, MemoryConfig, check_least, field_names
+from atommem.dialects import get_dialect
 from atommem.environment import find_environment
 from atommem.errors import ConfigError, check_writable, format_error
 from atommem.plugins import find
@@ -52,6 +54,15 @@ class Settings:
         run = self.run
         generation = GenerationSettings(run.sampling.max_tokens, run.chat_template_kwargs)
         return [run.memory, run.embedder, run.environment, generation]
+
+    def stored_with(self, tokenizer: Any) -> list[Any]:
+        """`stored`, with what was found out of the ordinary in the chat template."""
+        *parts, generation = self.stored
+        memory = self.run.memory
+        templates = get_dialect(memory.dialect, memory.templates).templates
+        options = generation.chat_template_kwargs
+        chat = ChatFormat(tokenizer, templates.join, options, chat=templates.chat)
+        return [*parts, replace(generation, **chat.record())]
 
 
 def parse(stage: str, argv: Sequence[str], defaults: Mapping[str, Any] | None = None) -> Settings:

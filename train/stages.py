@@ -102,7 +102,7 @@ def make_sft_trainer(settings: Settings) -> ColdStartTrainer:
         args=args,
         dataset=sft_dataset(rows, args.max_length),
         tokenizer=tokenizer,
-        settings=settings.stored,
+        settings=settings.stored_with(tokenizer),
         **model_arguments(settings.model, args),
     )
 
@@ -125,7 +125,7 @@ def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
         "held_out": kind.read_tasks(args.eval_data) if args.eval_data else (),
         "processing_class": tokenizer,
         "on_episodes": EpisodeFiles(args, map(kind.describe, tasks), settings.run.memory),
-        "settings": settings.stored,
+        "settings": settings.stored_with(tokenizer),
     }
 
 

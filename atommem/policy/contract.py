@@ -117,7 +117,7 @@ class ScriptedPolicy:
         is_cut = len(token_ids) > sampling.max_tokens
         if is_cut:
             token_ids = token_ids[: sampling.max_tokens]
-            text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+            text = completion_text(self._tokenizer, token_ids, stopped=False)
         return Completion(token_ids, [0.0] * len(token_ids), text, "length" if is_cut else "stop")
 
     async def close(self) -> None:
@@ -152,7 +152,7 @@ def make_completion(
     stopped: bool,
     source: str = "the model",
 ) -> Completion:
-    """Decode sampled tokens; special tokens stay in the ids but not in the text.
+    """Decode sampled tokens (`completion_text`).
 
     Args:
         stopped: An end-of-sequence token ended it, not max_tokens.
@@ -167,5 +167,19 @@ def make_completion(
             f"{source} returned {len(found)} finite log-probabilities for {len(token_ids)} tokens. "
             "If the model computes NaN, try another dtype."
         )
-    text = tokenizer.decode(token_ids, skip_special_tokens=True)
+    text = completion_text(tokenizer, token_ids, stopped)
     return Completion(token_ids, found, text, "stop" if stopped else "length")
+
+
+def completion_text(tokenizer: Any, token_ids: Sequence[int], stopped: bool) -> str:
+    """Decode a completion without the token that ended it, and without padding.
+
+    Other special tokens stay: they mark thoughts (``[THINK]``) and calls.
+    """
+    ends = {getattr(tokenizer, name, None) for name in ("eos_token_id", "pad_token_id")}
+    kept = [token_id for token_id in token_ids if token_id not in ends]
+    last = kept[-1:] if stopped and kept[-1:] == list(token_ids[-1:]) else []
+    if last and not tokenizer.decode(last, skip_special_tokens=True):
+        del kept[-1]  # another token that ends a turn
+    text: str = tokenizer.decode(kept, skip_special_tokens=False)
+    return text

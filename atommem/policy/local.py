@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from atommem.plugins import not_loaded, only_here
 from atommem.policy.contract import Completion, Sampling, check_request, make_completion
 from atommem.policy.decoding import Row, decode
 
+_PROBE = 'Hello world, it\'s 12:30.\n\n  <b>x</b> é 北京 ( a ) , b ! {"k": [1]}'
 FREE_PADDING = 4096
 """Padding tokens that a batch may have even if they exceed its real tokens."""
 
@@ -77,12 +79,11 @@ class LocalPolicy:
         found: dict[str, Any] = {"revision": revision, "local_files_only": only_here(path)}
         try:
             model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **found)
-            tokenizer = read_tokenizer(path, **found)
         except Exception as error:  # transformers raises many kinds for broken files
             raise PolicyError(
                 f"{str(path)!r} is not a causal language model: {not_loaded(str(path), error)}"
             ) from error
-        return cls(model.to(device), tokenizer, **options)
+        return cls(model.to(device), read_tokenizer(path, revision), **options)
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample one completion in the next batch; raises as `Policy.complete` does."""
@@ -116,14 +117,66 @@ class LocalPolicy:
         ]
 
 
-def read_tokenizer(name: str | Path, **found: Any) -> Any:
-    """Load a tokenizer; `found` are further arguments of ``from_pretrained``."""
-    from transformers import AutoTokenizer
+def read_tokenizer(name: str | Path, revision: str | None = None) -> Any:
+    """Load a tokenizer that encodes as its ``tokenizer.json`` does.
+
+    Raises:
+        PolicyError: It cannot be read, or is not a fast tokenizer.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    found: dict[str, Any] = {"revision": revision, "local_files_only": only_here(name)}
+    tokenizer, failure = None, None
+    try:  # False: transformers would ask at the terminal whether to run the model's code
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **found)
+    except Exception as error:  # tokenizers raises bare exceptions
+        failure = error
+    expected = _encoding_of_file(name, found)
+    if expected is not None and (tokenizer is None or expected != _encoding(tokenizer)):
+        kind = "its tokenizer class" if tokenizer is None else type(tokenizer).__name__
+        try:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(name, **found)
+        except Exception as error:
+            tokenizer, failure = None, failure or error
+        else:
+            does = "changes text" if failure is None else "cannot be loaded"
+            warnings.warn(
+                f"{name}: {kind} {does}; tokenizer.json is read without it.", stacklevel=2
+            )
+    if tokenizer is None:
+        reason = not_loaded(str(name), failure or ValueError("no tokenizer"))
+        raise PolicyError(f"No tokenizer could be loaded from {str(name)!r}: {reason}") from failure
+    if not getattr(tokenizer, "is_fast", False):
+        raise PolicyError(
+            f"No tokenizer could be loaded from {str(name)!r}: {type(tokenizer).__name__} does not "
+            "return the positions of tokens. Give a model with a tokenizer.json."
+        )
+    tokenizer.clean_up_tokenization_spaces = False  # it would change what a policy writes
+    return tokenizer
+
+
+def _encoding_of_file(name: str | Path, found: Mapping[str, Any]) -> tuple[list[int], str] | None:
+    from tokenizers import Tokenizer as Backend
+    from transformers.utils.hub import cached_file
 
     try:
-        return AutoTokenizer.from_pretrained(name, **found)
-    except Exception as error:  # tokenizers raises bare exceptions
-        raise ValueError(f"its tokenizer cannot be read: {type(error).__name__} {error}") from error
+        path = cached_file(str(name), "tokenizer.json", **found)
+        backend = Backend.from_file(path)
+    except Exception:  # there is none, or the hub is out of reach
+        return None
+    backend.no_truncation()
+    backend.no_padding()
+    ids = backend.encode(_PROBE, add_special_tokens=False).ids
+    return ids, backend.decode(ids, skip_special_tokens=False)
+
+
+def _encoding(tokenizer: Any) -> tuple[list[int], str] | None:
+    try:
+        ids = tokenizer.encode(_PROBE, add_special_tokens=False)
+        text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    except Exception:  # tokenizers in Python raise what they like
+        return None
+    return ids, text
 
 
 def plan_batches(

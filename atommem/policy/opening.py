@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from atommem.config import PolicyConfig
 from atommem.errors import PolicyError, suggest_path
-from atommem.plugins import hub_name, not_loaded, only_here
+from atommem.plugins import hub_name
 
 if TYPE_CHECKING:
     from atommem.policy.local import LocalPolicy
@@ -53,13 +53,7 @@ def load_tokenizer(name: str) -> Any:
     """Load the tokenizer in a folder, or of a hub name (NAME@REVISION)."""
     from atommem.policy.local import read_tokenizer
 
-    model, revision = hub_name(name)
-    try:
-        return read_tokenizer(model, revision=revision, local_files_only=only_here(model))
-    except (OSError, ValueError) as error:
-        raise PolicyError(
-            f"No tokenizer could be loaded from {name!r}: {not_loaded(model, error)}"
-        ) from error
+    return read_tokenizer(*hub_name(name))
 
 
 def model_folder(setting: str, name: str) -> str:

@@ -38,12 +38,14 @@ class ChatReply:
 class ChatClient:
     """Ask one server for chat completions; the creator of `client` closes it.
 
-    Parameters that the server reports as unsupported are dropped from then on, with one warning.
+    Parameters that the server reports as unsupported are dropped from then on, with one warning;
+    where it refuses the system role, the system message is put before the user's from then on.
     """
 
     def __init__(self, client: ServerClient) -> None:
         self.client = client
         self._dropped: set[str] = set()
+        self._folds_system = False
 
     async def ask(
         self,
@@ -62,13 +64,22 @@ class ChatClient:
         optional = (("top_p", top_p, 1.0), ("top_k", top_k, 0), ("seed", seed, None))
         settings |= {name: value for name, value, default in optional if value != default}
         while True:
-            body: dict[str, Any] = {"model": model, "messages": list(messages)}
+            sent = fold_system(messages) if self._folds_system else list(messages)
+            body: dict[str, Any] = {"model": model, "messages": sent}
             body |= {name: value for name, value in settings.items() if name not in self._dropped}
             if "max_tokens" in self._dropped:  # OpenAI's reasoning models
                 body["max_completion_tokens"] = max_tokens
             try:
                 return _read(await self.client.post("/v1/chat/completions", body))
             except RefusedError as error:
+                if sent != fold_system(sent) and error.without_system_role:
+                    self._folds_system = True
+                    warnings.warn(
+                        f"{self.client.base_url} refuses the system role, so its text is put "
+                        f"before the user's: {error}",
+                        stacklevel=2,
+                    )
+                    continue
                 if error.code not in _UNSUPPORTED or error.param not in {*_DROPPABLE} & {*body}:
                     raise
                 self._dropped.add(error.param)
@@ -78,6 +89,14 @@ class ChatClient:
                         f"applies: {error}",
                         stacklevel=2,
                     )
+
+
+def fold_system(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Return the messages with the system message's text before that of the first user's."""
+    if len(messages) < 2 or messages[0]["role"] != "system":
+        return list(messages)
+    system, user, *others = messages
+    return [{**user, "content": f"{system['content']}\n\n{user['content']}"}, *others]
 
 
 def _read(reply: Any) -> ChatReply:

@@ -31,6 +31,12 @@ _TOO_LONG = re.compile(
     r"|input token count|inputs?`? (tokens|must have less)",
     re.IGNORECASE,
 )
+# What vLLM, llama.cpp and OpenAI write for a chat template or a model without the system role.
+_NO_SYSTEM_ROLE = re.compile(
+    r"system (role|message|prompt|instruction)|['\"`]system['\"`]|roles? must alternate"
+    r"|only user and assistant roles",
+    re.IGNORECASE,
+)
 # Serper and Anthropic answer 400 when an account is exhausted.
 _ACCOUNT = re.compile(
     r"(not enough|insufficient|out of|exceeded your current) (credit|quota|balance|funds)"
@@ -64,7 +70,13 @@ class RefusedError(Exception):
     @property
     def retryable(self) -> bool:
         """Whether the same request may succeed later."""
-        return (self.status in (408, 429) or self.status >= 500) and not self.too_long
+        may_pass = self.status in (408, 429) or self.status >= 500
+        return may_pass and not self.too_long and not self.without_system_role
+
+    @property
+    def without_system_role(self) -> bool:
+        """Whether the model takes no system message."""
+        return self.status in (400, 422, 500) and _NO_SYSTEM_ROLE.search(self.message) is not None
 
     @property
     def too_long(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from atommem.grammar import boxes_in
 from atommem.servers.chat import ChatReply
+from atommem.thinking import after_thoughts
 
 _WORDS = r"correct|incorrect|not[ _]attempted"
 _GRADES = rf"(?P<grade>{_WORDS})"
@@ -66,10 +67,10 @@ def read_verdict(reply: ChatReply, letters: bool = False) -> Verdict | None:
     text = reply.text
     if not text.strip() and reply.finish_reason == "stop":
         text = reply.reasoning
-    text = text.rpartition("</think>")[2].strip()
+    text = after_thoughts(text)
     lines = [re.sub(r"</?\w+>", " ", line).strip() for line in text.splitlines()]
     lines = [line for line in lines if line.strip("`") and not line.startswith(">")]
-    if not lines or "<think>" in text:
+    if not lines:
         return None
     lines += boxes_in("\n".join(lines))[-1:]
     alone = [_ALONE, *([_LETTER] if letters else [])]

@@ -99,6 +99,7 @@ class Baseline(ABC):
                 "yarn_factor": self.setup.yarn_factor,
             },
             "prompts_sha256": self.remembering.digest,
+            **self.remembering.chat.record(),
             "sampling": asdict(self.setup.run.sampling),
         }
 

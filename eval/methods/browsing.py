@@ -19,6 +19,7 @@ from atommem.errors import ConfigError, PromptTooLongError
 from atommem.eval.methods.baseline import MEMORY, NOTHING, Baseline
 from atommem.eval.methods.recorder import Recorder, Setup
 from atommem.memory.log import MemoryView
+from atommem.thinking import thoughts_end
 
 SYSTEM = """{introduction}
 
@@ -130,7 +131,7 @@ def _pieces(past: Sequence[Past]) -> tuple[Piece, ...]:
 
 def without_thinking(step: Step) -> str:
     """Return the text of a completion after its thinking."""
-    return step.text.rpartition("</think>")[2].strip()
+    return step.text[thoughts_end(step.text) :].strip()
 
 
 class ReAct(Browsing):

@@ -101,21 +101,22 @@ async def test_step_failure_leaves_memory_unchanged_and_counts_tokens(
 
 
 @pytest.mark.parametrize(
-    ("text", "finish_reason", "thinking_apart", "created"),
+    ("text", "finish_reason", "thinking_apart", "created", "opens"),
     [
-        (f"Perhaps {WRITE}", "length", False, 0),  # cut inside of its thoughts
-        (f"Perhaps {WRITE}</think>{WRITE}", "stop", False, 1),
-        (WRITE, "stop", False, 1),  # the server removed the thoughts
-        (WRITE, "length", True, 1),
+        (f"Perhaps {WRITE}", "length", False, 0, True),  # cut inside of its thoughts
+        (f"Perhaps {WRITE}</think>{WRITE}", "stop", False, 1, True),
+        (f"Perhaps {WRITE}</think>{WRITE}", "stop", False, 1, False),  # its template is unknown
+        (WRITE, "stop", False, 1, True),  # the server removed the thoughts
+        (WRITE, "length", True, 1, True),
     ],
 )
 async def test_chat_reply_thoughts_are_not_actions(
-    text: str, finish_reason: Any, thinking_apart: bool, created: int
+    text: str, finish_reason: Any, thinking_apart: bool, created: int, opens: bool
 ) -> None:
     reply = Completion([], [], text, finish_reason, 1, 2, thinking_apart)
     policy = SimpleNamespace(complete_chat=AsyncMock(return_value=reply))
     one = agent(lambda tokenizer: policy)
-    one.prompts.opens_thinking = True
+    one.prompts.opens_thinking = opens
     session = Session(one)
     step = await session.step(reading("q?"))
     assert len(session.memory.entries()) == created

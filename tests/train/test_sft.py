@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from atommem.environment import environment_config, make_factory
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
 from atommem.errors import ConfigError
-from atommem.policy.contract import ScriptedPolicy
+from atommem.policy.contract import ScriptedPolicy, completion_text
 from atommem.run import RunConfig
 from atommem.trace import write_trace
 from atommem.train.loops.sft import ColdStartTrainer, sft_dataset, trace_demonstrations
 from atommem.train.train_config import ColdStartConfig
 from tests.fakes import WordTokenizer, make_episode_runner
+from tests.tokenizer_shapes import byte_level, words
 from tests.train.harness import BARE, completion_logps
 from tests.train.toys import EOS, make_model, make_tokenizer
 
@@ -34,7 +36,11 @@ def script(prompt: str) -> str:
 
 
 def save(
-    path: Path, tokenizer: WordTokenizer, gold: str = "red", dialect: str = "paper"
+    path: Path,
+    tokenizer: WordTokenizer,
+    gold: str = "red",
+    dialect: str = "paper",
+    script: Callable[[str], str] = script,
 ) -> Episode:
     """Run an episode of the script, and write its trace."""
     runner = make_episode_runner(
@@ -49,7 +55,7 @@ def save(
     return episode
 
 
-def rows_of(path: Path, tokenizer: WordTokenizer) -> list[Any]:
+def rows_of(path: Path, tokenizer: Any) -> list[Any]:
     run = RunConfig(memory=MEMORY, environment=ENVIRONMENT)
     return trace_demonstrations(path, tokenizer, run, 1.0)
 
@@ -79,6 +85,59 @@ def test_trace_demonstrations_of_unusable_traces_are_refused(tmp_path: Path) -> 
     save(path, tokenizer, dialect="released")
     with pytest.raises(ConfigError, match=r"dialect=paper: .* has the dialect 'released'"):
         rows_of(path, tokenizer)
+
+
+TURNS = (
+    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}BEFORE{{ m.content }}END"
+    "{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}OPENS{%- endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "end", "opens", "written"),
+    [
+        ("", "<|im_end|>", "", ""),
+        ("", "<|endoftext|>", "", ""),  # Llama 3: not its eos_token
+        ("", "<|im_end|>", "<think>", "\n</think>\n\n"),
+        ("", "<|im_end|>", "<think>\n\n</think>\n\n", ""),
+        ("<|channel|>final<|message|>", "<|im_end|>", "", "<|channel|>final<|message|>"),
+    ],
+)
+def test_trace_demonstrations_are_what_their_learner_reads(
+    tmp_path: Path, before: str, end: str, opens: str, written: str
+) -> None:
+    episode = save(tmp_path / "a.jsonl", WordTokenizer())
+    learner = byte_level()
+    parts = {"BEFORE": before, "END": end, "OPENS": opens}
+    learner.chat_template = TURNS
+    for part, text in parts.items():
+        learner.chat_template = learner.chat_template.replace(part, text)
+    rows = rows_of(tmp_path, learner)
+    texts = [completion_text(learner, ids, stopped=True) for _, ids in rows]
+    assert texts == [written + step.text for step in episode.steps]
+    assert {learner.decode(ids[-1:]) for _, ids in rows} == {end}
+
+
+def test_trace_demonstrations_of_a_thinking_policy_teach_no_draft(tmp_path: Path) -> None:
+    class Thinking(WordTokenizer):
+        def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> str:
+            return super().apply_chat_template(conversation, **kwargs) + "<think>"
+
+    def think(prompt: str) -> str:
+        return f"Maybe <create_memory>draft</create_memory>? No.</think>{script(prompt)}"
+
+    save(tmp_path / "a.jsonl", Thinking(), script=think)
+    rows = rows_of(tmp_path, plain := byte_level())
+    texts = [completion_text(plain, ids, stopped=True) for _, ids in rows]
+    assert texts == [script("It says red."), script("")]
+    rows = rows_of(tmp_path, other := Thinking())
+    assert "draft" in completion_text(other, rows[0][1], stopped=True)
+
+
+def test_trace_demonstrations_that_would_teach_other_actions_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "a.jsonl", WordTokenizer())
+    with pytest.raises(ConfigError, match=r"would read other actions in step 0"):
+        rows_of(tmp_path, words())  # a vocabulary without the policy's words
 
 
 ROWS = [([1, 2, 3], [7, 8, EOS]), ([4, 5], [9, EOS]), ([6, 1, 2, 3, 4], [7, EOS])] * 8

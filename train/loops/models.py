@@ -19,7 +19,6 @@ from transformers.integrations import deepspeed
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from atommem.errors import ConfigError
-from atommem.plugins import not_loaded, only_here
 from atommem.policy.local import read_tokenizer
 
 CPU_TILE_WIDTH = 512
@@ -28,15 +27,7 @@ CPU_TILE_WIDTH = 512
 
 def load_tokenizer(config: ModelConfig) -> Any:
     """Load the tokenizer of ``config.model_name_or_path``."""
-    name = str(config.model_name_or_path)
-    try:
-        return read_tokenizer(
-            name, revision=config.model_revision, local_files_only=only_here(name)
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"model_name_or_path={name}: no tokenizer could be loaded. {not_loaded(name, error)}"
-        ) from error
+    return read_tokenizer(str(config.model_name_or_path), config.model_revision)
 
 
 @contextmanager

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 from datasets import Dataset
 from trl import SFTTrainer
 
+from atommem.actions import Parsed
 from atommem.dialects import get_dialect
 from atommem.environment import make_factory
 from atommem.episode import Episode, Step
 from atommem.errors import ConfigError
+from atommem.grammar import Grammar
+from atommem.policy.contract import completion_text
 from atommem.prompts import PromptBuilder
 from atommem.run import RunConfig
+from atommem.text_safety import clean
+from atommem.thinking import marks, thoughts_end
 from atommem.trace import read_trace
 from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.packing.micro_batch import IGNORED
@@ -71,10 +77,12 @@ def trace_demonstrations(
     """Make rows of a trace file, or of all traces in a folder (such as an ``atommem eval`` output).
 
     Prompts are built as this run's policy will see them. A completion keeps its token ids if its
-    policy had the same tokenizer; otherwise its text is encoded.
+    policy had the same tokenizer and this policy reads the same actions in them; otherwise its text
+    is encoded, without thoughts that this policy would take for actions.
 
     Raises:
-        ConfigError: There are no traces, none has `min_reward`, or they have another dialect.
+        ConfigError: There are no traces, none has `min_reward`, they have another dialect, or this
+            policy would read other actions in one than its own policy wrote.
         TraceError: A file is not a trace.
     """
     path = Path(path)
@@ -84,6 +92,7 @@ def trace_demonstrations(
     dialect = get_dialect(memory.dialect, memory.templates)
     factory = make_factory(run.environment, tokenizer)
     builder = PromptBuilder.of(tokenizer, dialect, memory, factory, run.chat_template_kwargs)
+    learner = _Learner(tokenizer, builder, dialect.grammar(factory.actions, factory.phases))
     rows: list[Demonstration] = []
     for file in files:
         trace = read_trace(file)
@@ -97,9 +106,9 @@ def trace_demonstrations(
                 "of the same dialect."
             )
         rows += [
-            (builder.build(step.observation, step.view), completion)
+            (builder.build(step.observation, step.view), learner.completion_ids(step, file))
             for step in trace.episode.steps
-            if (completion := _completion_ids(step, tokenizer))
+            if step.text or step.token_ids
         ]
     if not rows:
         raise ConfigError(
@@ -109,12 +118,52 @@ def trace_demonstrations(
     return rows
 
 
-def _completion_ids(step: Step, tokenizer: Any) -> list[int]:
-    try:
-        same_tokenizer = tokenizer.decode(step.token_ids, skip_special_tokens=True) == step.text
-    except (IndexError, KeyError, TypeError, OverflowError):
-        same_tokenizer = False  # ids outside of this tokenizer's vocabulary
-    if same_tokenizer:
-        return step.token_ids
-    end = [tokenizer.eos_token_id] if step.finish_reason == "stop" else []
-    return [*tokenizer.encode(step.text, add_special_tokens=False), *end]
+class _Learner:
+    """Puts completions of any policy into the form that one policy writes and reads."""
+
+    def __init__(self, tokenizer: Any, builder: PromptBuilder, grammar: Grammar) -> None:
+        self._tokenizer, self._grammar = tokenizer, grammar
+        self._thinks, self._closing = builder.opens_thinking, builder.closing_thought
+        lead, self._end = builder.chat.reply_frame()
+        # Qwen3's template shows old replies behind an empty thought, which it does not ask for.
+        is_thought = any(not mark.silent for mark in marks(lead))
+        self._lead = "" if is_thought or not lead.strip() else lead
+
+    def completion_ids(self, step: Step, file: Path) -> list[int]:
+        """Return a step's completion as token ids in which this policy reads its actions."""
+        stopped = step.finish_reason == "stop"
+        try:
+            same = completion_text(self._tokenizer, step.token_ids, stopped) == step.text
+        except (IndexError, KeyError, TypeError, OverflowError):
+            same = False  # ids outside of this tokenizer's vocabulary
+        if same and self._reads(step.text, step):
+            return step.token_ids
+        text, after = step.text, thoughts_end(step.text)
+        opening = next(marks(text), None)
+        forms = [text, f"{self._closing}{text}"] if self._thinks else [text, text[after:].lstrip()]
+        if self._thinks and opening and not opening.closing:
+            forms[1:1] = [text[opening.end :], f"{self._closing}{text[after:].lstrip()}"]
+        for form in forms:
+            lead = "" if any(marks(form)) else self._lead
+            token_ids = self._tokenizer.encode(lead + form, add_special_tokens=False)
+            token_ids += [self._end] if stopped and self._end is not None else []
+            written = completion_text(self._tokenizer, token_ids, stopped)
+            if self._reads(form, step) and self._reads(written, step):
+                return list(token_ids)
+        raise ConfigError(
+            f"data={file}: this model would read other actions in step {step.index} than its "
+            "policy wrote. Use traces of a policy with the same tools, whose thoughts are marked."
+        )
+
+    def _reads(self, text: str, step: Step) -> bool:
+        parsed = self._grammar.parse(clean(text), step.observation.phase, self._thinks)
+        return _reading(parsed) == _reading(step)
+
+
+def _reading(parsed: Parsed | Step) -> tuple[list[Any], list[str]]:
+    """Return what is done, but for white space and forms of characters, and what is malformed."""
+    actions = [
+        (action.kind, " ".join(normalize("NFKC", action.text).split()), action.handle)
+        for action in parsed.actions
+    ]
+    return actions, [problem.reason for problem in parsed.problems]

