@@ -117,16 +117,17 @@ def _read_html(source: bytes | str) -> tuple[str, list[str]]:
     from markdownify import MarkdownConverter
 
     left_out = []
+    text: Any = source
     if isinstance(source, bytes):
         declared = EncodingDetector.find_declared_encoding(source, is_html=True)
         encoding = webencodings.lookup(declared or "")
         if encoding is None:
             text, encoding = webencodings.decode(source, "utf-8")
             encoding = webencodings.lookup("cp1252") if "\ufffd" in text else encoding
-        source, encoding = webencodings.decode(source, encoding)
-        if lost := source.count("\ufffd"):
+        text, encoding = webencodings.decode(source, encoding)
+        if lost := text.count("\ufffd"):
             left_out.append(f"{lost} characters that are not {encoding.name}")
-    soup = BeautifulSoup(source, "html.parser")
+    soup = BeautifulSoup(text, "html.parser")
     title = soup.title.get_text(" ", strip=True) if soup.title is not None else ""
     for tag in soup.find_all([*_INVISIBLE, lambda tag: tag.has_attr("hidden")]):
         tag.decompose()
@@ -139,6 +140,7 @@ def _read_html(source: bytes | str) -> tuple[str, list[str]]:
     converter: Any = MarkdownConverter(
         heading_style="ATX",
         strip=["a"],
+        table_infer_header=True,
         escape_asterisks=False,
         escape_underscores=False,
         escape_misc=False,

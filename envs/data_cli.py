@@ -210,6 +210,8 @@ def _convert(argv: list[str]) -> int:
     if any(columns.values()):
         if missing := [name for name in ("question", "answer", "text") if not columns[name]]:
             raise ConfigError(f"{missing[0]}: missing. Name the column, as --{missing[0]} COLUMN.")
+        if args.wording or args.questions:
+            raise ConfigError("wording, questions: only of LoCoMo, not of a table. Leave them out.")
         tasks = read_table(rows, Columns(**columns), left_out)
     elif args.wording is None and args.questions is None:
         tasks = iter_tasks(rows)

@@ -21,7 +21,7 @@ from atommem.envs.benchmarks.rows import (
     without_nulls,
 )
 from atommem.envs.task import Document, Question, Task
-from atommem.errors import DataError
+from atommem.errors import ConfigError, DataError
 
 TABLE = "table"
 
@@ -112,6 +112,8 @@ def find_rows(name: str, split: str | None = None, subset: str | None = None) ->
     """
     path = Path(name)
     if path.is_file():
+        if split or subset:
+            raise ConfigError(f"split, subset: {name} is a file, which has none. Leave them out.")
         return read_rows(path)
     folder = path if split is None else path / split
     if shards := sorted(folder.glob("data-*.arrow")):  # of `Dataset.save_to_disk`

@@ -231,6 +231,8 @@ def test_convert_reads_a_table_by_its_columns(
         ("--question q --text passage --answer b", "row 3: field 'b' is missing or empty, in all"),
         ("--question question --text passage --answer a.text", "field 'question' is missing"),
         ("--question q --text passage --answer a.text --id n", "row 3: field 'n' is missing"),
+        ("--question q --text passage --answer a.text --questions 2", "only of LoCoMo"),
+        ("--split test", "is a file, which has none"),
         ("", "data convert --question COLUMN"),
     ],
 )

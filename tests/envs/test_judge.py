@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,14 @@ def prompt_of(server: FakeChat, index: int = 0) -> str:
         ("**INCORRECT**", 0.0),
         ("<think>It is CORRECT</think>\nINCORRECT", 0.0),
         ("<think>I would say\nCORRECT", None),
+        ("[THINK]It is CORRECT[/THINK]\nINCORRECT", 0.0),
         ("CORRECT or INCORRECT", None),
         ("A", None),
         ("**correct:** no\nconfidence: 100%", 0.0),
     ],
 )
 def test_read_verdict_takes_one_unambiguous_grade(reply: str, score: float | None) -> None:
-    text = reply.rpartition("</think>")[2].strip()
+    text = re.split(r"</think>|\[/THINK\]", reply)[-1].strip()
     assert read_verdict(ChatReply(reply)) == (None if score is None else Verdict(score, text))
 
 
