@@ -58,15 +58,16 @@ _FORMS = {
     "gemma": Form("<channel|>", r"<\|channel>\s*thought\b", r"<channel\|>"),
     "bracketed": Form("[/THINK]", r"\[THINK\]", r"\[/THINK\]"),
     "triangled": Form("◁/think▷", "◁think▷", "◁/think▷"),
-    # In words, so only where the answer is marked too, or at the end of a prompt.
+    # In words, so only at the start, with the answer marked too, or at the end of a prompt.
     "granite": Form(
         "Here is my response:",
-        r"Here(?:'s| is) my thought process:(?=\s*\Z|.{0,100000}?\bmy response:)",
+        r"\AHere(?:'s| is) my thought process:(?=.*\bmy response:)"
+        r"|Here(?:'s| is) my thought process:(?=\s?\Z)",
         closing=r"Here(?:'s| is) my response:",
     ),
     "apriel": Form(
         "[BEGIN FINAL RESPONSE]",
-        r"Here are my reasoning steps:(?=\s*\Z|.{0,100000}?\[BEGIN FINAL)",
+        r"\AHere are my reasoning steps:(?=.*\[BEGIN FINAL)|Here are my reasoning steps:(?=\s?\Z)",
         r"\[BEGIN FINAL RESPONSE\]",
     ),
 }

@@ -200,7 +200,21 @@ def test_parse_any_string_has_a_consistent_result(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", ["<", "<create_memory>", "<think>", "\\boxed{", "{", "1", " ", "\\text{", "\\color{"]
+    "unit",
+    [
+        "<",
+        "<create_memory>",
+        "<think>",
+        "\\boxed{",
+        "{",
+        "1",
+        " ",
+        "\\text{",
+        "\\color{",
+        "Here is my thought process: ",
+        "<|channel|>analysis",
+        "to=a",
+    ],
 )
 @pytest.mark.parametrize(
     "frame", ["{}", "<final_answer>{}x</final_answer>", "<final_answer>\\boxed{{}}</final_answer>"]
