@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     config = make(JudgeConfig, args)
     if config.judge_url is None:
         raise ConfigError("judge_url is missing. Give judge_url and judge_model.")
-    labels = {
+    labels: Labels = {
         (row.text("id"), row.text("answer")): row.convert("right", row.get("right"), bool)
         for row in (read_rows(args.labels) if args.labels else ())
     }
