@@ -156,12 +156,13 @@ def read_tokenizer(name: str | Path, revision: str | None = None) -> Any:
 
 
 def _encoding_of_file(name: str | Path, found: Mapping[str, Any]) -> tuple[list[int], str] | None:
+    from huggingface_hub import hf_hub_download
     from tokenizers import Tokenizer as Backend
-    from transformers.utils.hub import cached_file
 
+    folder, file = Path(name), "tokenizer.json"
     try:
-        path = cached_file(str(name), "tokenizer.json", **found)
-        backend = Backend.from_file(path)
+        path = folder / file if folder.is_dir() else hf_hub_download(str(name), file, **found)
+        backend = Backend.from_file(str(path))
     except Exception:  # there is none, or the hub is out of reach
         return None
     backend.no_truncation()
