@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 THINK = "think"
-
-
 _NEVER = r"(?!)"
 
 
