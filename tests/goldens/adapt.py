@@ -82,6 +82,11 @@ RULE_PATHS = {
     "novelty": "papers.retention.rules:Novelty",
     "type_prior": "papers.retention.rules:TypePrior",
     "linear": "papers.retention.rules:Linear",
+    "periodic": "papers.banks:Periodic",
+    "history": "papers.banks:History",
+    "combined": "papers.banks:Combined",
+    "memobank": "papers.banks:MemoBank",
+    "traceretain": "papers.banks:TraceRetain",
 }
 """Rules that the package no longer ships."""
 
