@@ -76,12 +76,10 @@ class ApproximateTokenizer:
     def __call__(
         self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool
     ) -> dict[str, Any]:
-        """Encode with the character span of every token."""
         spans = [match.span() for match in _PIECE.finditer(text)]
         return {"input_ids": self.encode(text), "offset_mapping": spans}
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Convert text to token ids."""
         pieces = _PIECE.findall(text)
         return [zlib.crc32(piece.encode("utf-8", "surrogatepass")) for piece in pieces]
 

@@ -163,11 +163,9 @@ class Plan:
         )
 
     def delete(self, entry: Entry, **values: Any) -> None:
-        """Add the deletion of an entry."""
         self.add(DELETE, **{"entry_id": entry.id, "before": entry.text, **values})
 
     def candidate(self, text: str, vector: Vectors, replaces: int | None = None) -> Candidate:
-        """Return a text as rules see it."""
         return Candidate(text, vector, self.source or Source(self.step), replaces=replaces)
 
     def state(self) -> StoreState:
@@ -250,11 +248,9 @@ class WorkingMemory:
         return self._contents
 
     def entries(self) -> list[Entry]:
-        """Return all entries, oldest first."""
         return list(self._contents.entries.values())
 
     def view(self) -> MemoryView:
-        """Return what the policy sees."""
         return self._contents.view(self._config.capacity)
 
     async def apply(
@@ -442,7 +438,6 @@ class WorkingMemory:
         return sorted(hits, key=lambda hit: -hit[1])[:k] if len(self._past) else hits
 
     def _resolve(self, actions: Sequence[Action]) -> list[ResolvedAction]:
-        """Cut the texts of memory actions, and resolve handles by the present view."""
         config, shown = self._config, self._contents.shown
         limits = {SCRATCHPAD: config.scratchpad_tokens, READ: config.query_tokens}
         entry_ids = {handle: entry_id for handle, (entry_id, _) in enumerate(shown, start=1)}
@@ -464,7 +459,6 @@ class WorkingMemory:
         return cut_to_tokens(self._tokenizer, text, limit, self._cut_marker)
 
     async def _embed(self, texts: Iterable[str]) -> dict[str, Vectors]:
-        """Embed the texts of entries, each once."""
         unique = list(dict.fromkeys(texts))
         rows = await embed_texts(self._embedder, unique, "entry")
         return dict(zip(unique, rows, strict=True))

@@ -12,8 +12,8 @@ import numpy as np
 
 from atommem.errors import ConfigError
 from atommem.memory.rules import Candidate, Eviction, Rule, StoreState, lowest
-from atommem.rules.amac import PRIORS, kind_of, novelty
 from atommem.rules.eviction import Rated, steps_of_last_use
+from papers.amac.rule import PRIORS, kind_of, novelty
 from papers.banks import read_weights, rule_path
 
 RULE_PATHS = {
