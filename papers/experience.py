@@ -26,7 +26,7 @@ from atommem.memory.log import (
     Outcome,
     Source,
 )
-from atommem.memory.memory import Plan
+from atommem.memory.plan import Plan
 from atommem.memory.rules import Candidate, Merged, Numbers, Refused, RuleSet, StoreState
 from atommem.memory.store import VectorStore, best
 from papers.banks import rule_path
