@@ -21,9 +21,8 @@ class ActivityClock:
     A second with 200 pending requests counts as one, so that times are shares of the wall clock.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
-        self._last = now()
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
         self._running, self._total = Counter[str](), dict[str, float]()
 
     @contextmanager
@@ -44,7 +43,7 @@ class ActivityClock:
         return total
 
     def _add_elapsed(self) -> None:
-        now = self._now()
+        now = time.perf_counter()
         for kind, running in self._running.items():
             if running:
                 self._total[kind] = self._total.get(kind, 0.0) + now - self._last

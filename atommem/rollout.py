@@ -49,7 +49,6 @@ class ObservationPolicy(Protocol):
         self, observation: Observation, view: MemoryView, sampling: Sampling
     ) -> Completion:
         """Return a completion."""
-        ...
 
 
 @dataclass(kw_only=True, eq=False)

@@ -90,11 +90,9 @@ class Policy(Protocol):
             PromptTooLongError: The prompt does not fit the context window.
             PolicyError: The back end refused the request.
         """
-        ...
 
     async def close(self) -> None:
         """Free connections and threads."""
-        ...
 
 
 @runtime_checkable
@@ -103,7 +101,6 @@ class MessagePolicy(Protocol):
 
     async def complete_chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:
         """Sample one completion; raises as `Policy.complete` does."""
-        ...
 
 
 @runtime_checkable
