@@ -161,7 +161,6 @@ class TinkerTrainer:
         return known[self.base_model]
 
     def close(self) -> None:
-        """Free the embedder and the event loop."""
         self._loop.run(self.runner.agent.embedder.close())
         self._loop.close()
 
@@ -245,13 +244,11 @@ class TinkerTrainer:
         return episodes, log
 
     def publish(self) -> None:
-        """Let the sampler have the current weights."""
         self.sampler = self.client.save_weights_and_get_sampling_client()
 
     async def sample(
         self, prompt_ids: list[int], sampling: Sampling
     ) -> tuple[list[int], list[float], bool]:
-        """Sample one completion of token ids, as `EnginePolicy` has it."""
         settings = tinker.SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
@@ -318,7 +315,6 @@ class TinkerTrainer:
     # Logs and checkpoints -----------------------------------------------------------------------
 
     def log(self, values: dict[str, float]) -> None:
-        """Write log entries to console, ``metrics.jsonl`` and the services of ``report_to``."""
         entry = {**values, "epoch": self.state.epoch}
         self.state.log_history.append({**entry, "step": self.state.global_step})
         self._call("on_log", logs=entry)

@@ -91,7 +91,6 @@ class AsyncTrainConfig(EpisodeConfig, TrainingArguments):
 
     @property
     def vllm_server_urls(self) -> list[str]:
-        """The addresses in `vllm_server_base_url`."""
         return [url.strip() for url in self.vllm_server_base_url.split(",") if url.strip()]
 
     def __post_init__(self) -> None:

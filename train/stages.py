@@ -52,7 +52,6 @@ def run_stage(stage: str, settings: Settings) -> Path:
 
 
 def make_grpo_trainer(settings: Settings) -> MemoryGRPOTrainer:
-    """Make the trainer of the stage ``grpo``."""
     args, tokenizer = settings.args, load_tokenizer(settings.model)
     return MemoryGRPOTrainer(
         make_backend=partial(make_backend, make_rollouts(settings, tokenizer)),
@@ -75,7 +74,6 @@ def make_backend(rollouts: Rollouts, model: Any) -> Backend:
 
 
 def make_async_trainer(settings: Settings) -> Any:
-    """Make the trainer of the stage ``async``."""
     from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
 
     args, model = settings.args, settings.model
@@ -95,7 +93,6 @@ def make_async_trainer(settings: Settings) -> Any:
 
 
 def make_sft_trainer(settings: Settings) -> ColdStartTrainer:
-    """Make the trainer of the stage ``sft``."""
     args, tokenizer = settings.args, load_tokenizer(settings.model)
     rows = trace_demonstrations(args.data, tokenizer, settings.run, args.min_reward)
     return ColdStartTrainer(
@@ -115,7 +112,6 @@ def make_rollouts(settings: Settings, tokenizer: Any) -> Rollouts:
 
 
 def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
-    """Return the arguments of a trainer of episodes."""
     args = settings.args
     kind = find_environment(settings.run.environment.environment)
     tasks = kind.read_tasks(args.data)

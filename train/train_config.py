@@ -297,12 +297,10 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
 
     @property
     def updates_per_rollout(self) -> int:
-        """Updates on the episodes of one rollout."""
         return (self.steps_per_generation or 1) * self.num_iterations
 
     @property
     def vllm_server_urls(self) -> list[str]:
-        """The servers of ``vllm_mode: server``."""
         default = f"http://{self.vllm_server_host}:{self.vllm_server_port}"
         urls = (self.vllm_server_base_url or default).split(",")
         return [url.strip() for url in urls if url.strip()]

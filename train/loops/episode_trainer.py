@@ -86,7 +86,6 @@ class EpisodeTrainer(ResumableTrainer):
         )
 
     def run_update(self, model: Any, batch: Batch) -> torch.Tensor:
-        """Train on a batch; returns this rank's loss."""
         started = time.perf_counter()
         loss, log = self._update.run(model, batch)
         self.check_finite("loss", log.pop("loss", 0.0))
@@ -175,7 +174,6 @@ class EpisodeTrainer(ResumableTrainer):
                 card.write(f"\n## Training signal\n\n{report}\n")
 
     def log_with_update(self, values: Mapping[str, float]) -> None:
-        """Log `values` with the running update."""
         for name, value in values.items():
             self._logged[name].append(value)
 

@@ -94,24 +94,20 @@ class MemoryGRPOTrainer(EpisodeTrainer):
             return super().train(*args, **kwargs)
 
     def close(self) -> None:
-        """Free what backend and embedder hold."""
         self.run_async(self.backend.close())
         self.run_async(self.runner.agent.embedder.close())
         self._loop.close()
 
     @property
     def runner(self) -> EpisodeRunner:
-        """The episodes' runner of this rank."""
         return self.backend.runner
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine in the event loop of the episodes."""
         return self._loop.run(work)
 
     # Updates ------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return a loader that counts the updates of an epoch."""
         return update_counter(self._order.updates_per_epoch * self.args.updates_per_rollout)
 
     def training_step(
@@ -207,7 +203,6 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         return self.runner.copy(sampling=replace(sampling, seed=seed))
 
     def send_weights(self) -> None:
-        """Send the current weights to the backend."""
         self.backend.publish(self)
 
     @contextmanager

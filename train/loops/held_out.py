@@ -13,7 +13,6 @@ Job = tuple[Any, int]
 
 
 def held_out_jobs(tasks: Sequence[Any], args: Any) -> list[Job]:
-    """Return all episodes of an evaluation."""
     samples = range(args.num_generations_eval or 1)
     return [(task, sample) for task in tasks for sample in samples]
 

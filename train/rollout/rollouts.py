@@ -36,7 +36,6 @@ class Rollouts:
     embedder: Embedder
 
     def runner(self, policy: Policy, max_in_flight: int | None = None) -> EpisodeRunner:
-        """Make the episode loop around `policy`."""
         agent = build_agent(
             self.run,
             policy,
@@ -73,7 +72,6 @@ class TaskOrder:
         self._epoch: tuple[int, list[int]] = (-1, [])
 
     def task(self, group: int) -> int:
-        """Return the index of the task of this group."""
         epoch, place = divmod(group, self.updates_per_epoch * self.groups_per_update)
         if self._epoch[0] != epoch:
             generator = torch.Generator().manual_seed(self._seed + 1_000_003 * epoch)
@@ -84,7 +82,6 @@ class TaskOrder:
         return self._epoch[1][place]
 
     def seed(self, group: int) -> int:
-        """Return the sampling seed of this group."""
         return self._seed * 1_000_003 + group // self.groups_per_update
 
 
