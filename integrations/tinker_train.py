@@ -55,29 +55,19 @@ from atommem.train.rollout.rollouts import TaskOrder, plan_groups, run_groups
 from atommem.train.settings import Settings, Stage
 from atommem.train.stages import make_rollouts, prepare_reporters
 from atommem.train.stop_request import StopRequest
-from atommem.train.train_config import REFUSED, TrainConfig, check_refused
+from atommem.train.train_config import TrainConfig, check_refused
 
 STATE_FILE = "tinker.json"
 LOSS_FNS = {"dapo": "ppo", "grpo": "ppo", "dr_grpo": "ppo", "cispo": "cispo"}
 """The server's loss for each of ours; normalizer and weights are in the advantages."""
-_SERVER = "the server samples and trains"
-_NO_TERM = "the API's losses have no such term"
 
 
 @dataclass
 class TinkerConfig(TrainConfig):
     """Settings of training on a Tinker server, by LoRA (``lora_r``; the server sets alpha)."""
 
-    refused: ClassVar = {
-        **REFUSED,
-        "use_vllm": (False, _SERVER),
-        "beta": (0.0, _NO_TERM),
-        "delta": (None, _NO_TERM),
-        "importance_sampling_level": ("token", _NO_TERM),
-        "temperature": (1.0, "the server trains on log-probabilities at temperature 1"),
-        "steps_per_generation": (1, "an update has its own episodes"),
-        "num_iterations": (1, "an update has its own episodes"),
-    }
+    refused: ClassVar = (*TrainConfig.refused, "tinker")
+
     base_url: str | None = setting(None, "The Tinker server; unset: hosted Tinker.")
     loss_fn: str = setting(
         "", "Loss on the server: ppo, cispo or importance_sampling; unset: as loss_type has it."
@@ -364,7 +354,7 @@ def learning_rates(args: Any, steps: int) -> list[float]:
 def run(settings: Settings) -> Path:
     """Train or resume, and download the adapter; returns its folder."""
     args = settings.args
-    check_refused(settings.model, {"lora_alpha": (32, "the server sets it")})
+    check_refused(settings.model, "tinker_model")
     resume = checkpoints.checkpoint_to_resume(args, settings.run.memory)
     prepare_reporters(args)
     trainer = TinkerTrainer(settings, connect(args.base_url), resume)

@@ -23,7 +23,6 @@ from atommem.policy.contract import Completion
 from atommem.policy.decoding import Row as DecodeRow
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import EpisodeRunner
-from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.episode_logs import WAIT, RolloutLog
 from atommem.train.loops.episode_trainer import EpisodeTrainer
 from atommem.train.loops.policy_model import load_model
@@ -33,6 +32,7 @@ from atommem.train.objective.advantages import has_variance
 from atommem.train.rollout.rollouts import Rollouts, TaskOrder
 from atommem.train.rollout.server_backend import WeightSync, make_server_pool, make_weight_sync
 from atommem.train.rollout.weight_sync import check_servable, named_weights
+from atommem.train.train_config import AsyncTrainConfig
 
 Result = TypeVar("Result")
 
