@@ -160,3 +160,16 @@ def gather_outcomes(
     ]
     rewards, replaced, sizes = zip(*gather_object(own), strict=True)
     return list(rewards), list(replaced), list(sizes)
+
+
+def outcome_log(
+    rewards: Sequence[float | None], replaced: Sequence[int], args: Any
+) -> dict[str, float]:
+    """Return what is logged of `gather_outcomes`."""
+    size = args.num_generations or 1
+    starts = range(0, len(rewards), size)
+    flat = [bool(replaced[i]) or not has_variance(rewards[i : i + size]) for i in starts]
+    log = {"frac_reward_zero_std": sum(flat) / len(flat)}
+    if args.dynamic_sampling:
+        log["dynamic_sampling/replaced_groups"] = float(sum(replaced[i] for i in starts))
+    return log
