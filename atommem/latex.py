@@ -6,59 +6,16 @@ import re
 from contextlib import suppress
 from unicodedata import category, lookup, normalize
 
-_ACCENTS = dict(
-    zip(
-        "`'^~=u.\"Hvck",
-        "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030b\u030c\u0327\u0328",
-        strict=True,
-    )
-)
+_MARKS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030b\u030c\u0327\u0328"
+_ACCENTS = dict(zip("`'^~=u.\"Hvck", _MARKS, strict=True))
 _SYMBOLS = dict(
-    pair.split("=")
-    for pair in [
-        "ss=ß",
-        "o=ø",
-        "O=Ø",
-        "l=ł",
-        "L=Ł",
-        "ae=æ",
-        "AE=Æ",
-        "oe=œ",
-        "OE=Œ",
-        "aa=å",
-        "AA=Å",
-        "pounds=£",
-        "euro=€",
-        "degree=°",
-        "ldots=...",
-        "dots=...",
-        "textendash=–",
-        "textemdash=—",
-        "times=×",
-        "pm=±",
-        "cdot=·",
-        "approx=≈",
-        "sim=~",
-        "to=→",
-        "rightarrow=→",
-        "infty=∞",
-        "left=",
-        "right=",
-        "bf=",
-        "rm=",
-        "it=",
-        "sf=",
-        "tt=",
-        "em=",
-        "bfseries=",
-        "itshape=",
-        "displaystyle=",
-        "textstyle=",
-        "small=",
-        "large=",
-        "Large=",
-        "huge=",
-    ]
+    re.findall(
+        r"(\S+)=(\S*)",
+        """ss=ß o=ø O=Ø l=ł L=Ł ae=æ AE=Æ oe=œ OE=Œ aa=å AA=Å pounds=£ euro=€ degree=° ldots=...
+        dots=... textendash=\u2013 textemdash=— times=\u00d7 pm=± cdot=· approx=≈ sim=~ to=→
+        rightarrow=→ infty=∞ left= right= bf= rm= it= sf= tt= em= bfseries= itshape= displaystyle=
+        textstyle= small= large= Large= huge=""",
+    )
 ) | dict.fromkeys(("quad", "qquad"), " ")
 # `\"` also escapes quotation marks: without braces it is an accent only within a word.
 _TOKEN = re.compile(
