@@ -106,8 +106,8 @@ def test_parse_handle_forms_are_read() -> None:
 
 SEVERAL = """3、5: x|3，5: x|3～5: x|3〜5: x|3；5: x|3／5: x|3＆5: x|3・5: x|3、 5：x|3和5：x
 3 和 5：x|3から5: x|3 y 5: x|3 et 5: x|3 und 5: x|3 bis 5: x|3、 5|3 · 5: x|3 5: x|[3] [5]: x
-【3】【5】：x|٣، ٥: x|3 و 5: x"""
-ONE = "3：x|３: x|Memory 3。 x|【3】 x|（3） x|［３］：x|٣: x|Memory 3 — x|Memory 3、x"
+【3】【5】 x|٣، ٥: x|3 و 5: x|3 または 5：x|3 và 5: x|3 och 5: x|3 ถึง 5: x|3﹑5: x|(3)(5): x"""
+ONE = "3：x|３: x|Memory 3。 x|【3】 x|《3》x|\u200f3﹕ x|［３］：x|٣: x|Memory 3 — x|Memory 3、x"
 
 
 def test_parse_handle_of_any_script_is_one_number() -> None:
