@@ -78,8 +78,9 @@ _HANDLE = re.compile(
         | (?: and | to | or | through | thru | until | plus | into | as\s++well\s++as )\b )
         \s*+ (?:(?:memory|entry)\s*+)?+ [\[(]?+ \#?+ \d )
     (?! \s*+ (?: [^\w\s:.()'"$\u20ac\u00a3\#%]{1,3}+
-        | (?= \S{0,5} [^\x00-\x7f\u20ac\u00a3] ) [^\d\s:]{1,6}+ | (?: ja?|[yeouia]|et|ou|und|oder|sowie|bis|al|hasta
-            |en|e[dt]|o[dg]|och|tot|ti?ll?|do|ve|dan|vs|with|hingga ) (?!\w) )?+
+        | (?= \S{0,5} [^\x00-\x7f\u20ac\u00a3] ) [^\d\s:]{1,6}+
+        | (?: ja?|[yeouia]|et|ou|und|oder|sowie|bis|al|hasta|en|e[dt]|o[dg]|och|tot|ti?ll?|do|ve|dan
+            |vs|with|hingga ) (?!\w) )?+
         \s*+ (?:(?:memory|entry)\s*+)?+ \[?+ \#?+ \d{1,9}+ \s*+ \]?+ \s*+ : (?!\d) )
     (?! (?<=[\])]) \s*+ [\[(] \#?+ \d{1,3}+ [\])] )
     \s*+ (?P<separator> [:.,] | [-\u2013\u2014](?!\S) )?+

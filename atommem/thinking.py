@@ -28,6 +28,7 @@ class Form(NamedTuple):
 
 
 _TO_USER = r"<\|channel\|>\s*final\b[^<]{0,40}(?:<\|constrain\|>[^<]{0,40})?<\|message\|>"
+_THOUGHT, _OF = "(?:think(?:ing)?|thoughts?|reasoning)", "[_▁](?:of[_▁])?"
 _FORMS = {
     "harmony": Form(
         "<|end|><|start|>assistant<|channel|>final<|message|>",
@@ -51,11 +52,18 @@ _FORMS = {
         r"<\|START_THINKING\|>",
         r"<\|END_THINKING\|>(?:<\|START_RESPONSE\|>)?",
     ),
-    "open": Form("<|end_of_thought|>", r"<\|begin_of_thought\|>", r"<\|end_of_thought\|>"),
+    "piped": Form(
+        "",
+        rf"<[|\uff5c](?:(?:begin|start){_OF}{_THOUGHT}|{_THOUGHT}_(?:begin|start))[|\uff5c]>",
+        rf"<[|\uff5c](?:end{_OF}{_THOUGHT}|{_THOUGHT}_end)[|\uff5c]>",
+    ),
+    "medgemma": Form("<unused95>", r"<unused94>\s*thought\b", r"<unused95>"),
     "apertus": Form("<|inner_suffix|>", r"<\|inner_prefix\|>", r"<\|inner_suffix\|>"),
     "gemma": Form("<channel|>", r"<\|channel>\s*thought\b", r"<channel\|>"),
-    "bracketed": Form("[/THINK]", r"\[THINK\]", r"\[/THINK\]"),
+    "bracketed": Form("", rf"\[{_THOUGHT}\]", rf"\[/{_THOUGHT}\]"),
     "triangled": Form("◁/think▷", "◁think▷", "◁/think▷"),
+    # Harmony without its special tokens, as servers leave it that drop them.
+    "stripped": Form("", r"\Aanalysis(?=.*assistantfinal)", r"assistantfinal"),
     # In words, so only at the start, with the answer marked too, or at the end of a prompt.
     "granite": Form(
         "Here is my response:",
@@ -69,13 +77,14 @@ _FORMS = {
         r"\[BEGIN FINAL RESPONSE\]",
     ),
 }
-# <think>, <thinking>, <seed:think>, <mm:think>, <ifm|think_fast>, <think:opensource>, ...
+# <think>, <thinking>, <seed:think>, <longcat_think>, <ifm|think_fast>, <think:opensource>, ...
 _ELEMENT = (
-    r"<(?P<slash>/?)(?P<element>"
-    r"(?:[a-z]{1,12}[:|])?think(?:ing|_[a-z]{1,12})?(?::[a-z0-9]{1,20})?|thoughts?|reasoning)>"
+    r"<\|?(?P<slash>/?)(?P<element>(?:(?!begin|start|end_)[a-z]{1,12}[:|_])?think"
+    r"(?:ing|_[a-z]{1,12})?(?::[a-z0-9]{1,20})?|antthinking|thoughts?|reasoning|reflection|rationale"
+    r"|analysis)\s?\|?>"
 )
 _MARKS = re.compile(
-    rf"(?=[<\[◁]|to=|Here)(?:{_ELEMENT}"
+    rf"(?=[<\[◁]|to=|Here|analysis|assistantfinal)(?:{_ELEMENT}"
     + "".join(
         f"|(?P<open_{name}>{form.opening})|(?P<answer_{name}>{form.answer})"
         f"|(?P<close_{name}>{form.closing})"
@@ -123,7 +132,11 @@ def closing_thought(prompt: str) -> str:
     last = next((mark for mark in marks(prompt) if mark.end == len(prompt)), None)
     if last is None or last.closing:
         return ""
-    return _FORMS[last.name].written if last.silent else f"\n</{last.name}>\n\n"
+    opening = prompt[last.start :]
+    if last.silent:
+        ended = re.sub("(?i)begin|start", "end", opening).replace("[", "[/")
+        return _FORMS[last.name].written or ended
+    return "\n" + re.sub(r"(<\|?)", r"\1/", opening) + "\n\n"
 
 
 def thoughts_end(text: str) -> int:
