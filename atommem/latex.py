@@ -6,8 +6,10 @@ import re
 from contextlib import suppress
 from unicodedata import category, lookup, normalize
 
-_MARKS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030b\u030c\u0327\u0328"
-_ACCENTS = dict(zip("`'^~=u.\"Hvck", _MARKS, strict=True))
+_ACCENTS = str.maketrans(
+    "`'^~=u.\"Hvck",
+    "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030b\u030c\u0327\u0328",
+)
 _SYMBOLS = dict(
     re.findall(
         r"(\S+)=(\S*)",
@@ -76,7 +78,7 @@ def _replacement(match: re.Match[str]) -> str:
         return match["escaped"]
     accent = match["accent"] or match["above"] or match["umlaut"]
     if accent:
-        return normalize("NFC", (match["braced"] or match["letter"]) + _ACCENTS[accent])
+        return normalize("NFC", (match["braced"] or match["letter"]) + accent.translate(_ACCENTS))
     if match["under"]:
         return f"{match['over']}/{match['under']}"
     name = match["name"] or ""

@@ -1,4 +1,4 @@
-"""Thoughts in completions: the forms in which model families mark them, in one table.
+"""Thoughts in completions, in the forms in which model families mark them (``thinking.yaml``).
 
 A thought runs from an opening mark to the next closing mark of its form. The prompt may have opened
 it already. ``gpt-oss`` (harmony), Kimi K3 and Muse write messages: all but the one to the user are
@@ -9,74 +9,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
+
+import yaml
 
 THINK = "think"
 _NEVER = r"(?!)"
 
 
 class Form(NamedTuple):
-    """One way to mark a thought: a closing mark as text, and regular expressions.
+    """One way to mark a thought: a closing mark as text, and regular expressions."""
 
-    `answer` also begins the answer where no thought was opened; `closing` only closes one.
-    """
-
-    written: str
     opening: str
+    written: str = ""
     answer: str = _NEVER
     closing: str = _NEVER
 
 
-_TO_USER = r"<\|channel\|>\s*final\b[^<]{0,40}(?:<\|constrain\|>[^<]{0,40})?<\|message\|>"
-_THOUGHT, _OF = "(?:think(?:ing)?|thoughts?|reasoning)", "[_▁](?:of[_▁])?"
-_FORMS = {
-    "harmony": Form(
-        "<|end|><|start|>assistant<|channel|>final<|message|>",
-        r"<\|channel\|>(?!\s*final\b)[^<]{0,80}(?:<\|constrain\|>[^<]{0,40})?<\|message\|>",
-        rf"(?:<\|(?:end|call)\|>)?(?:<\|start\|>assistant)?{_TO_USER}",
-        r"<\|(?:end|call)\|>(?:<\|start\|>assistant(?!<\|channel\|>final))?",
-    ),
-    "muse": Form(
-        "<|eom|><|start|>assistant to=user<|message|>",
-        r"(?:<\|start\|>assistant )?to=(?!user<)[^\s<]{1,80}<\|message\|>",
-        r"(?:<\|eom\|>)?(?:<\|start\|>assistant )?to=user<\|message\|>",
-        r"<\|eom\|>(?:<\|start\|>assistant(?! to=user))?",
-    ),
-    "kimi": Form(
-        "<|close|>think<|sep|><|open|>response<|sep|>",
-        r"<\|open\|>think<\|sep\|>",
-        r"<\|close\|>think<\|sep\|>(?:<\|open\|>response<\|sep\|>)?",
-    ),
-    "cohere": Form(
-        "<|END_THINKING|><|START_RESPONSE|>",
-        r"<\|START_THINKING\|>",
-        r"<\|END_THINKING\|>(?:<\|START_RESPONSE\|>)?",
-    ),
-    "piped": Form(
-        "",
-        rf"<[|\uff5c](?:(?:begin|start){_OF}{_THOUGHT}|{_THOUGHT}_(?:begin|start))[|\uff5c]>",
-        rf"<[|\uff5c](?:end{_OF}{_THOUGHT}|{_THOUGHT}_end)[|\uff5c]>",
-    ),
-    "medgemma": Form("<unused95>", r"<unused94>\s*thought\b", r"<unused95>"),
-    "apertus": Form("<|inner_suffix|>", r"<\|inner_prefix\|>", r"<\|inner_suffix\|>"),
-    "gemma": Form("<channel|>", r"<\|channel>\s*thought\b", r"<channel\|>"),
-    "bracketed": Form("", rf"\[{_THOUGHT}\]", rf"\[/{_THOUGHT}\]"),
-    "triangled": Form("◁/think▷", "◁think▷", "◁/think▷"),
-    # Harmony without its special tokens, as servers leave it that drop them.
-    "stripped": Form("", r"\Aanalysis(?=.*assistantfinal)", r"assistantfinal"),
-    # In words, so only at the start, with the answer marked too, or at the end of a prompt.
-    "granite": Form(
-        "Here is my response:",
-        r"\AHere(?:'s| is) my thought process:(?=.*\bmy response:)"
-        r"|Here(?:'s| is) my thought process:(?=\s?\Z)",
-        closing=r"Here(?:'s| is) my response:",
-    ),
-    "apriel": Form(
-        "[BEGIN FINAL RESPONSE]",
-        r"\AHere are my reasoning steps:(?=.*\[BEGIN FINAL)|Here are my reasoning steps:(?=\s?\Z)",
-        r"\[BEGIN FINAL RESPONSE\]",
-    ),
-}
+_TEXTS: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_bytes())
+_FORMS = {name: Form(**texts) for name, texts in _TEXTS.items()}
 # <think>, <thinking>, <seed:think>, <longcat_think>, <ifm|think_fast>, <think:opensource>, ...
 _ELEMENT = (
     r"<\|?(?P<slash>/?)(?P<element>(?:(?!begin|start|end_)[a-z]{1,12}[:|_])?think"

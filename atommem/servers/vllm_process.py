@@ -54,7 +54,6 @@ class VllmServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        """Start the process, and return when it answers."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -75,7 +74,6 @@ class VllmServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the process group."""
         if self._process is None:
             return
         try:
@@ -88,7 +86,6 @@ class VllmServer:
         self._process = None
 
     def healthy(self) -> bool:
-        """Return whether it answers."""
         import httpx
 
         try:

@@ -180,7 +180,7 @@ FORMS = [
     ("<|think|>", "<|/think|>"),
     ("[THINK]", "[/THINK]"),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
-    ("<｜begin▁of▁thinking｜>", "<｜end▁of▁thinking｜>"),
+    ("<\uff5cbegin▁of▁thinking\uff5c>", "<\uff5cend▁of▁thinking\uff5c>"),
     ("<|reasoning_start|>", "<|reasoning_end|>"),
     ("<unused94>thought\n", "<unused95>"),
     ("◁think▷", "◁/think▷"),

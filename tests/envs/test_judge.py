@@ -83,7 +83,7 @@ Correct: true
 I compared./Final verdict: Correct/They match.
 Both name Rome; CORRECT.
 I would grade this as CORRECT.
-1. Yes, 判定：CORRECT
+1. Yes, 判定: CORRECT
 """
 WRONG = r"""
 INCORRECT/(It says Rome.)

@@ -65,7 +65,6 @@ class Plan:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Bytes of memory in every phase of an update."""
         return {
             phase: sum(part.bytes for part in self.parts if phase in part.phases)
             for phase in PHASES
@@ -79,7 +78,6 @@ class Plan:
 
     @property
     def hours(self) -> float:
-        """Hours of the run."""
         return self.workload.updates * self.timelines[0].seconds / 3600
 
 
@@ -152,7 +150,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     if embedder is None:
         name = found.run.embedder.embedder_model
         plan.assumptions.append(f"memory without the embedder {name}, not found here")
-    plan.warnings = find_warnings(plan, args, found.run.environment)
+    plan.warnings = find_warnings(plan, args)
     return plan
 
 
@@ -189,7 +187,6 @@ def _timelines(args: Any, run: Run, load: Workload, costs: Costs) -> list[Timeli
 
 
 def _engine(args: Any, run: Run) -> tuple[float, float]:
-    """Return the bytes that an engine needs, and those that it gets."""
     if run.rollout == "local" or run.device.is_cpu:
         return 0.0, 0.0
     is_server = run.rollout == "server"
@@ -220,9 +217,8 @@ def _embedder_bytes(config: EmbedderConfig) -> float | None:
         return None
 
 
-def find_warnings(plan: Plan, args: Any, environment: Any) -> list[str]:
-    """Return what to change, one sentence or two each."""
-    found = [*memory_warnings(plan), *diverging(args, environment)]
+def find_warnings(plan: Plan, args: Any) -> list[str]:
+    found = [*memory_warnings(plan), *diverging(args)]
     run, longest = plan.run, plan.workload.longest_row
     context = run.model.config.max_position_embeddings
     if longest > context:
@@ -235,7 +231,6 @@ def find_warnings(plan: Plan, args: Any, environment: Any) -> list[str]:
 
 
 def memory_warnings(plan: Plan) -> list[str]:
-    """Return whether a device is too small for a process, or for an engine."""
     found, run = [], plan.run
     memory, name = run.device.memory / 1e9, run.device.name
     phase = max(plan.phases, key=plan.phases.__getitem__)
@@ -264,22 +259,16 @@ def memory_warnings(plan: Plan) -> list[str]:
     return found
 
 
-def diverging(args: Any, environment: Any) -> list[str]:
+def diverging(args: Any) -> list[str]:
     """Return settings that together made a reproduction of MemAgent diverge.
 
-    Verl's uni-agent, issue 175 and its mend 183; top_p below 1 is refused.
+    Verl's uni-agent, issue 175 and its mend 183. Its F1 as reward and its top_p are refused here.
     """
-    unstable = {
-        "reward=f1 (em)": getattr(environment, "reward", "") == "f1",
-        "beta=0 (0.001)": not args.beta,
-        f"scale_rewards={args.scale_rewards} (none)": str(args.scale_rewards) != "none",
-    }
-    names = [name for name, is_set in unstable.items() if is_set]
-    if len(names) < 2:
+    if args.beta or str(args.scale_rewards) == "none":
         return []
     return [
-        f"{', '.join(names)}: others saw training diverge with these together. In parentheses are "
-        "the settings that held."
+        f"beta=0 (0.001), scale_rewards={args.scale_rewards} (none): others saw training diverge "
+        "with these together. In parentheses are the settings that held."
     ]
 
 
@@ -293,7 +282,6 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 
 
 def print_plan(plan: Plan) -> None:
-    """Print batch, memory, time, assumptions, and what to change."""
     console = Console(highlight=False)
     run, load, model = plan.run, plan.workload, plan.run.model
     processes = run.launch.processes // run.launch.nodes
