@@ -16,7 +16,8 @@ pytest.importorskip("mammoth")
 PAGE = """<!DOCTYPE html><html><head><title>Kilns</title><style>p {}</style></head><body>
 <!-- a comment --><h1>Kilns of Brent</h1><script>track("x")</script>
 <p>Orla_1 <b>fires</b> at <a href="https://x.org/?q=1">900&nbsp;&deg;C</a>.</p>
-<p hidden>Secret.</p><p style="Display: none">Secret.<p>Bran<img src="a.png" alt="A red kiln"><img src="b.png"><iframe src="c"></iframe>
+<p hidden>Secret.</p><p style="Display: none">Secret.<p>Bran
+<img src="a.png" alt="A red kiln"><img src="b.png"><iframe src="c"></iframe>
 <table><tr><th>Name<th>Year<tr><td>Orla<td>1997</table>
 </body></html>"""
 DOCUMENT = """<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main">
