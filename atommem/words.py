@@ -53,30 +53,32 @@ def fold_case(text: str) -> str:
     return unify(text).casefold().replace("i\u0307", "i")  # the Turkish capital I with a dot
 
 
-def words(text: str) -> list[str]:
+def words(text: str, *, characters: bool = False) -> list[str]:
     """Return the words of a text, case-folded, in order.
 
     In scripts without spaces, and in Korean, whose words carry particles, these are all pairs of
-    neighbouring characters.
+    neighbouring characters. With `characters`, as a query of one character needs them in a text
+    that is searched, also each character.
     """
     if text.isascii():  # the same, faster
         return re.findall(r"\w+", text.casefold())
     found: list[str] = []
     for match in _RUN.finditer(fold_case(text)):
         run = match["joined"]
-        found += [match[0]] if run is None else pairs(run)
+        found += [match[0]] if run is None else pairs(run, characters)
     return found
 
 
-def pairs(run: str) -> list[str]:
-    """Return the pairs of neighbouring characters, or the character if it is alone."""
-    return [run[at : at + 2] for at in range(max(1, len(run) - 1))]
+def pairs(run: str, characters: bool = False) -> list[str]:
+    """Return all pairs of neighbouring characters (and `characters`), or the only character."""
+    found = [run[at : at + 2] for at in range(max(1, len(run) - 1))]
+    return [*found, *run] if characters and len(run) > 1 else found
 
 
-def character_pairs(text: str) -> list[str]:
+def character_pairs(text: str, characters: bool = False) -> list[str]:
     """Return the words that `words` makes of pairs of characters."""
     runs = (match["joined"] for match in _RUN.finditer(unify(text)))
-    return [pair for run in runs if run for pair in pairs(run)]
+    return [pair for run in runs if run for pair in pairs(run, characters)]
 
 
 def spaced(text: str) -> str:
