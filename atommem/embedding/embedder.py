@@ -65,7 +65,7 @@ class HashingEmbedder:
         self.id = f"hashing/{PROBES}/{dim}"
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
-        """Embed `texts`; entries also by single characters of scripts without spaces."""
+        """Embed `texts`; entries also by their single Chinese characters."""
         found = [self._vector(text, kind == "entry") for text in texts]
         vectors = np.array(found).reshape(len(texts), self.dim)
         return unit_rows(vectors)[0]

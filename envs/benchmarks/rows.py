@@ -332,7 +332,7 @@ def decoded(value: Any) -> Any:
         return value
     with suppress(ValueError, RecursionError):
         return load_json(value)
-    if value in ("True", "False") or value.lstrip().startswith(("[", "{", "(")):
+    if value in ("True", "False") or value.lstrip().startswith(("[", "{", "(", "array(")):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             return ast.literal_eval(_ARRAY_ITEM.sub(r"\1,", _ARRAY.sub(r"\1", value)))
     return value
