@@ -126,7 +126,7 @@ class PolicyConfig:
         "model, or of a chat server (--api chat). A model trained here brings its settings; "
         "`smollm2` is the adapter that comes with AtomMem.",
     )
-    base: str | None = setting(
+    base_model: str | None = setting(
         None, "Folder or hub name of the model under an adapter; unset: the one that it names."
     )
     api: str = setting(

@@ -90,7 +90,7 @@ class LocalPolicy:
             if base is not None:
                 model.load_adapter(str(path))
         except Exception as error:  # transformers raises many kinds for broken files
-            under = f"base={base}: the model under {path}: " if base else ""
+            under = f"base_model={base}: the model under {path}: " if base else ""
             raise PolicyError(
                 f"{under}{name!r} is not a causal language model: {not_loaded(name, error)}"
             ) from error

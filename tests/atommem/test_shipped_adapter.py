@@ -25,8 +25,8 @@ def test_adapter_is_small_and_brings_its_settings() -> None:
 
 
 def test_missing_base_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match=r"base=.*nowhere: the model under .*smollm2"):
-        open_policy(PolicyConfig([SHIPPED], base=str(tmp_path / "nowhere")))
+    with pytest.raises(PolicyError, match=r"base_model=.*nowhere: the model under .*smollm2"):
+        open_policy(PolicyConfig([SHIPPED], base_model=str(tmp_path / "nowhere")))
 
 
 @pytest.mark.slow
@@ -37,7 +37,7 @@ def test_strangers_questions_are_answered(tmp_path: Path) -> None:
     tasks = (ROOT / "tests" / "strangers.jsonl").read_text(encoding="utf-8").splitlines()[::8]
     (tmp_path / "tasks.jsonl").write_text("\n".join(tasks) + "\n", encoding="utf-8")
     flags = ["--data", str(tmp_path / "tasks.jsonl"), "--out", str(tmp_path / "eval")]
-    flags += ["--policy", SHIPPED, "--base", base.strip(), "--temperature", "0"]
+    flags += ["--policy", SHIPPED, "--base_model", base.strip(), "--temperature", "0"]
     command = [sys.executable, "-m", "atommem.cli", "eval", *flags]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     summary = json.loads((tmp_path / "eval" / "summary.json").read_text(encoding="utf-8"))
