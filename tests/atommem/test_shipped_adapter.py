@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from atommem.config import SHIPPED, PolicyConfig, shipped_policy
 from atommem.errors import PolicyError
 from atommem.policy.opening import open_policy
