@@ -21,12 +21,11 @@ costs EM at .01 and no other costs more than .02.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import command_line, evaluate_variants, last_line
+from common import evaluate_variants, last_line, read_options
 from rich.console import Console
 
 from atommem.demo.recipe import FULL, LIMITED, Recipe, quick
@@ -55,15 +54,13 @@ def find_policy(folder: Path | None, default: Path, recipe: Recipe) -> Path:
     return folder or default
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Evaluate, print the table and the JSON line."""
-    parser = command_line(__doc__, n=4)
-    parser.add_argument("--policy", type=Path, help="the demo's policy")
-    parser.add_argument("--limited_policy", type=Path, help="that of `atommem demo --limited`")
-    parser.add_argument("--n", type=int, default=300, help="tasks of a setting")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=1_000_001, help="of tasks and sampling")
-    options = parser.parse_args(argv)
+    options = read_options(
+        __doc__,
+        **{"policy": Path, "limited_policy": Path, "n": (300, 4)},
+        **{"temperature": 1.0, "seed": 1_000_001},
+    )
     full, limited = (quick(FULL), quick(LIMITED)) if options.quick else (FULL, LIMITED)
     end = "_quick" if options.quick else ""
     policy = find_policy(options.policy, Path(f"runs/demo{end}/grpo"), full)

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from common import command_line, last_line
+from common import last_line, read_options
 
 from atommem.config import EmbedderConfig
 from atommem.envs.benchmarks.multihop import get_benchmark
@@ -153,14 +153,8 @@ async def measure_corpus(
 
 
 def main() -> int:
-    parser = command_line(__doc__, vectors=5000, dim=32, queries=20)
-    parser.add_argument("--vectors", type=int, default=1_000_000, help="0 leaves part 1 out")
-    parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--queries", type=int, default=200)
-    parser.add_argument("--corpus", type=Path, help="data folder of part 2")
-    parser.add_argument("--embedder_model", help="folder of a sentence-transformers model")
-    parser.add_argument("--limit", type=int, help="passages and questions of part 2")
-    args = parser.parse_args()
+    sizes = {"vectors": (1_000_000, 5000), "dim": (384, 32), "queries": (200, 20)}
+    args = read_options(__doc__, **sizes, corpus=Path, embedder_model=str, limit=int)
     if args.quick:
         vectors.FLAT_BELOW = 1000
     result: dict[str, Any] = {"vectors": args.vectors, "dim": args.dim}

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Sequence
 
 import numpy as np
-from common import command_line, last_line, make_agent
+from common import last_line, make_agent, read_options
 
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
@@ -56,10 +56,7 @@ async def exact_match(prose: str, tasks: Sequence[Task]) -> float:
 
 def main() -> int:
     """Measure every prose but the compact one."""
-    parser = command_line(__doc__, tasks=4)
-    parser.add_argument("--tasks", type=int, default=200)
-    parser.add_argument("--k", type=int, default=3)
-    flags = parser.parse_args()
+    flags = read_options(__doc__, tasks=(200, 4), k=3)
     found: dict[str, dict[str, float]] = {}
     for prose in [name for name in PROSES if name != "compact"]:
         tasks = list(generate(WorldConfig(prose=prose, distractors=12), flags.tasks, 5))

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import command_line, last_line
+from common import last_line, read_options
 from safetensors.torch import load_file
 
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
@@ -207,12 +207,8 @@ def measure(folder: Path, form: str, kills: int, updates: int, seed: int) -> dic
 
 def main() -> int:
     """Measure every form."""
-    parser = command_line(__doc__, forms=["two-or-one"], kills=1, updates=6)
-    parser.add_argument("--forms", nargs="+", choices=list(TOLERANCES), default=list(TOLERANCES))
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--updates", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    forms = ([*TOLERANCES], ["two-or-one"])
+    options = read_options(__doc__, forms=forms, kills=(20, 1), updates=(40, 6), seed=0)
     figures: dict[str, Any] = {"bench": "resume", "kills": options.kills}
     with tempfile.TemporaryDirectory() as scratch:
         make_inputs(Path(scratch))

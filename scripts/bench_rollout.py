@@ -28,7 +28,7 @@ from typing import Any
 
 import httpx
 import models
-from common import command_line, last_line, make_agent, vllm_server
+from common import last_line, make_agent, read_options, vllm_server
 from transformers import AutoTokenizer
 
 from atommem.embedding.embedder import HashingEmbedder
@@ -40,7 +40,7 @@ from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.policy.server import completion_request
 from atommem.rollout import EpisodeRunner, Limits
 
-GROUP, COMPLETION_TOKENS, CHUNKS = 16, 48, 3
+COMPLETION_TOKENS = 48
 MOST_COMPUTED = {900: 1 / 3, 3600: 1 / 4}
 LEAST_SPEED = 2.5
 WORDS = ["river", "house", "music", "winter", "train"]
@@ -188,19 +188,14 @@ def compare_layouts(
 
 def main() -> int:
     """Measure both chunk sizes."""
-    parser = command_line(__doc__, long=False, chunks=2, group=2)
-    parser.add_argument("--model", type=Path, help="SmolLM2 (unset: of scripts/models.py)")
-    parser.add_argument("--out", type=Path, default=Path("runs/bench_rollout"))
-    parser.add_argument("--chunks", type=int, default=CHUNKS)
-    parser.add_argument("--group", type=int, default=GROUP)
-    parser.add_argument("--no_long", dest="long", action="store_false", help="only chunks of 900")
-    options = parser.parse_args()
+    sizes = {"chunks": (3, 2), "group": (16, 2), "no_long": (False, True)}
+    options = read_options(__doc__, **sizes, model=Path, out=Path("runs/bench_rollout"))
     model = options.model or models.smollm2()
     tokenizer = AutoTokenizer.from_pretrained(model)
     found: dict[int, dict[str, Any]] = {}
     with serve(model, options.out / "server.log", 2048) as server:
         found[900] = compare_layouts(server, tokenizer, 900, options.chunks, options.group)
-    if options.long:
+    if not options.no_long:
         with serve(model, options.out / "server_3600.log", 5120, *ONE_LAYER) as server:
             found[3600] = compare_layouts(server, tokenizer, 3600, options.chunks, options.group)
     holds = all(one["computed_ratio"] <= MOST_COMPUTED[chunk] for chunk, one in found.items())

@@ -29,7 +29,7 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
-from common import ATOMMEM, command_line, last_line, started
+from common import ATOMMEM, last_line, read_options, started
 
 from atommem.servers.vllm_process import free_port
 
@@ -158,18 +158,13 @@ def lost_items(url: str, acknowledged: list[tuple[str, str]]) -> int:
     return len(set(acknowledged) - listed)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> int:
     """Start engine and server, ask, kill."""
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["engine"]:
-        run_engine(int(argv[1]), float(argv[2]))
+    if sys.argv[1:2] == ["engine"]:
+        run_engine(int(sys.argv[2]), float(sys.argv[3]))
         return 0
-    parser = command_line(__doc__, asks=64, conversations=4, latency=0.05, kills=1)
-    parser.add_argument("--asks", type=int, default=2000)
-    parser.add_argument("--conversations", type=int, default=CLIENTS)
-    parser.add_argument("--latency", type=float, default=1.0, help="seconds of a completion")
-    parser.add_argument("--kills", type=int, default=5)
-    options = parser.parse_args(argv)
+    sizes = {"asks": (2000, 64), "conversations": (CLIENTS, 4), "kills": (5, 1)}
+    options = read_options(__doc__, **sizes, latency=(1.0, 0.05))
     ports = free_port(), free_port()
     engine_url, url = (f"http://127.0.0.1:{port}" for port in ports)
     with tempfile.TemporaryDirectory() as name:

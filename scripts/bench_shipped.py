@@ -33,7 +33,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from common import ATOMMEM, ROOT, command_line, flags, last_line, started, vllm_server
+from common import ATOMMEM, ROOT, flags, last_line, read_options, started, vllm_server
 from safetensors.torch import load_file
 
 from atommem.servers.vllm_process import free_port
@@ -41,7 +41,6 @@ from atommem.servers.vllm_process import free_port
 CONFIGS = ROOT / "configs"
 LIMIT, MOVED = 1e-5, 1e-3
 WEB = "qwen3_8b_web"
-QUICK = "fsdp2 qwen3_8b_hotpotqa"
 UNNAMED = {
     "deepspeed_zero3": "qwen3_8b_hotpotqa",
     "multi_node": "qwen3_8b_hotpotqa",
@@ -279,12 +278,9 @@ def measure(pair: Pair, folder: Path) -> dict[str, Any]:
         return {"holds": False, "error": str(error)}
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> int:
     """Run the pairs, print a line for each and the JSON."""
-    parser = command_line(__doc__, pairs=[QUICK])
-    parts = "only those with PART in their name"
-    parser.add_argument("--pairs", nargs="+", default=[""], metavar="PART", help=parts)
-    options = parser.parse_args(argv)
+    options = read_options(__doc__, pairs=([""], ["fsdp2 qwen3_8b_hotpotqa"]))
     results: dict[str, Any] = {}
     for pair in pairs():
         if not any(part in pair.name for part in options.pairs):

@@ -37,7 +37,7 @@ import psutil
 import torch
 from accelerate import Accelerator
 from bench_rollout import ONE_LAYER, WORDS, Rollout, Wrapped, long_task, rollout, serve
-from common import command_line, last_line
+from common import last_line, read_options
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer.utils import add_fused_lm_head
 
@@ -50,7 +50,6 @@ from atommem.train.objective.loss import PolicyLoss
 from atommem.train.objective.rows import Row, episode_rows
 from atommem.train.packing.micro_batch import pad_rows
 
-GROUP, CHUNK, STEPS = 16, 900, 8
 LEAST_RATIO, TRIE_TOKENS = 5.0, 8192
 TRAINING = 3
 """Cost of a forward and backward pass in forward passes."""
@@ -192,23 +191,19 @@ class Recipes:
         for episode in measured.episodes:
             episode.reward = 0.0  # they end at the step limit, before they answer
         rows = episode_rows(measured.episodes, advantages, "token")
-        steps = self.options.trained_steps or range(self.options.steps)
-        chosen = [row for index, row in enumerate(rows) if index % self.options.steps in steps]
+        steps, trained = self.options.steps, self.options.trained_steps
+        chosen = [row for index, row in enumerate(rows) if index % steps in trained]
         return chosen, sum(map(len, rows)) / sum(map(len, chosen))
 
 
 def main() -> int:
     """Measure both recipes."""
-    parser = command_line(__doc__, group=2, chunk=100, steps=2, trained_steps=[0])
-    parser.add_argument("--model", type=Path, help="SmolLM2 (unset: of scripts/models.py)")
-    parser.add_argument("--minilm", type=Path, help="MiniLM (unset: of scripts/models.py)")
-    parser.add_argument("--out", type=Path, default=Path("runs/bench_step"))
-    parser.add_argument("--group", type=int, default=GROUP)
-    parser.add_argument("--chunk", type=int, default=CHUNK)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--notes", type=int, default=24, help="tokens of scratchpad and entry")
-    parser.add_argument("--trained_steps", type=int, nargs="+", default=[])
-    options = parser.parse_args()
+    options = read_options(
+        __doc__,
+        **{"group": (16, 2), "chunk": (900, 100), "steps": (8, 2), "notes": 24},
+        **{"model": Path, "minilm": Path, "out": Path("runs/bench_step")},
+        trained_steps=([*range(8)], [0]),
+    )
     folder = options.model or models.smollm2()
     tune_lm_head_for_cpu("cpu")
     seconds: dict[str, dict[str, np.ndarray]] = {}

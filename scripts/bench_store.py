@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from common import command_line, last_line
+from common import last_line, read_options
 
 from atommem.actions import Action
 from atommem.config import MemoryConfig
@@ -105,12 +105,8 @@ async def measure(entries: int, dim: int, repeats: int, sessions: int) -> dict[s
 
 def main() -> int:
     """Measure every size."""
-    parser = command_line(__doc__, entries=[50], repeats=5, sessions=2)
-    parser.add_argument("--entries", type=int, nargs="+", default=[100, 1000, 10_000])
-    parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--repeats", type=int, default=200)
-    parser.add_argument("--sessions", type=int, default=64)
-    options = parser.parse_args()
+    sizes = {"entries": ([100, 1000, 10_000], [50]), "repeats": (200, 5), "sessions": (64, 2)}
+    options = read_options(__doc__, **sizes, dim=384)
     result: dict[int, dict[str, Any]] = {}
     for entries in options.entries:
         work = measure(entries, options.dim, options.repeats, options.sessions)

@@ -20,19 +20,24 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from common import ROOT, command_line, evaluate_variants, flags, last_line, started
-from rich.console import Console
+from common import (
+    cold_start,
+    evaluate_variants,
+    flags,
+    last_line,
+    python_of,
+    read_options,
+    started,
+)
 from safetensors.torch import load_file
 
 from atommem.demo.recipe import FULL, GRPO_CONFIG, quick
-from atommem.demo.run import Demo
 from atommem.envs.synthetic.world import generate
 from atommem.envs.task_files import save_tasks
 from atommem.integrations.tinker import connect, loss_config, make_data, trained_logprobs
@@ -50,9 +55,7 @@ MOST_BEFORE, LEAST_AFTER = 0.5, 0.85
 
 def start_server(model: Path, out: Path) -> Any:
     """SkyRL's Tinker server, at `PORT`; few shapes, because each is compiled."""
-    script = ROOT / "scripts" / "skyrl_python"
-    python = subprocess.run([script], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
-    folder = Path(python).parent
+    folder = python_of("skyrl_python").parent
     for file in out.glob("tinker.db*"):
         file.unlink()
     sizes = {"max_lora_adapters": 4, "max_lora_rank": RANK}
@@ -139,24 +142,16 @@ def learn(given: dict[str, Any], out: Path, heldout: list[Any]) -> dict[str, Any
 
 def main() -> int:
     """Run both parts on one server."""
-    smallest = {"updates": 1, "heldout": 8, "episodes": 16}
-    parser = command_line(__doc__, **smallest, out=Path("runs/bench_tinker_quick"))
-    parser.add_argument("--out", type=Path, default=Path("runs/bench_tinker"))
-    parser.add_argument("--policy", type=Path, help="a cold-started policy of the demo")
-    parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--episodes", type=int, default=128, help="of an update")
-    parser.add_argument("--learning_rate", type=float, default=1.5e-3)
-    parser.add_argument("--heldout", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = read_options(
+        __doc__,
+        **{"updates": (20, 1), "episodes": (128, 16), "heldout": (200, 8)},
+        **{"learning_rate": 1.5e-3, "seed": 0, "policy": Path},
+        out=(Path("runs/bench_tinker"), Path("runs/bench_tinker_quick")),
+    )
     out = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    model = options.policy and options.policy.absolute()
-    if model is None:
-        demo = Demo(quick(FULL) if options.quick else FULL, out, options.seed, Console(width=120))
-        demo.learn_to_copy()
-        demo.cold_start()
-        model = out / "cold_start"
+    recipe = quick(FULL) if options.quick else FULL
+    model = (options.policy or cold_start(recipe, out, options.seed)).absolute()
     count = options.updates * options.episodes // 16
     train, heldout = (
         list(generate(FULL.world, size, 10 * options.seed + stream))

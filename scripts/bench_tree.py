@@ -26,7 +26,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from common import command_line, last_line
+from common import last_line, read_options
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOTrainer
@@ -198,13 +198,9 @@ def measure_shape(model: Any, shape: Shape, size: int, rounds: int) -> dict[str,
     }
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> int:
     """Run both parts."""
-    parser = command_line(__doc__, tries=2, rounds=1)
-    parser.add_argument("--tries", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--model", type=Path, help="also check exactness on this model folder")
-    options = parser.parse_args(argv)
+    options = read_options(__doc__, tries=(40, 2), rounds=(2, 1), model=Path)
     register_tree_attention()
     tune_lm_head_for_cpu("cpu")
     errors = exactness(options.tries, options.model)
