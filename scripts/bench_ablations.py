@@ -64,9 +64,7 @@ def main() -> int:
     full, limited = (quick(FULL), quick(LIMITED)) if options.quick else (FULL, LIMITED)
     end = "_quick" if options.quick else ""
     policy = find_policy(options.policy, Path(f"runs/demo{end}/grpo"), full)
-    other = options.limited_policy
-    if other is None and options.quick:
-        other = policy
+    other = options.limited_policy or (policy if options.quick else None)
     other = find_policy(other, Path(f"runs/demo_limited{end}/grpo"), limited)
     size = limited.world.capacity
     still = replace(full.world, corrections=0.0)
@@ -106,10 +104,7 @@ def main() -> int:
         costs = gap.difference < 0 and p_value < ALPHA
         if (is_needed and not costs) or (not is_needed and gap.difference < -MOST_LOST):
             wrong.append(f"{name}: {variant}")
-        print(
-            f"{name:<16}{variant:<16}EM {found['em']:.3f}  {gap.difference:+.3f} "
-            f"[{gap.low:+.3f}, {gap.high:+.3f}]  p {p_value:.1e}  {'needed' if is_needed else ''}"
-        )
+        print(f"{name:<16}{variant:<16}{figures[name][variant]}")
     holds = options.quick or not wrong
     result = {"bench": "ablations", "n": options.n, **figures, "unexpected": wrong}
     return last_line({**result, "holds": holds})

@@ -10,8 +10,6 @@
    ``dev.json`` and ``train.json``: recall@10 of the titles that a question needs, by words, by
    vectors, and by both. Without ``--embedder_model`` (a sentence-transformers folder) the vectors
    are hashed words. Hybrid must reach the recall of vectors.
-
-The last line is JSON; the exit status is 0 if its "holds" is true.
 """
 
 from __future__ import annotations

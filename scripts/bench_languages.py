@@ -6,8 +6,7 @@ With the hashing embedder. `recall`: the share of homes whose sentence is among 
 the task nearest to the question for them. `em`: exact match of the scripted expert, which answers
 from what the memory shows.
 
-The bar: nothing is more than 2 points below English. The last line is JSON; the exit status is 0 if
-its "holds" is true.
+The bar: nothing is more than 2 points below English.
 """
 
 from __future__ import annotations

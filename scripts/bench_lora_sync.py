@@ -8,7 +8,7 @@ sampled by the server before and after. In every update the log-probabilities of
 sampled must agree with the trainer's: a server that kept an older adapter would show there.
 
 The bar: mean differences of log-probabilities at most 1e-3, exact match at most .5 before and at
-least .9 after. The last line is JSON; the exit status is 0 if its "holds" is true.
+least .9 after.
 """
 
 from __future__ import annotations

@@ -124,11 +124,7 @@ def main() -> int:
             paired = compare(results["token"].records, results[name].records)
             figures = {"em": results[name].em, "em_before": before.em, "p": paired.p_value}
             runs.append({"world": world, "seed": seed, "normalization": name, **figures, **shares})
-            print(
-                f"{world:<10} seed {seed} {name:<11}EM {before.em:.3f} -> {results[name].em:.3f}  "
-                f"(against token p {paired.p_value:.2f})  gradient {shares}",
-                flush=True,
-            )
+            print(runs[-1], flush=True)
     holds = options.quick or all(run["em"] > run["em_before"] for run in runs)
     return last_line({"bench": "normalization", "expert": shares_of, "runs": runs, "holds": holds})
 

@@ -9,8 +9,7 @@ the server's processor time of a request and memory. All processes share the cor
 wait for each other is in the figures. The server is then killed under load and started again on the
 same file, which must hold every item that was acknowledged.
 
-The bar: no answer mixed up, no acknowledged item lost, and p95 at most 25 ms beyond the engine. The
-last line is JSON; the exit status is 0 if its "holds" is true.
+The bar: no answer mixed up, no acknowledged item lost, and p95 at most 25 ms beyond the engine.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ on the same. Longer --notes are less favourable to us: they share no prefix. The
 if all tokens cost the same, those of training three times. CPU seconds stand beside the clock's.
 With --trained_steps only these steps are trained on, and the seconds are scaled by all tokens.
 
-The last line is JSON; its "holds" is true for a ratio of at least 5 on this shape.
+The bar is a ratio of at least 5 on this shape.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ after it; a fork; a create into a full store under lru. Last, 64 forks take turn
 a task that sleeps a millisecond at a time measures how long the event loop stands still.
 
 The bar, with 1,000 entries (the paper's episodes have 20 to 800): p50 of every turn and of a fork
-at most 5 ms. The last line is JSON; the exit status is 0 if its "holds" is true.
+at most 5 ms.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ exact match on held-out tasks before and after, sampled by the server, and after
 downloaded adapter in this process.
 
 The bar: log-probabilities within 1e-5, cosine of the gradients at least 1 - 1e-4 and norms within
-1e-3; exact match at most .5 before and at least .85 after. The last line is JSON; the exit status
-is 0 if its "holds" is true.
+1e-3; exact match at most .5 before and at least .85 after.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ if str(ROOT) not in sys.path:
 
 
 def read_options(description: str | None, **flags: Any) -> argparse.Namespace:
-    """Read a bench's flags: each a default, a pair of it and the one under ``--quick``, or a type."""
+    """Read flags: each a default, a pair of it and the one under ``--quick``, or a type."""
     parser = command_line(description)
+    parser.epilog = "The last line is JSON; the exit status is 0 if its 'holds' is true."
     is_quick = "--quick" in sys.argv
     text = "show in seconds that the bench runs; the figures mean nothing"
     parser.add_argument("--quick", action="store_true", help=text)
@@ -121,7 +122,7 @@ async def evaluate_variants(
 
 
 def cold_start(recipe: Any, folder: Path, seed: int) -> Path:
-    """Return the demo's cold start in `folder`, which is trained (four minutes) unless it exists."""
+    """Return the demo's cold start in `folder`; it takes four minutes unless it is there."""
     from rich.console import Console
 
     from atommem.demo.run import Demo
