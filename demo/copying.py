@@ -97,7 +97,6 @@ def pretrain_copying(
 
 
 def _summed(model: Any, value: Any) -> Any:
-    """Sum `value` and the gradients over all ranks."""
     from torch.distributed import all_reduce
     from torch.nn.utils import parameters_to_vector, vector_to_parameters
 

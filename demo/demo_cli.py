@@ -26,7 +26,6 @@ _MOST_RANKS = 2  # each needs its own core, and a third gains little
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem demo``; returns the exit status."""
     args = _parser().parse_args(sys.argv[1:] if argv is None else argv)
     args.out = args.out or Path("runs") / "_".join(filter(None, ("demo", args.world)))
     ranks = args.processes

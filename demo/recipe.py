@@ -91,7 +91,6 @@ class Recipe:
 
     @property
     def capacity(self) -> int | None:
-        """Most entries of the store; None: no limit."""
         return getattr(self.world, "capacity", None)
 
 

@@ -92,7 +92,6 @@ def results_table(results: Mapping[str, EvalResult]) -> Table:
 
 
 def print_outcome(summary: Mapping[str, Any], console: Console) -> None:
-    """Print what GRPO changed."""
     console.print(
         f"GRPO changed the answer on {summary['better'] + summary['worse']} of {summary['n']} "
         f"held-out tasks: {summary['better']} became right, {summary['worse']} wrong "

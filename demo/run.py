@@ -133,7 +133,6 @@ class Demo:
             self.console.print(f"loss {loss:.3f} nats a token")
 
     def cold_start(self) -> None:
-        """Train on demonstrations of a faulty expert."""
         recipe = self.recipe.cold_start
         rates = asdict(recipe.faults).items()
         faults = ", ".join(f"{rate:.0%} of {name}s" for name, rate in rates if 0 < rate < 1)
@@ -167,7 +166,6 @@ class Demo:
             trainer.save_final()
 
     def _demonstrate(self, count: int) -> list[Episode]:
-        """Run this rank's share of `count` episodes of the faulty expert."""
         memory, recipe = self.settings.run.memory, self.recipe
         dialect = get_dialect(memory.dialect, memory.templates)
         expert = make_expert(recipe.world, dialect, recipe.cold_start.faults)
@@ -213,7 +211,6 @@ class Demo:
         return {name: found[name] for name in names}
 
     def grpo(self) -> None:
-        """Train with GRPO."""
         args = self.settings.args
         size = args.num_generations or 1
         groups = (args.generation_batch_size or size) // size
@@ -240,7 +237,6 @@ class Demo:
     def _agent(
         self, policy: Any, disabled: Sequence[str] = (), keep_prompts: bool = False
     ) -> Agent:
-        """Build an agent with the sampling of training, without `disabled` actions."""
         run, train = self.settings.run, self.settings.args
         longest = train.max_completion_length or 48
         changed = replace(

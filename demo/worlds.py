@@ -23,12 +23,10 @@ _UNLIMITED = 8
 
 
 def grpo_config(world: World) -> Path:
-    """Return the YAML file of GRPO, memory, embedder and environment."""
     return GRPO_CONFIG.with_name("grpo_web.yaml") if isinstance(world, SiteConfig) else GRPO_CONFIG
 
 
 def make_expert(world: World, dialect: Dialect, faults: Any = None) -> Any:
-    """Return the scripted expert of a world."""
     kind = BrowsingExpert if isinstance(world, SiteConfig) else Expert
     return kind(get_prose(world.prose), dialect, faults)
 

@@ -48,7 +48,6 @@ class Audit:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem audit``; raises AtomMemError for a wrong setting or an unreadable store."""
     parser = Parser(
         "atommem audit",
         "Inspect a memory: near-duplicates, entries never shown, and the entries that each rule "

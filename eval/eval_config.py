@@ -85,7 +85,6 @@ class EvalRun:
         return EvalRun(make(EvalConfig, checked), RunConfig.from_flat(checked))
 
     def to_flat(self) -> dict[str, Any]:
-        """Return all settings by name."""
         return {**asdict(self.config), **asdict(self.policy), **self.run.to_flat()}
 
     @property
@@ -95,7 +94,6 @@ class EvalRun:
 
     @property
     def policy(self) -> PolicyConfig:
-        """The policy, which every evaluation names."""
         if self.run.policy is None:
             raise ConfigError("--policy is missing. Give a model folder or a server's URL.")
         return self.run.policy
@@ -121,7 +119,6 @@ def parse_arguments(argv: Sequence[str], settings: Mapping[str, Any] | None = No
 
 @cache
 def eval_parser(environment: str) -> Parser:
-    """Return the parser of evaluations in an environment."""
     parser = Parser(
         "atommem eval",
         "Evaluate a policy on a task file. All settings can also stand in a YAML file: --config "
@@ -206,7 +203,6 @@ class EvalContext:
 
 
 def print_error(text: str) -> None:
-    """Print a failure to standard error."""
     print(f"atommem eval: {text}", file=sys.stderr)
 
 

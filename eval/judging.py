@@ -30,7 +30,6 @@ Labels = Mapping[tuple[str, str | None], bool]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``atommem judge``; raises AtomMemError for wrong settings and damaged files."""
     parser = Parser("atommem judge", "Judge the same answers with several prompts, in one table.")
     folders = "Output folder of `atommem eval` with its row's name, or a folder with results.json."
     parser.add_argument("evaluations", nargs="+", metavar="[NAME=]FOLDER", help=folders)

@@ -65,7 +65,6 @@ class OutputFolder:
             stack.pop_all()
 
     def close(self) -> None:
-        """Give up the lock."""
         self._file.close()
 
     def add(self, task: TaskDescription, episode: Episode, record: EpisodeRecord) -> None:
@@ -106,7 +105,6 @@ def parse_records(content: bytes, path: Path) -> dict[tuple[str, int], EpisodeRe
 
 
 def trace_path(folder: Path, record: EpisodeRecord) -> Path:
-    """Return the path of a record's trace."""
     return folder / TRACES / f"{file_stem(record.task_id)}.{record.sample}.jsonl"
 
 

@@ -114,7 +114,6 @@ def make_manifest(
 
 
 def tasks_digest(tasks: Sequence[Any]) -> str:
-    """Return the SHA-256 of the tasks' representations."""
     digest = hashlib.sha256()
     for task in tasks:
         digest.update(repr(task).encode("utf-8", "surrogatepass") + b"\n")

@@ -47,17 +47,14 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """Its name in the tables."""
         return f"{self.method}, {self.label}" if self.label else self.method
 
     @property
     def key(self) -> str:
-        """Its name in folders."""
         return slug(self.name)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its names in ``--rows``."""
         return self.name, self.method, self.label, self.key
 
 
@@ -72,7 +69,6 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     settings: dict[str, Any] = {}
 
     def rows(self) -> list[Row]:
-        """Expand the grid."""
         rows = []
         for points in product(*map(_points, self.axes.values())):
             label = ", ".join(
@@ -113,12 +109,10 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def key(self) -> str:
-        """Its name in ``--columns`` and in folders."""
         return slug(self.name if self.documents is None else f"{self.name}-{self.documents}")
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its names in ``--columns``."""
         return self.key, self.name
 
 
@@ -146,7 +140,6 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def environment(self) -> str:
-        """Its environment."""
         return str(self.settings.get("environment", DEFAULT_ENVIRONMENT))
 
     def with_policies(self, given: Mapping[str, str]) -> Suite:
@@ -259,12 +252,10 @@ class SuiteRun:
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
         return f"{self.row.name} on {self.column.key}, seed {self.seed}"
 
     @property
     def folder(self) -> Path:
-        """Its output folder."""
         return Path(self.evaluation.config.out)
 
 

@@ -41,13 +41,11 @@ class Episodes:
         return cls(tasks, make_run(settings, stored))
 
     def task(self, name: str) -> Any:
-        """Return the task with this id."""
         if name not in self.tasks:
             raise DataError(f"task {name!r}: not in the data{suggest(name, self.tasks)}.")
         return self.tasks[name]
 
     def runner(self, policy: Policy, tokenizer: Any) -> EpisodeRunner:
-        """Make the loop around `policy`."""
         agent = build_agent(
             self.run, policy, tokenizer=tokenizer, encode_threads=ENCODE_THREADS, keep_prompts=True
         )

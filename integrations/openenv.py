@@ -49,7 +49,6 @@ class MemorySession(ResourceSession):
         return VerifyResult(env_reward=episode.reward, done=True, metrics=dict(episode.metrics))
 
     def close(self) -> None:
-        """Cancel an episode that is still running."""
         self._running.cancel()
 
     def initial_messages(self) -> list[Any]:

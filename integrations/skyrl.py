@@ -118,15 +118,12 @@ class MemoryExperiment(BasePPOExp):
         super().__init__(cfg)
 
     def get_train_dataset(self) -> Any:
-        """Return the tasks to train on."""
         return self.prompts
 
     def get_eval_dataset(self) -> Any:
-        """Return the held-out tasks, if there are any."""
         return self.held_out or None
 
     def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> Any:
-        """Return the episodes' generator."""
         length = cfg.generator.inference_engine.engine_init_kwargs.get("max_model_len")
         return SkyRLGenerator(self.episodes, inference_engine_client, tokenizer, length)
 
@@ -141,7 +138,6 @@ class Prompts(list[dict[str, Any]]):
         )
 
     def collate_fn(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the prompts as they are."""
         return items
 
 
@@ -156,7 +152,6 @@ def read_arguments(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def train(cfg: Any, settings: dict[str, Any]) -> None:
-    """Train, in one of Ray's processes."""
     MemoryExperiment(cfg, settings).run()
 
 

@@ -28,7 +28,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from atommem.config import check_choice, save_config, setting
 from atommem.environment import find_environment
-from atommem.episode import Episode, add_sums
+from atommem.episode import Episode
 from atommem.errors import ConfigError
 from atommem.integrations.engine import EnginePolicy
 from atommem.integrations.tinker import (
@@ -44,40 +44,42 @@ from atommem.policy.contract import Sampling
 from atommem.process import no_full_collection
 from atommem.train import checkpoints
 from atommem.train.console import GRPO_COLUMNS, ConsoleTable, MetricsFile
-from atommem.train.episode_logs import EPISODES, SYNC, EpisodeFiles, RolloutLog, rollout_means
+from atommem.train.episode_logs import (
+    EPISODES,
+    SYNC,
+    EpisodeFiles,
+    RolloutLog,
+    check_failed,
+    rollout_entry,
+)
 from atommem.train.errors import DivergedError, RolloutFailedError, TrainingInterrupted
-from atommem.train.loops.held_out import held_out_jobs, held_out_metrics, run_held_out
+from atommem.train.loops.episode_trainer import held_out_jobs, held_out_metrics, run_held_out
 from atommem.train.loops.models import load_tokenizer
 from atommem.train.loops.update_step import DIFFERENCE, batch_of, policy_loss
-from atommem.train.objective.advantages import has_variance
 from atommem.train.objective.rows import Row, Tokens, merge_equal_rows
-from atommem.train.rollout.rollouts import TaskOrder, plan_groups, run_groups
+from atommem.train.rollout.rollouts import (
+    TaskOrder,
+    gather_outcomes,
+    outcome_log,
+    plan_groups,
+    run_groups,
+)
 from atommem.train.settings import Settings, Stage
 from atommem.train.stages import make_rollouts, prepare_reporters
 from atommem.train.stop_request import StopRequest
-from atommem.train.train_config import REFUSED, TrainConfig, check_refused
+from atommem.train.train_config import TrainConfig, check_refused
 
 STATE_FILE = "tinker.json"
 LOSS_FNS = {"dapo": "ppo", "grpo": "ppo", "dr_grpo": "ppo", "cispo": "cispo"}
 """The server's loss for each of ours; normalizer and weights are in the advantages."""
-_SERVER = "the server samples and trains"
-_NO_TERM = "the API's losses have no such term"
 
 
 @dataclass
 class TinkerConfig(TrainConfig):
     """Settings of training on a Tinker server, by LoRA (``lora_r``; the server sets alpha)."""
 
-    refused: ClassVar = {
-        **REFUSED,
-        "use_vllm": (False, _SERVER),
-        "beta": (0.0, _NO_TERM),
-        "delta": (None, _NO_TERM),
-        "importance_sampling_level": ("token", _NO_TERM),
-        "temperature": (1.0, "the server trains on log-probabilities at temperature 1"),
-        "steps_per_generation": (1, "an update has its own episodes"),
-        "num_iterations": (1, "an update has its own episodes"),
-    }
+    refused: ClassVar = (*TrainConfig.refused, "tinker")
+
     base_url: str | None = setting(None, "The Tinker server; unset: hosted Tinker.")
     loss_fn: str = setting(
         "", "Loss on the server: ppo, cispo or importance_sampling; unset: as loss_type has it."
@@ -161,7 +163,6 @@ class TinkerTrainer:
         return known[self.base_model]
 
     def close(self) -> None:
-        """Free the embedder and the event loop."""
         self._loop.run(self.runner.agent.embedder.close())
         self._loop.close()
 
@@ -200,12 +201,8 @@ class TinkerTrainer:
         update = self.state.global_step
         episodes, log = self.collect(update)
         self._files(update, episodes)
-        errors = [str(episode.error) for episode in episodes if episode.failed]
-        if len(errors) > self.args.max_failed_fraction * len(episodes):
-            raise RolloutFailedError(
-                f"{len(errors)} of {len(episodes)} episodes of update {update + 1} failed, more "
-                f"than max_failed_fraction={self.args.max_failed_fraction:g}: {min(errors)}"
-            )
+        errors = [episode.error for episode in episodes if episode.failed]
+        check_failed(self.args, len(errors), len(episodes), errors, f"update {update + 1}")
         batch, shares = batch_of(episodes, self.args)
         rows = merge_equal_rows(batch.rows)
         started = time.perf_counter()
@@ -231,27 +228,18 @@ class TinkerTrainer:
             self._run(run_groups(self.runner.copy(sampling=sampling), groups))
         episodes = [episode for group in groups for episode in group.episodes]
         every = [e for group in groups for e in (*group.episodes, *group.replaced)]
-        sums = add_sums([self._rollout_log.sums(every, self.runner.agent.activity)])
-        tokens = int(sums["tokens/prompt"] + sums["tokens/completion"])
-        self.state.num_input_tokens_seen += tokens
-        rewards = [None if g.replaced else [e.reward for e in g.episodes] for g in groups]
-        flat = [group is None or not has_variance(group) for group in rewards]
-        log = {
-            **rollout_means(sums, 1),
-            "frac_reward_zero_std": sum(flat) / len(flat),
-            "seconds/rollout": time.perf_counter() - started,
-            "num_tokens": float(self.state.num_input_tokens_seen),
-        }
-        return episodes, log
+        sums = self._rollout_log.sums(every, self.runner.agent.activity)
+        rewards, replaced, _ = gather_outcomes(groups, args.overlong_filtering)
+        log = outcome_log(rewards, replaced, args)
+        log["seconds/rollout"] = time.perf_counter() - started
+        return episodes, rollout_entry(self.state, [sums], log)
 
     def publish(self) -> None:
-        """Let the sampler have the current weights."""
         self.sampler = self.client.save_weights_and_get_sampling_client()
 
     async def sample(
         self, prompt_ids: list[int], sampling: Sampling
     ) -> tuple[list[int], list[float], bool]:
-        """Sample one completion of token ids, as `EnginePolicy` has it."""
         settings = tinker.SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
@@ -318,7 +306,6 @@ class TinkerTrainer:
     # Logs and checkpoints -----------------------------------------------------------------------
 
     def log(self, values: dict[str, float]) -> None:
-        """Write log entries to console, ``metrics.jsonl`` and the services of ``report_to``."""
         entry = {**values, "epoch": self.state.epoch}
         self.state.log_history.append({**entry, "step": self.state.global_step})
         self._call("on_log", logs=entry)
@@ -368,7 +355,7 @@ def learning_rates(args: Any, steps: int) -> list[float]:
 def run(settings: Settings) -> Path:
     """Train or resume, and download the adapter; returns its folder."""
     args = settings.args
-    check_refused(settings.model, {"lora_alpha": (32, "the server sets it")})
+    check_refused(settings.model, "tinker_model")
     resume = checkpoints.checkpoint_to_resume(args, settings.run.memory)
     prepare_reporters(args)
     trainer = TinkerTrainer(settings, connect(args.base_url), resume)

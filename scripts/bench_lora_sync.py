@@ -31,7 +31,7 @@ from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.loops.models import load_tokenizer
 from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.settings import parse
-from atommem.train.stages import run_stage
+from atommem.train.stages import GRPO
 
 RECIPE = Recipe(size=PolicySize(heads=2, head_width=32))
 RANK = 32
@@ -82,7 +82,7 @@ def run(out: Path, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         count = args.max_steps * args.per_device_train_batch_size // args.num_generations
         save_tasks(list(generate(RECIPE.world, count, 10 * seed + 3)), data)
         before = score(settings, server.url, heldout, None)
-        run_stage("grpo", settings)
+        GRPO.run(settings)
         after = score(settings, server.url, heldout, Adapter("final", str(trained)))
     updates = [entry for entry in read_metrics(trained / METRICS_FILE) if "reward" in entry]
     differences = [entry[DIFFERENCE] for entry in updates if DIFFERENCE in entry]

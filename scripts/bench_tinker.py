@@ -40,12 +40,12 @@ from atommem.demo.recipe import FULL, GRPO_CONFIG, quick
 from atommem.envs.synthetic.world import generate
 from atommem.envs.task_files import save_tasks
 from atommem.integrations.tinker import connect, loss_config, make_data, trained_logprobs
-from atommem.integrations.tinker_train import TinkerTrainer
+from atommem.integrations.tinker_train import STAGE, TinkerTrainer
 from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.loops.update_step import DIFFERENCE, Batch, batch_of
 from atommem.train.objective.rows import merge_equal_rows
 from atommem.train.settings import parse
-from atommem.train.stages import make_grpo_trainer, run_stage
+from atommem.train.stages import make_grpo_trainer
 
 RANK = 32
 LEAST_COSINE, MOST_APART, MOST_NORMS_APART = 1 - 1e-4, 1e-5, 1e-3
@@ -123,7 +123,7 @@ def compare_update(given: dict[str, Any], out: Path) -> dict[str, float]:
 def learn(given: dict[str, Any], out: Path, heldout: list[Any]) -> dict[str, Any]:
     """Train on the server, with an evaluation before and after."""
     trained, began = out / f"trained-{int(time.time())}", time.perf_counter()
-    run_stage("tinker", parse("tinker", flags({**given, "output_dir": trained})))
+    STAGE.run(parse("tinker", flags({**given, "output_dir": trained})))
     entries = read_metrics(trained / METRICS_FILE)
     scores = [entry["eval_em"] for entry in entries if "eval_em" in entry]
     local = asyncio.run(evaluate_variants(trained, heldout, {"local": {}}))["local"].em

@@ -93,7 +93,6 @@ def run(app: FastAPI, **options: Any) -> None:
 
 
 def _add_page(app: FastAPI) -> None:
-    """Add ``/ui`` and its files, which hold no data and need no key."""
     folder = files("atommem.serve") / "ui"
     pages = {
         name: Response((folder / name).read_text(encoding="utf-8"), 200, _PAGE_HEADERS, kind)
@@ -109,7 +108,6 @@ def _add_page(app: FastAPI) -> None:
 
 
 async def _error(request: Request, error: Exception) -> Response:
-    """Return an error in OpenAI's format."""
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])

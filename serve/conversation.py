@@ -335,13 +335,11 @@ async def ask_once(
 
 
 def _item(body: Mapping[str, Any], goal: str) -> Event:
-    """Return the event of an item, with the questions that are shown while it is read."""
     questions = [line for line in goal.splitlines() if line.strip()]
     return Event("item", {**body, "questions": questions})
 
 
 async def _observations_of(model: ServedModel, item: Event) -> Sequence[Observation]:
-    """Return the observations in which an item is read."""
     parts, questions = item.body["parts"], item.body["questions"]
     text = parts[0] if len(parts) == 1 else parts
     shown = await run_in_threadpool(model.agent.factory.reading, text, questions)

@@ -92,7 +92,6 @@ class RequestKey:
     digest: str
 
     def derive(self, name: str) -> RequestKey:
-        """Return the key of another write of the same request."""
         return RequestKey(hashlib.sha256(f"{self.key}/{name}".encode()).hexdigest(), self.digest)
 
 
@@ -191,7 +190,6 @@ class ConversationLog:
     def conversations(
         self, owner: str, *, after: str = "", limit: int | None = None
     ) -> list[ConversationInfo]:
-        """Return the conversations of an owner, newest first."""
         columns = conversations.c
         query = sa.select(conversations).where(columns.owner == owner).limit(limit)
         query = query.order_by(columns.created_at.desc(), columns.id.desc())
@@ -204,7 +202,6 @@ class ConversationLog:
     def update(
         self, conversation: str, owner: str, metadata: Mapping[str, str]
     ) -> ConversationInfo:
-        """Replace the metadata."""
         with self._write_engine.begin() as connection:
             info = _info(connection, conversation, owner)
             row = conversations.update().where(conversations.c.id == conversation)
@@ -332,7 +329,6 @@ class ConversationLog:
         ]
 
     def unread(self, conversation: str) -> Unread:
-        """Return the items with chunks left to read."""
         state = LogState()
         for row in self._rows(_events_of(conversation, *_STATE)):
             state.advance(row)
@@ -413,7 +409,6 @@ class ConversationLog:
 
 
 def _events_of(conversation: str, *columns: Any) -> sa.Select[Any]:
-    """Select the events of a conversation, in order."""
     query = sa.select(*(columns or (events,))).order_by(events.c.version)
     return query.where(events.c.conversation == conversation)
 

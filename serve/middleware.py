@@ -77,7 +77,6 @@ class RequestMiddleware:
         self._hosts = {*LOOPBACK, *(host.lower() for host in hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         started, status, request_id = time.perf_counter(), 0, secrets.token_hex(8)
@@ -121,7 +120,6 @@ class RequestMiddleware:
             LOGGER.log(logging.ERROR if location else logging.INFO, line | location)
 
     def _check(self, scope: Scope) -> Response | None:
-        """Set the owner, or return the refusal."""
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get(b"host", "").lower()
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
@@ -159,7 +157,6 @@ class JsonFormatter(logging.Formatter):
     """Formats records as JSON lines, without messages of exceptions: they may quote clients."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         line: dict[str, Any] = {"time": round(record.created, 3), "level": record.levelname.lower()}
         line |= record.msg if isinstance(record.msg, dict) else {"event": record.getMessage()}
         return json.dumps(line)

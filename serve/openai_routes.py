@@ -45,13 +45,11 @@ class Call:
         self.log = self.server.log
 
     def use(self, conversation: str) -> AbstractAsyncContextManager[Conversation]:
-        """Use one of the owner's conversations."""
         return self.server.use(conversation, self.owner)
 
     async def read(
         self, conversation: str, new: Sequence[dict[str, Any]], key: RequestKey | None
     ) -> list[Event]:
-        """Commit items and read them."""
         async with self.use(conversation) as memory:
             done = await memory.add(new, key)
             async for _ in memory.read():
@@ -63,7 +61,6 @@ _Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_l
 
 
 async def get_call(request: Request, key: _Key = None) -> Call:
-    """Return the call of a request."""
     if key is None:
         return Call(request, None)
     scope, body = request.scope, await request.body()

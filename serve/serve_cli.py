@@ -89,7 +89,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """Return the command's own arguments, and the settings of the policy that were given."""
     parser = Parser(
         "atommem serve",
         "Serve a policy as a memory: conversations, responses and chat completions of OpenAI's "
@@ -116,7 +115,6 @@ def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
 
 
 def _check_access(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the owners by key."""
     from atommem.serve.middleware import KEYS_VARIABLE, LOOPBACK, load_keys
 
     keys = load_keys(arguments.keys)
@@ -131,7 +129,6 @@ def _check_access(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _listen(arguments: argparse.Namespace, model: ServedModel, keys: dict[str, str]) -> None:
-    """Serve until SIGTERM, Ctrl-C or (MCP) the end of the input."""
     from atommem.serve.app import make_app, run
     from atommem.serve.conversation_log import ConversationLog
     from atommem.serve.conversations import Conversations

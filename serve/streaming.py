@@ -268,7 +268,6 @@ async def respond(
 
 
 def step_summary(step: Step) -> str:
-    """Return what a step did, as text of the reasoning summary."""
     done = [_describe(item) for item in step.operations if item.kind != "retrieve"]
     text = f"step {step.index}, {step.observation.label}: {'; '.join(done) or 'nothing written'}"
     if step.operations:
@@ -284,7 +283,6 @@ def _describe(operation: Operation) -> str:
 
 
 def _token_counts(answer: Answer) -> tuple[int, int]:
-    """Return prompt and completion tokens of the steps of answering."""
     counts = [(step.prompt_tokens, step.completion_tokens) for step in answer.steps]
     return sum(prompt for prompt, _ in counts), sum(completion for _, completion in counts)
 

@@ -69,7 +69,6 @@ class Message(BaseModel):
 
     @property
     def texts(self) -> list[str]:
-        """Its texts as sent."""
         if isinstance(self.content, str):
             return [self.content]
         return [part.text for part in self.content]
@@ -83,7 +82,6 @@ class Message(BaseModel):
         return texts
 
     def body(self) -> dict[str, Any]:
-        """Return the body of the event of a new item."""
         if not self.parts:
             raise DataError("an item is blank: there is nothing to read.")
         item_id = f"msg_{secrets.token_hex(16)}"
@@ -133,7 +131,6 @@ def public_error(error: Exception) -> tuple[int, str, str]:
 
 
 def error_response(status: int, code: str, message: str, param: str | None = None) -> JSONResponse:
-    """Return an error in OpenAI's format."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     headers = {"Retry-After": _RETRY_AFTER[status]} if status in _RETRY_AFTER else {}
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -141,7 +138,6 @@ def error_response(status: int, code: str, message: str, param: str | None = Non
 
 
 def conversation_object(info: ConversationInfo) -> dict[str, Any]:
-    """Return a conversation in OpenAI's format."""
     return {
         "id": info.id,
         "object": "conversation",
@@ -197,5 +193,4 @@ def page(data: Sequence[Mapping[str, Any]], limit: int | None = None) -> dict[st
 
 
 def entry_object(entry: Entry) -> dict[str, Any]:
-    """Return an entry with its statistics and source."""
     return {name: value for name, value in asdict(entry).items() if value is not None}

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from atommem.train.objective.shares import signal_report
+from atommem.train.objective.advantages import signal_report
 
 METRICS_FILE = "metrics.jsonl"
 

@@ -18,7 +18,6 @@ class Device:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is a CPU: float32, and no CUDA context in its memory."""
         return self.name == "cpu"
 
 

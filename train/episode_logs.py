@@ -26,10 +26,11 @@ from rich.console import Console
 
 from atommem.config import MemoryConfig
 from atommem.environment import TaskDescription
-from atommem.episode import Episode, add_value, episode_sums, means
+from atommem.episode import Episode, add_sums, add_value, episode_sums, means
 from atommem.process import ActivityClock
 from atommem.trace import Trace, write_trace
 from atommem.trace_view import render_trace
+from atommem.train.errors import RolloutFailedError
 
 SYNC, EPISODES, WAIT = "sync", "episodes", "wait"
 """Stages that the trainer times: publishing weights, own episodes, waiting for other ranks."""
@@ -75,8 +76,15 @@ class RolloutLog:
         return sums
 
 
-def rollout_means(sums: Mapping[str, float], ranks: int) -> dict[str, float]:
-    """Return what is logged of `RolloutLog.sums`, added up over `ranks`."""
+def rollout_entry(
+    state: Any, by_rank: Sequence[Mapping[str, float]], further: Mapping[str, float]
+) -> dict[str, float]:
+    """Return what is logged of a rollout, and count its tokens in the trainer's `state`.
+
+    `by_rank` are `RolloutLog.sums` of each rank.
+    """
+    sums, ranks = add_sums(by_rank), len(by_rank)
+    state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
     log = means(sums)
     stages = (SYNC, EPISODES, WAIT, "generate", "embed")
     seconds = {stage: sums.get(_TIME + stage, 0.0) / ranks for stage in stages}
@@ -84,7 +92,19 @@ def rollout_means(sums: Mapping[str, float], ranks: int) -> dict[str, float]:
         log[f"seconds/{stage}"] = seconds[stage]
     without_completions = max(seconds[EPISODES] - seconds["generate"], 0.0)
     log["seconds/idle"] = without_completions + seconds[WAIT]
-    return log
+    return {**log, **further, "num_tokens": float(state.num_input_tokens_seen)}
+
+
+def check_failed(
+    args: Any, failed: int, episodes: int, errors: Sequence[str | None], what: str
+) -> None:
+    """End the run if more than `max_failed_fraction` of some episodes failed."""
+    if failed > args.max_failed_fraction * episodes:
+        reason = min((error for error in errors if error), default="see the other processes")
+        raise RolloutFailedError(
+            f"{failed} of {episodes} episodes of {what} failed, more than "
+            f"max_failed_fraction={args.max_failed_fraction:g}: {reason}"
+        )
 
 
 class EpisodeFiles:

@@ -16,7 +16,6 @@ PLOT_FILE = "training.png"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``atommem train plot``."""
     parser = Parser(prog="atommem train plot", description=__doc__)
     parser.add_argument("run", help=f"Output folder of a run, with its {METRICS_FILE}.")
     parser.add_argument("--out", help=f"Image file; default: {PLOT_FILE} in the run's folder.")

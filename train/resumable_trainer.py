@@ -125,7 +125,6 @@ class ResumableTrainer(Trainer):
             model.config.save_pretrained(folder)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write the model's card to the output folder."""
         base, folder = self.model.config.name_or_path, Path(self.args.output_dir)
         data = ModelCardData(
             base_model=base if base and not Path(base).exists() else None,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from inspect import get_annotations
 from pathlib import Path
 from typing import Any
 
 from trl import ModelConfig
 
-from atommem.arguments import Parser, make, split_config
+from atommem.arguments import Parser, make, pop_flags, split_config
 from atommem.chat_format import ChatFormat
 from atommem.config import EmbedderConfig, MemoryConfig, check_least, field_names
 from atommem.dialects import get_dialect
@@ -22,7 +22,6 @@ from atommem.policy.opening import model_folder
 from atommem.run import RunConfig, check_setting_names, find_stored
 from atommem.train.checkpoints import GenerationSettings
 from atommem.train.devices import DryRunConfig
-from atommem.train.train_config import ColdStartConfig, TrainConfig
 
 _SHOWN = """data eval_data model_name_or_path model_revision use_peft lora_r lora_alpha output_dir
     max_steps num_train_epochs learning_rate beta seed temperature use_vllm vllm_mode
@@ -37,6 +36,7 @@ class Stage:
 
     config_class: type
     run: Callable[[Settings], Path]
+    model_class: type = ModelConfig
 
 
 @dataclass
@@ -66,9 +66,7 @@ class Settings:
 
 
 def parse(stage: str, argv: Sequence[str], defaults: Mapping[str, Any] | None = None) -> Settings:
-    """Read the command line of a stage (grpo, sft or async).
-
-    In `sft`, memory and environment describe the prompts.
+    """Read the command line of a stage; in `sft`, memory and environment describe the prompts.
 
     Raises:
         AtomMemError: A setting is unknown or out of range, or a file cannot be read.
@@ -89,7 +87,8 @@ def read_settings(
     stage: str, argv: Sequence[str], defaults: Mapping[str, Any] | None = None
 ) -> Settings:
     """Read as `parse` does, but accept a run without data or model, which the demo makes itself."""
-    config_class, model_class = _classes(stage)
+    found = find("atommem.stages", stage)
+    config_class, model_class = found.config_class, found.model_class
     argv, values = split_config(argv, "train")
     stored = {**(defaults or {}), **find_stored(argv, values, "model_name_or_path")}
     if "max_tokens" in stored:
@@ -119,45 +118,23 @@ def read_settings(
         parser.add_settings("dry run", DryRunConfig)
         parser.add_settings("TRL and transformers", config_class, model_class, hidden=True)
         parsed = parser.read(["--help" if a == "--help-all" else a for a in argv], values, stored)
-        kinds = (config_class, MemoryConfig, EmbedderConfig, environment, model_class, DryRunConfig)
-        made: list[Any] = [make(kind, parsed) for kind in kinds]
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"{format_error(error)} See atommem train {stage} --help.") from error
-    args, memory, embedder, world, model, dry_run = made
-    run = RunConfig(
-        memory=memory,
-        embedder=embedder,
-        environment=world,
-        sampling=Sampling(
+        args: Any = make(config_class, parsed)
+        sampling = Sampling(
             temperature=getattr(args, "temperature", 1.0),
             max_tokens=args.max_completion_length or 1024,
-        ),
-        chat_template_kwargs=args.template_kwargs,
-    )
-    return Settings(args, run, model, dry_run)
+        )
+        run = RunConfig.from_flat(vars(parsed) | asdict(sampling))
+        return Settings(args, run, make(model_class, parsed), make(DryRunConfig, parsed))
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{format_error(error)} See atommem train {stage} --help.") from error
 
 
 def parse_dry_run(argv: Sequence[str]) -> DryRunConfig:
     """Read the settings of the dry run alone, which the other settings' checks depend on."""
     argv, values = split_config(argv, "train")
-    flags: list[str] = []
-    is_ours = False
-    for word in argv:
-        is_ours = word.startswith("--dry_run") or (is_ours and not word.startswith("--"))
-        if is_ours:
-            flags.append(word)
     parser = Parser("atommem train")
     parser.add_settings("dry run", DryRunConfig)
+    words, _ = pop_flags(argv, field_names(DryRunConfig))
+    flags = [word for name in words for word in (f"--{name}", *words[name])]
     values = {name: value for name, value in values.items() if name.startswith("dry_run")}
     return make(DryRunConfig, parser.read(flags, values))
-
-
-def _classes(stage: str) -> tuple[type, type]:
-    """Return the configuration classes of a stage and of its model."""
-    if stage == "async":
-        from atommem.train.async_config import AsyncModelConfig, AsyncTrainConfig
-
-        return AsyncTrainConfig, AsyncModelConfig
-    if stage in ("grpo", "sft"):
-        return ColdStartConfig if stage == "sft" else TrainConfig, ModelConfig
-    return find("atommem.stages", stage).config_class, ModelConfig

@@ -19,40 +19,29 @@ from huggingface_hub import HfApi
 from atommem.embedding import make_embedder
 from atommem.environment import find_environment
 from atommem.errors import ConfigError, format_error
-from atommem.plugins import find
 from atommem.train.checkpoints import checkpoint_to_resume
 from atommem.train.console import ASYNC_COLUMNS, GRPO_COLUMNS, SFT_COLUMNS, Column, use_console
 from atommem.train.episode_logs import EpisodeFiles
 from atommem.train.errors import CheckpointError
+from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.models import load_tokenizer, loading_whole, model_arguments
 from atommem.train.loops.sft import ColdStartTrainer, sft_dataset, trace_demonstrations
 from atommem.train.rollout.backends import Backend, make_local_backend
 from atommem.train.rollout.rollouts import Rollouts
-from atommem.train.settings import Settings
+from atommem.train.settings import Settings, Stage
+from atommem.train.train_config import (
+    AsyncModelConfig,
+    AsyncTrainConfig,
+    ColdStartConfig,
+    TrainConfig,
+)
 
 _PRIVATE = ("_*", ".*", "checkpoint-*", "wandb/*", "traces/*", "samples/*", "eval/*", "adapters/*")
 """Files of an output folder that are not pushed: checkpoints, and texts of the data."""
 
 
-def run_stage(stage: str, settings: Settings) -> Path:
-    """Run a stage of `atommem.train.train_cli`, and save the model; returns its folder.
-
-    Raises:
-        AtomMemError: A setting or file is wrong, the run cannot continue, or was asked to stop.
-    """
-    if stage == "grpo":
-        return launch(settings, make_grpo_trainer, GRPO_COLUMNS)
-    if stage == "async":
-        return launch(settings, make_async_trainer, ASYNC_COLUMNS)
-    if stage == "sft":
-        return launch(settings, make_sft_trainer, SFT_COLUMNS)
-    folder: Path = find("atommem.stages", stage).run(settings)
-    return folder
-
-
 def make_grpo_trainer(settings: Settings) -> MemoryGRPOTrainer:
-    """Make the trainer of the stage ``grpo``."""
     args, tokenizer = settings.args, load_tokenizer(settings.model)
     return MemoryGRPOTrainer(
         make_backend=partial(make_backend, make_rollouts(settings, tokenizer)),
@@ -74,10 +63,7 @@ def make_backend(rollouts: Rollouts, model: Any) -> Backend:
     return make_local_backend(rollouts, model)
 
 
-def make_async_trainer(settings: Settings) -> Any:
-    """Make the trainer of the stage ``async``."""
-    from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
-
+def make_async_trainer(settings: Settings) -> AsyncMemoryGRPOTrainer:
     args, model = settings.args, settings.model
     name = str(model.model_name_or_path)
     if (Path(name) / "adapter_config.json").is_file():
@@ -86,16 +72,14 @@ def make_async_trainer(settings: Settings) -> Any:
             "it asynchronously."
         )
     tokenizer = load_tokenizer(model)
-    loading = model_arguments(model, args)
     return AsyncMemoryGRPOTrainer(
+        **model_arguments(model, args),  # before the runner reads `args.model_init_kwargs`
         make_runner=partial(make_runner, make_rollouts(settings, tokenizer), name),
-        **loading,
         **episode_arguments(settings, tokenizer),
     )
 
 
 def make_sft_trainer(settings: Settings) -> ColdStartTrainer:
-    """Make the trainer of the stage ``sft``."""
     args, tokenizer = settings.args, load_tokenizer(settings.model)
     rows = trace_demonstrations(args.data, tokenizer, settings.run, args.min_reward)
     return ColdStartTrainer(
@@ -115,7 +99,6 @@ def make_rollouts(settings: Settings, tokenizer: Any) -> Rollouts:
 
 
 def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
-    """Return the arguments of a trainer of episodes."""
     args = settings.args
     kind = find_environment(settings.run.environment.environment)
     tasks = kind.read_tasks(args.data)
@@ -132,7 +115,11 @@ def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
 def launch(
     settings: Settings, make_trainer: Callable[[Settings], Any], columns: Sequence[Column]
 ) -> Path:
-    """Train or resume, and save the model; returns its folder."""
+    """Train or resume, and save the model; returns its folder.
+
+    Raises:
+        AtomMemError: A setting or file is wrong, the run cannot continue, or was asked to stop.
+    """
     args = settings.args
     resume = checkpoint_to_resume(args, settings.run.memory)
     prepare_reporters(args)
@@ -196,3 +183,12 @@ def push_model(folder: Path, name: str, args: Any) -> None:
             f"{format_error(error).rstrip('.')}. "
             "The same command with --resume tries again."
         ) from error
+
+
+GRPO = Stage(TrainConfig, partial(launch, make_trainer=make_grpo_trainer, columns=GRPO_COLUMNS))
+SFT = Stage(ColdStartConfig, partial(launch, make_trainer=make_sft_trainer, columns=SFT_COLUMNS))
+ASYNC = Stage(
+    AsyncTrainConfig,
+    partial(launch, make_trainer=make_async_trainer, columns=ASYNC_COLUMNS),
+    AsyncModelConfig,
+)

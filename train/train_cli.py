@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 
 from atommem.errors import ConfigError
-from atommem.plugins import names
+from atommem.plugins import find, names
 
-STAGES = ("grpo", "sft", "async")
 USAGE = """usage: atommem train [grpo|sft|async|tinker] [--config FILE|NAME] [--FIELD VALUE ...]
        atommem train plot RUN
 
@@ -43,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         from atommem.train.plot import main as plot_main
 
         return plot_main(arguments)
-    stages = [*STAGES, *names("atommem.stages")]
+    stages = names("atommem.stages")
     if stage not in stages:
         raise ConfigError(f"{stage}: unknown stage. Give one of {', '.join(stages)}.")
     # `--resume` is short for a setting that a YAML file can hold.
@@ -53,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
     dry_run = parse_dry_run(arguments)
     if dry_run.dry_run:
-        if stage not in STAGES:
+        if stage not in ("grpo", "sft", "async"):
             raise ConfigError(f"dry_run=true: {stage} trains on a server. Leave it out.")
         from atommem.train.dry_run.plan import run_dry
 
@@ -61,11 +60,10 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     settings = parse(stage, arguments)
     from atommem.train.errors import TrainingInterrupted
-    from atommem.train.stages import run_stage
     from atommem.train.stop_request import EXIT_INTERRUPTED
 
     try:
-        run_stage(stage, settings)
+        find("atommem.stages", stage).run(settings)
     except TrainingInterrupted as interrupted:
         print(f"atommem train: {interrupted}", file=sys.stderr)
         return EXIT_INTERRUPTED

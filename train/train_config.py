@@ -8,67 +8,25 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
-from trl import GRPOConfig, SFTConfig
+import yaml
+from transformers import TrainingArguments
+from trl import GRPOConfig, ModelConfig, SFTConfig
 
 from atommem.config import check_choice, check_least, check_probabilities, setting
 from atommem.errors import ConfigError
 from atommem.train.objective.rows import LOSS_TYPES, NORMALIZATIONS
 
-DISTRIBUTION = "training needs the distribution that was sampled from"
-_OBJECTIVE = "train/objective/loss.py has no such term"
-_ONE_REWARD = "an episode has one terminal reward"
-_LOCAL_POLICY = "the local policy samples the episodes"
-_PUSHED_LAST = "the model is pushed when training has ended"
-_WHOLE_ROWS = "rows are whole steps, padded per batch"
-
 CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
-Refused = Mapping[str, tuple[Any, str]]
-"""Fields that cannot be honoured: the only accepted value and the reason."""
-
-EPISODES_REFUSED: Refused = {
-    "gradient_accumulation_steps": (1, "a trainer step is one update; its passes have a budget"),
-    "torch_empty_cache_steps": (None, "a trainer step is one update"),
-    "neftune_noise_alpha": (None, DISTRIBUTION),
-    "fp16": (False, "an update without variance has no gradients to unscale; use bf16"),
-    "top_p": (1.0, DISTRIBUTION),
-    "top_k": (0, DISTRIBUTION),
-    "min_p": (None, DISTRIBUTION),
-    "repetition_penalty": (1.0, DISTRIBUTION),
-    "log_completions": (False, "log_episodes shows whole episodes, and save_traces keeps them"),
-    "hub_strategy": ("end", _PUSHED_LAST),
-    "use_liger_kernel": (False, "it would replace the fused LM head"),
-    "router_aux_loss_coef": (0.0, "the term would depend on how rows are packed"),
-}
-REFUSED: Refused = {
-    **EPISODES_REFUSED,
-    "off_policy_mask_threshold": (None, _OBJECTIVE),
-    "top_entropy_quantile": (1.0, _OBJECTIVE),
-    "entropy_coef": (0.0, _OBJECTIVE),
-    "use_adaptive_entropy": (False, _OBJECTIVE),
-    "mask_truncated_completions": (False, "a truncated completion is a step like any other"),
-    "pad_to_multiple_of": (None, "micro-batches are packed, or padded to their longest row"),
-    "vllm_structured_outputs_regex": (None, DISTRIBUTION),
-    "vllm_group_port": (51216, "servers are plain `vllm serve`, which agree on a port themselves"),
-    "use_transformers_continuous_batching": (False, _LOCAL_POLICY),
-    "generation_kwargs": (None, _LOCAL_POLICY),
-    "reward_weights": (None, _ONE_REWARD),
-    "multi_objective_aggregation": ("sum_then_normalize", _ONE_REWARD),
-}
-COLD_START_REFUSED: Refused = {
-    "hub_strategy": ("end", _PUSHED_LAST),
-    "packing": (False, _WHOLE_ROWS),
-    "padding_free": (False, _WHOLE_ROWS),
-    "assistant_only_loss": (False, "rows are token ids; the loss is on the completion"),
-    "eval_strategy": ("no", "`atommem eval` evaluates checkpoints"),
-}
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))
 
 
-def check_refused(config: Any, refused: Refused) -> None:
-    """Raise ConfigError if a field of `config` has another value than the only accepted one."""
-    for name, (only, reason) in refused.items():
+def check_refused(config: Any, *parts: str) -> None:
+    """Raise ConfigError for a field that cannot be honoured, of these parts of ``refused.yaml``."""
+    for name, (only, reason) in (line for part in parts for line in REFUSED[part].items()):
         value = getattr(config, name, only)
         if str(getattr(value, "value", value)) != str(only):
             raise ConfigError(
@@ -91,7 +49,7 @@ def check_parallelism(launcher: Mapping[str, Any]) -> None:
 class StageConfig:
     """Settings of all stages, mixed into a TRL configuration, before it."""
 
-    refused: ClassVar[Refused] = {}
+    refused: ClassVar[tuple[str, ...]] = ()
 
     project: str = setting("atommem", "Project of the run in wandb and trackio.")
     bf16: bool | None = setting(
@@ -127,7 +85,7 @@ class StageConfig:
         self.ddp_broadcast_buffers = False
         self.dataloader_pin_memory &= gpu  # type: ignore[attr-defined]  # TRL's; else torch warns
         super().__post_init__()  # type: ignore[misc]  # TRL's
-        check_refused(self, self.refused)
+        check_refused(self, *self.refused)
         # As `accelerate launch` hands it on.
         check_parallelism({name.lower(): value for name, value in os.environ.items()})
 
@@ -197,9 +155,18 @@ class EpisodeConfig(StageConfig):
     router_aux_loss_coef: float | None = setting(
         0.0, "Load-balancing loss of mixture-of-experts models; only 0 is supported."
     )
+    learning_rate: float = setting(1e-6, "The initial learning rate.")
+    logging_steps: float = setting(1, "Updates between two log entries.")
     ddp_timeout: int = setting(
         4 * 3600, "Seconds that a process waits for the others, whose episodes may be longer."
     )
+
+    @property
+    def vllm_server_urls(self) -> list[str]:
+        urls: str = self.vllm_server_base_url or (  # type: ignore[attr-defined]
+            f"http://{self.vllm_server_host}:{self.vllm_server_port}"  # type: ignore[attr-defined]  # TRL's
+        )
+        return [url.strip() for url in urls.split(",") if url.strip()]
 
     def __post_init__(self) -> None:
         check_least(self, per_device_train_batch_size=1)
@@ -248,7 +215,7 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
     updates of a rollout it is a multiple of `num_generations`.
     """
 
-    refused: ClassVar = REFUSED
+    refused: ClassVar = ("episodes", "grpo")
 
     micro_batch_tokens: int = setting(
         16_384,
@@ -273,7 +240,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
     save_total_limit: int | None = setting(
         2, "Checkpoints that are kept; the last and the best one always are."
     )
-    learning_rate: float = setting(1e-6, "The initial learning rate.")
     vllm_importance_sampling_mode: str = setting(
         "token_truncate",
         "How the loss is corrected for vLLM's slightly different probabilities: a ratio of every "
@@ -288,7 +254,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         "Further settings of a colocated engine (vLLM's EngineArgs), a JSON object: "
         '\'{"kv_cache_dtype": "fp8", "max_num_batched_tokens": 16384}\'.',
     )
-    logging_steps: float = setting(1, "Updates between two log entries.")
     steps_per_generation: int | None = setting(
         1,
         "Updates that share a rollout, each on its own per_device_train_batch_size episodes; 1 "
@@ -297,15 +262,7 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
 
     @property
     def updates_per_rollout(self) -> int:
-        """Updates on the episodes of one rollout."""
         return (self.steps_per_generation or 1) * self.num_iterations
-
-    @property
-    def vllm_server_urls(self) -> list[str]:
-        """The servers of ``vllm_mode: server``."""
-        default = f"http://{self.vllm_server_host}:{self.vllm_server_port}"
-        urls = (self.vllm_server_base_url or default).split(",")
-        return [url.strip() for url in urls if url.strip()]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -339,10 +296,88 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
 
 
 @dataclass
+class AsyncTrainConfig(EpisodeConfig, TrainingArguments):
+    """GRPO over whole episodes, sampled while the trainer steps.
+
+    `per_device_train_batch_size` counts episodes per process and update; over all processes it is a
+    multiple of `num_generations`.
+    """
+
+    refused: ClassVar = ("episodes", "async")
+
+    use_vllm: bool = setting(
+        False,
+        "Sample from vLLM servers (vllm_server_base_url, several with commas); otherwise from a "
+        "second copy of the model in this process.",
+    )
+    beta: float = setting(
+        0.0,
+        "KL coefficient, to the model without its adapter; 0 is none.",
+    )
+    shuffle_dataset: bool = setting(True, "Take the tasks in random order.")
+
+    model_init_kwargs: dict[str, Any] | None = setting(
+        None, "Further arguments of `from_pretrained`, a JSON object."
+    )
+    trust_remote_code: bool = setting(False, "Run code that a model on the hub brings.")
+    cast_lm_head_to_fp32: bool = setting(
+        False, "Compute logits in float32, as servers with head_dtype do (docs/vllm.md)."
+    )
+    temperature: float = setting(1.0, "Sampling temperature.")
+    epsilon: float = setting(0.2, "PPO clip below: ratio >= 1 - epsilon.")
+    lr_scheduler_type: str = setting("constant", "Schedule of the learning rate.")
+    vllm_server_base_url: str = setting(
+        "http://localhost:8000", "URLs of vLLM servers, with commas."
+    )
+    vllm_server_timeout: float = setting(240.0, "Seconds to wait while no server answers.")
+    request_timeout: int = setting(600, "Seconds that a request may take.")
+    weight_sync_steps: int = setting(1, "Updates between two publications of the weights.")
+    heartbeat_stale_after_s: float = setting(
+        300.0, "Seconds without a completion after which the run ends."
+    )
+    # Defaults of arXiv 2601.08323 where it gives one.
+    output_dir: str = setting("runs/async", "Folder of checkpoints and logs.")
+    token_budget: int | None = setting(
+        16_384,
+        "Most unique tokens in one forward and backward pass per process. Bounds memory, not the "
+        "update. A longer step gets a pass of its own.",
+    )
+    max_inflight_tasks: int = setting(
+        -1, "Most episodes at the same time; -1: all that max_staleness allows."
+    )
+    max_staleness: int = setting(
+        2,
+        "Versions of the weights that a group may be older than those in training. 0 waits for "
+        "every update: on-policy.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, max_staleness=0, beta=0, token_budget=1, weight_sync_steps=1)
+        if self.eval_data and self.weight_sync_steps > 1:
+            raise ConfigError(
+                f"weight_sync_steps={self.weight_sync_steps}: must be 1 with eval_data, because an "
+                "evaluation publishes the weights."
+            )
+
+
+@dataclass
+class AsyncModelConfig(ModelConfig):
+    """TRL's `ModelConfig` without what does not fit."""
+
+    # The ratio compares with the log-probabilities of a server, which has no dropout.
+    lora_dropout: float = setting(0.0, "LoRA dropout; only 0 is supported.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_refused(self, "async_model")
+
+
+@dataclass
 class ColdStartConfig(StageConfig, SFTConfig):
     """Supervised fine-tuning on demonstrations, before GRPO."""
 
-    refused: ClassVar = COLD_START_REFUSED
+    refused: ClassVar = ("sft",)
 
     data: str = setting(
         "", "Trace file, or folder of traces (such as an output folder of `atommem eval`)."

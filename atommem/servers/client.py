@@ -69,7 +69,6 @@ class RefusedError(Exception):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same request may succeed later."""
         may_pass = self.status in (408, 429) or self.status >= 500
         return may_pass and not self.too_long and not self.without_system_role
 
@@ -166,11 +165,9 @@ class ServerClient:
         ] = {}
 
     async def get(self, path: str) -> Any:
-        """GET `path` (``/v1/...``) and return the decoded JSON."""
         return await self.request("GET", path)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """POST `body` as JSON and return the decoded JSON."""
         return await self.request("POST", path, body)
 
     async def request(
@@ -200,7 +197,6 @@ class ServerClient:
                 await asyncio.sleep(min(MAX_WAIT_SECONDS, max(wait, error.wait)))
 
     async def close(self) -> None:
-        """Close the connections of the running event loop."""
         client, _ = self._by_loop.pop(asyncio.get_running_loop(), (None, None))
         if client is not None:
             await client.aclose()

@@ -75,7 +75,6 @@ class VllmServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the process group."""
         if self._process is None:
             return
         try:
@@ -88,7 +87,6 @@ class VllmServer:
         self._process = None
 
     def healthy(self) -> bool:
-        """Return whether it answers."""
         import httpx
 
         try:

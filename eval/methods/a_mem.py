@@ -66,7 +66,6 @@ class AMem(Reader):
     }
 
     async def play(self, record: Recorder, task: Task) -> None:
-        """Read document by document, then answer."""
         notes: dict[int, Note] = {}
         evolved = 0
         texts = await self.texts(task)

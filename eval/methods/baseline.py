@@ -81,12 +81,10 @@ class Baseline(ABC):
 
     @property
     def factory(self) -> EnvironmentFactory:
-        """The environment of the tasks."""
         return self.setup.factory
 
     @property
     def max_in_flight(self) -> int | asyncio.Semaphore | None:
-        """Most episodes at once."""
         return self.setup.max_in_flight
 
     def settings(self) -> dict[str, Any]:
@@ -158,7 +156,6 @@ class Reader(Baseline):
         self.remembering = self.make_prompts(Templates(SYSTEM, empty=NOTHING, **MEMORY), section)
 
     async def chunks(self, task: Task) -> Sequence[str]:
-        """Return the chunks of `task`."""
         await self.setup.factory.prepare(task)
         chunks: Sequence[str] = self.documents.chunks(task)
         return chunks

@@ -79,7 +79,6 @@ class Browsing(Baseline):
         self.plain = self.remembering = self.make_prompts(templates, section, web.actions)
 
     def find_web(self, setup: Setup) -> WebEnvironments:
-        """Return the environment whose tools are called."""
         web = setup.factory
         if not isinstance(web, WebEnvironments) or web.config.calls != "json":
             raise ConfigError(
@@ -88,7 +87,6 @@ class Browsing(Baseline):
         return web
 
     def fits(self, record: Recorder, shown: Observation) -> bool:
-        """Return whether a prompt fits the context window."""
         return record.count_tokens(shown) <= self.setup.prompt_room
 
     @abstractmethod
@@ -96,7 +94,6 @@ class Browsing(Baseline):
         """Return `now` with earlier steps; may drop from `past` what does not fit."""
 
     async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
-        """Search and read in the environment."""
         return await self.browse(record, episode, task, self.web)
 
     async def browse(
@@ -130,7 +127,6 @@ def _pieces(past: Sequence[Past]) -> tuple[Piece, ...]:
 
 
 def without_thinking(step: Step) -> str:
-    """Return the text of a completion after its thinking."""
     return step.text[thoughts_end(step.text) :].strip()
 
 
@@ -147,7 +143,6 @@ class ReAct(Browsing):
     )
 
     async def extend(self, record: Recorder, past: list[Past], now: Observation) -> Prompt:
-        """Return all steps."""
         record.metrics.setdefault("truncated", 0.0)
         while True:
             shown = replace(now, stream=(*_pieces(past), *now.stream))
@@ -167,7 +162,6 @@ class Summarising(Browsing):
     introduction = ReAct.introduction
 
     async def extend(self, record: Recorder, past: list[Past], now: Observation) -> Prompt:
-        """Return the summary, and the steps after it."""
         shown = replace(now, stream=(*_pieces(past), *now.stream))
         if not past or self.fits(record, shown):
             return shown, None
@@ -196,7 +190,6 @@ class BrowsingRAG(Browsing):
     shows_entries = True
 
     async def extend(self, record: Recorder, past: list[Past], now: Observation) -> Prompt:
-        """Return the earlier texts that are most similar to the questions."""
         await record.hold([text for step in past for text in _texts(step.shown)])
         query = "\n".join(question.text for question in record.task.questions)
         (vector,) = await record.embed([query], "query")
@@ -204,7 +197,6 @@ class BrowsingRAG(Browsing):
 
 
 def _texts(pieces: tuple[Piece, ...]) -> list[str]:
-    """Return the texts of pages and results, under the titles of pages."""
     found = [piece.values for piece in pieces if piece.name in ("page", "result")]
     return [
         f"{values['title']}\n{values['text']}" if "title" in values else str(values["text"])

@@ -49,7 +49,6 @@ class GenerativeAgents(Reader):
     }
 
     async def play(self, record: Recorder, task: Task) -> None:
-        """Read document by document, then answer."""
         ratings: Ratings = {}
         texts = await self.texts(task)
         fresh, importance = 0, 0.0
@@ -65,7 +64,6 @@ class GenerativeAgents(Reader):
         await record.answer_from(lambda vector: best_memories(record, ratings, vector, k))
 
     async def _keep(self, record: Recorder, ratings: Ratings, text: str, label: str) -> float:
-        """Rate a statement, add it, and return its rating."""
         statement = Piece("statement", {"statement": text})
         step, reply = await record.ask_json(label, statement, Piece("rate"))
         rating = rating_of(reply)

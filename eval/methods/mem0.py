@@ -45,7 +45,6 @@ class Mem0(Reader):
     }
 
     async def play(self, record: Recorder, task: Task) -> None:
-        """Read chunk by chunk, then answer."""
         chunks = await self.chunks(task)
         for number, chunk in enumerate(chunks, start=1):
             label = f"chunk {number}/{len(chunks)}"

@@ -22,7 +22,6 @@ class FullContext(Reader):
     name = "full_context"
 
     async def play(self, record: Recorder, task: Task) -> None:
-        """Ask with as much of the text as fits."""
         text = joined_text(task)
         offsets = token_offsets(self.setup.tokenizer, text)
         record.metrics = {"truncated": 0.0, "context_kept": 1.0}
@@ -45,7 +44,6 @@ class VanillaRAG(Reader):
     name = "rag"
 
     async def play(self, record: Recorder, task: Task) -> None:
-        """Embed every document once, retrieve, ask."""
         await record.hold(await self.texts(task))
         await record.answer_from(lambda vector: record.index.search(vector, self.setup.retrieve_k))
 
@@ -57,7 +55,6 @@ class NoMemory(Reader):
     needs = QAEnvironments
 
     async def play(self, record: Recorder, task: Task) -> None:
-        """Ask; nothing is read."""
         for index in range(len(task.questions)):
             await record.answer(range(index, index + 1))
 
@@ -68,7 +65,6 @@ class Oracle(Reader):
     name = "oracle"
 
     async def play(self, record: Recorder, task: Task) -> None:
-        """Ask; raises DataError if the task marks no gold documents."""
         for index, question in enumerate(task.questions):
             documents = gold_documents(task, question)
             if not documents and "documents" not in question.metadata:

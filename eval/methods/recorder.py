@@ -64,18 +64,15 @@ class Setup:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The policy's tokenizer."""
         tokenizer: Tokenizer = self.policy.tokenizer  # type: ignore[attr-defined]
         return tokenizer
 
     @property
     def retrieve_k(self) -> int:
-        """Texts that a method retrieves."""
         return self.run.memory.retrieve_k
 
     @property
     def prompt_room(self) -> int:
-        """Tokens that a prompt may have."""
         return self.context_tokens - self.run.sampling.max_tokens
 
 
@@ -203,7 +200,6 @@ class Recorder:
         self._log(step, update)
 
     def delete(self, step: Step, entry_id: int) -> None:
-        """Delete an entry as a result of `step`."""
         self.index.update({entry_id: None})
         before = self.texts.pop(entry_id)
         self._log(step, Operation(step.index, "delete", entry_id=entry_id, before=before))
@@ -241,7 +237,6 @@ class Recorder:
         return step
 
     def asking(self, asked: range, text: str | None = None) -> Observation:
-        """Return the observation of `answer`."""
         lines = tuple(
             Piece("question_line", {"number": number, "question": self.task.questions[index].text})
             for number, index in enumerate(asked, start=1)

@@ -32,7 +32,6 @@ class AgenticSearch(ReAct):
     name = "agentic_search"
 
     def find_web(self, setup: Setup) -> WebEnvironments:
-        """Make the web, with the settings that both environments have."""
         documents = suitable(setup, self.name)
         shared = {field.name: getattr(documents.config, field.name) for field in fields(QAConfig)}
         own = {"environment": "web", "max_calls": setup.max_turns, "max_reads": 0}
@@ -42,13 +41,11 @@ class AgenticSearch(ReAct):
         return web
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that its scores depend on, as JSON values."""
         settings = super().settings()
         settings["method"]["max_turns"] = self.setup.max_turns
         return settings
 
     async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
-        """Search the documents of the task."""
         return await super().drive(record, episode, replace(task, documents=self.pages(task)))
 
     def pages(self, task: Task) -> tuple[Document, ...]:
@@ -88,7 +85,6 @@ class RecursiveReader(AgenticSearch):
         self.remembering = self.make_prompts(Templates(SYSTEM), Section(self.pieces))
 
     def find_web(self, setup: Setup) -> WebEnvironments:
-        """Make the web with tools for numbered documents."""
         web = super().find_web(setup)
         search = web.tools["search"]
 
@@ -103,12 +99,10 @@ class RecursiveReader(AgenticSearch):
         return web
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that its scores depend on, as JSON values."""
         both = f"{self.plain.digest} {self.remembering.digest}"
         return {**super().settings(), "prompts_sha256": both}
 
     async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
-        """Read the whole text."""
         return await self._read(record, episode, replace(task, documents=self.pages(task)))
 
     async def _read(self, record: Recorder, episode: Episode, task: Task) -> Score:
@@ -147,7 +141,6 @@ class RecursiveReader(AgenticSearch):
 
 
 def _tool(name: str, description: str, *texts: str) -> Tool:
-    """Return a tool with a range of documents, and texts."""
     types = {**dict.fromkeys(("first", "last"), "integer"), **dict.fromkeys(texts, "string")}
     schema = {
         "type": "object",

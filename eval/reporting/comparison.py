@@ -22,7 +22,6 @@ from atommem.files import write_json
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``atommem compare``; raises AtomMemError for wrong settings and damaged files."""
     parser = Parser(prog="atommem compare", description=__doc__)
     parser.add_argument("first", help="Folder of an evaluation.")
     parser.add_argument("second", help="Folder of another one on the same tasks.")

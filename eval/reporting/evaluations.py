@@ -44,12 +44,10 @@ class Evaluation:
 
     @property
     def row(self) -> str:
-        """Its row in the tables."""
         return f"{self.method}, {self.setting}" if self.setting else self.method
 
     @property
     def column(self) -> str:
-        """Its column in the tables."""
         if self.documents is None:
             return self.dataset
         return f"{self.dataset}, {self.documents} documents"

@@ -35,7 +35,6 @@ p { color: #555; max-width: 60rem; }
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``atommem report``; raises AtomMemError for wrong settings and damaged files."""
     parser = Parser(prog="atommem report", description=__doc__)
     add = parser.add_argument
     folders = "Output folder of `atommem eval` with its row's name, or a folder with results.json."

@@ -57,7 +57,6 @@ Groups = dict[tuple[str, str], list[Evaluation]]
 
 
 def label(metric: str) -> str:
-    """Return a score's heading."""
     return LABELS.get(metric, metric)
 
 
@@ -155,7 +154,6 @@ def paired_records(group: Iterable[Evaluation]) -> list[EpisodeRecord]:
 
 
 def scores_by_key(results: Results) -> dict[tuple[str, str, str], Mapping[str, Any]]:
-    """Return the scores by row, column and metric."""
     return {(line["row"], line["column"], line["metric"]): line for line in results["scores"]}
 
 

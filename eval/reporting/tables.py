@@ -82,7 +82,6 @@ class Table:
 
     @property
     def note(self) -> str:
-        """The note below it."""
         return NOTES[self.section]
 
     def markdown(self) -> str:
@@ -127,7 +126,6 @@ def make_tables(results: Results) -> list[Table]:
 
 
 def format_estimate(score: Mapping[str, Any], bold: bool = False) -> str:
-    """Format a mean and its interval in percent."""
     mean, low, high = (100 * float(score[name]) for name in ("mean", "low", "high"))
     return f"{mark(f'{mean:.1f}', bold)} [{low:.1f}, {high:.1f}]"
 
@@ -256,7 +254,6 @@ def _mean_tables(groups: Sequence[Mapping[str, Any]], column: str) -> Iterator[T
 
 
 def mark(text: str, bold: bool = True) -> str:
-    """Mark a text as bold."""
     return f"**{text}**" if bold else text
 
 

@@ -19,12 +19,12 @@ from peft import LoraConfig
 from atommem.errors import OutageError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server_pool import ServerPool
-from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.console import ASYNC_COLUMNS, METRICS_FILE, read_metrics, use_console
 from atommem.train.errors import TrainingInterrupted
 from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
 from atommem.train.rollout.rollouts import TaskOrder
+from atommem.train.train_config import AsyncTrainConfig
 from tests.fake_vllm import Cluster
 from tests.serve.servers import until
 from tests.train.harness import (

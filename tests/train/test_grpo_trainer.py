@@ -19,7 +19,6 @@ from atommem.episode import Episode, StopReason
 from atommem.errors import OutageError
 from atommem.eval.runner import evaluate
 from atommem.rollout import EpisodeRunner
-from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.checkpoints import list_checkpoints
 from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.errors import RolloutFailedError
@@ -29,6 +28,7 @@ from atommem.train.objective.advantages import group_advantages
 from atommem.train.objective.loss import CORRECTION, MASKED
 from atommem.train.objective.rows import Row
 from atommem.train.rollout.rollouts import RolloutGroup, TaskOrder, run_groups
+from atommem.train.train_config import AsyncTrainConfig
 from tests.train.harness import (
     assert_equal_gradients,
     completion_logps,

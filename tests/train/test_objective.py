@@ -21,7 +21,12 @@ from trl import GRPOTrainer
 
 from atommem.errors import DataError
 from atommem.train.loops.update_step import policy_loss as configured_loss
-from atommem.train.objective.advantages import group_advantages
+from atommem.train.objective.advantages import (
+    gradient_shares,
+    group_advantages,
+    signal_report,
+    sums_of_quarters,
+)
 from atommem.train.objective.loss import (
     CORRECTION,
     MASKED,
@@ -40,7 +45,6 @@ from atommem.train.objective.rows import (
     normalizer,
     token_weight,
 )
-from atommem.train.objective.shares import gradient_shares, signal_report, sums_of_quarters
 from tests.train.harness import make_config
 from tests.train.toys import make_episode
 

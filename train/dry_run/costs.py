@@ -81,7 +81,6 @@ class Run:
 
     @property
     def has_second_model(self) -> bool:
-        """Whether another copy of the model samples while this one is trained."""
         return self.stage == "async" and self.rollout == "local"
 
 

@@ -65,7 +65,6 @@ class Plan:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Bytes of memory in every phase of an update."""
         return {
             phase: sum(part.bytes for part in self.parts if phase in part.phases)
             for phase in PHASES
@@ -79,7 +78,6 @@ class Plan:
 
     @property
     def hours(self) -> float:
-        """Hours of the run."""
         return self.workload.updates * self.timelines[0].seconds / 3600
 
 
@@ -189,7 +187,6 @@ def _timelines(args: Any, run: Run, load: Workload, costs: Costs) -> list[Timeli
 
 
 def _engine(args: Any, run: Run) -> tuple[float, float]:
-    """Return the bytes that an engine needs, and those that it gets."""
     if run.rollout == "local" or run.device.is_cpu:
         return 0.0, 0.0
     is_server = run.rollout == "server"
@@ -221,7 +218,6 @@ def _embedder_bytes(config: EmbedderConfig) -> float | None:
 
 
 def find_warnings(plan: Plan, args: Any, environment: Any) -> list[str]:
-    """Return what to change, one sentence or two each."""
     found = [*memory_warnings(plan), *diverging(args, environment)]
     run, longest = plan.run, plan.workload.longest_row
     context = run.model.config.max_position_embeddings
@@ -235,7 +231,6 @@ def find_warnings(plan: Plan, args: Any, environment: Any) -> list[str]:
 
 
 def memory_warnings(plan: Plan) -> list[str]:
-    """Return whether a device is too small for a process, or for an engine."""
     found, run = [], plan.run
     memory, name = run.device.memory / 1e9, run.device.name
     phase = max(plan.phases, key=plan.phases.__getitem__)
@@ -293,7 +288,6 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 
 
 def print_plan(plan: Plan) -> None:
-    """Print batch, memory, time, assumptions, and what to change."""
     console = Console(highlight=False)
     run, load, model = plan.run, plan.workload, plan.run.model
     processes = run.launch.processes // run.launch.nodes

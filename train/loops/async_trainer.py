@@ -23,7 +23,6 @@ from atommem.policy.contract import Completion
 from atommem.policy.decoding import Row as DecodeRow
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import EpisodeRunner
-from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.episode_logs import WAIT, RolloutLog
 from atommem.train.loops.episode_trainer import EpisodeTrainer
 from atommem.train.loops.policy_model import load_model
@@ -33,6 +32,7 @@ from atommem.train.objective.advantages import has_variance
 from atommem.train.rollout.rollouts import Rollouts, TaskOrder
 from atommem.train.rollout.server_backend import WeightSync, make_server_pool, make_weight_sync
 from atommem.train.rollout.weight_sync import check_servable, named_weights
+from atommem.train.train_config import AsyncTrainConfig
 
 Result = TypeVar("Result")
 
@@ -116,19 +116,16 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
 
     @property
     def runner(self) -> EpisodeRunner | None:
-        """The episodes' runner, on the main process."""
         return self.rollout_worker and self.rollout_worker.runner
 
     # Updates ------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return a loader that counts the updates of an epoch."""
         return update_counter(self._order.updates_per_epoch)
 
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Run one update; returns this rank's loss."""
         model.train()
         if not self.model_version or self.state.global_step % self.args.weight_sync_steps == 0:
             self.publish()
@@ -192,12 +189,10 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
             self.rollout_worker.start()
 
     def send_weights(self) -> None:
-        """Send the current weights to the servers, or to the copy of the model."""
         policy: Any = self.runner and self.runner.agent.policy
         self._weight_sync.publish(self, policy)
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine in the event loop of the episodes, on the main process."""
         return self.rollout_worker.spawn(work).result()
 
 
@@ -214,7 +209,6 @@ class CopyPolicy(LocalPolicy):
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copy every ``(name, tensor)`` into the model."""
         with self._lock:
             for name, tensor in weights:
                 self.model.get_parameter(name).copy_(tensor)
@@ -227,7 +221,6 @@ class CopySync:
         """Do nothing: the copy goes with its policy."""
 
     def publish(self, trainer: Any, policy: CopyPolicy | None) -> None:
-        """Copy every parameter; all ranks together."""
         model = trainer.accelerator.unwrap_model(trainer.model)
         adapted = isinstance(model, PeftModel)
         if adapted:

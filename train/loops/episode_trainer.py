@@ -1,4 +1,4 @@
-"""The trainer of episodes: model and reference, updates and their log, metrics of an evaluation."""
+"""The trainer of episodes: model and reference, updates and their log, held-out evaluation."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,20 +16,28 @@ import torch
 from accelerate.utils import gather_object, set_seed
 from trl import SyncRefModelCallback
 
-from atommem.episode import Episode, add_sums
+from atommem.envs.scoring.records import EpisodeRecord, record_of, summarize
+from atommem.episode import Episode
 from atommem.errors import ConfigError, OutageError, PolicyError
 from atommem.rollout import EpisodeRunner
-from atommem.train.episode_logs import SYNC, WAIT, EpisodesHook, RolloutLog, rollout_means
-from atommem.train.errors import RolloutFailedError
-from atommem.train.loops.held_out import held_out_jobs, held_out_metrics, run_held_out
+from atommem.train.episode_logs import (
+    SYNC,
+    WAIT,
+    EpisodesHook,
+    RolloutLog,
+    check_failed,
+    rollout_entry,
+)
 from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.loops.policy_model import make_policy, make_reference
 from atommem.train.loops.update_step import Batch, UpdateStep, policy_loss
-from atommem.train.objective.shares import signal_report
+from atommem.train.objective.advantages import signal_report
 from atommem.train.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.rollouts import TaskOrder
 
 Result = TypeVar("Result")
+Job = tuple[Any, int]
+"""A task, and the number of its sample."""
 
 
 class EpisodeTrainer(ResumableTrainer):
@@ -86,7 +95,6 @@ class EpisodeTrainer(ResumableTrainer):
         )
 
     def run_update(self, model: Any, batch: Batch) -> torch.Tensor:
-        """Train on a batch; returns this rank's loss."""
         started = time.perf_counter()
         loss, log = self._update.run(model, batch)
         self.check_finite("loss", log.pop("loss", 0.0))
@@ -159,7 +167,7 @@ class EpisodeTrainer(ResumableTrainer):
         )
         records = gather_object(own or [])
         failed = [record.error for record in records if record.failed]
-        self.check_failed(len(failed), len(records), failed, "the evaluation")
+        check_failed(self.args, len(failed), len(records), failed, "the evaluation")
         found = held_out_metrics(records).items()
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found}
         self.log(dict(metrics))
@@ -175,7 +183,6 @@ class EpisodeTrainer(ResumableTrainer):
                 card.write(f"\n## Training signal\n\n{report}\n")
 
     def log_with_update(self, values: Mapping[str, float]) -> None:
-        """Log `values` with the running update."""
         for name, value in values.items():
             self._logged[name].append(value)
 
@@ -200,24 +207,50 @@ class EpisodeTrainer(ResumableTrainer):
 
         `sums` are `RolloutLog.sums` of each rank, `episodes` this rank's, `rewards` all.
         """
-        total = add_sums(sums)
-        self.state.num_input_tokens_seen += int(total["tokens/prompt"] + total["tokens/completion"])
-        tokens = {"num_tokens": float(self.state.num_input_tokens_seen)}
-        self.log_with_update({**rollout_means(total, len(sums)), **log, **tokens})
+        self.log_with_update(rollout_entry(self.state, sums, log))
         if self.on_episodes is not None:
             self.on_episodes(self.state.global_step, episodes)
         errors = [episode.error for episode in episodes if episode.failed]
         what = f"update {self.state.global_step + 1}"
-        self.check_failed(rewards.count(None), len(rewards), errors, what)
+        check_failed(self.args, rewards.count(None), len(rewards), errors, what)
 
-    def check_failed(
-        self, failed: int, episodes: int, errors: Sequence[str | None], what: str
-    ) -> None:
-        """End the run if more than `max_failed_fraction` of some episodes failed."""
-        limit = self.args.max_failed_fraction
-        if failed > limit * episodes:
-            reason = min((error for error in errors if error), default="see the other processes")
-            raise RolloutFailedError(
-                f"{failed} of {episodes} episodes of {what} failed, more than "
-                f"max_failed_fraction={limit:g}: {reason}"
-            )
+
+def held_out_jobs(tasks: Sequence[Any], args: Any) -> list[Job]:
+    samples = range(args.num_generations_eval or 1)
+    return [(task, sample) for task in tasks for sample in samples]
+
+
+async def run_held_out(
+    runner: Any, jobs: Sequence[Job], args: Any, on_episode: Any = None
+) -> list[EpisodeRecord]:
+    """Run and score episodes on held-out tasks; every evaluation has the same seeds."""
+    temperature = args.temperature if args.eval_temperature is None else args.eval_temperature
+    factory, sampling = runner.agent.factory, runner.agent.sampling
+    sampling = replace(sampling, temperature=temperature, seed=args.seed)
+    episodes = await runner.copy(sampling=sampling).run_all(jobs, on_episode)
+    return [
+        record_of(factory.describe(task), episode, factory.diagnose(task, episode))
+        for (task, _), episode in zip(jobs, episodes, strict=True)
+    ]
+
+
+def held_out_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Return the metrics of an evaluation, as ``atommem eval`` has them.
+
+    Every score by its name (``em``, ``f1``, or ``reward``; means over questions) with ``em_low``
+    and ``em_high`` (95% interval), ``n`` of the main score, ``em/SOURCE`` if there are several
+    sources, and `atommem.episode.means`.
+    """
+    summary = summarize(records)
+    scores = summary["metrics"]
+    metrics: dict[str, float] = dict(summary["means"])
+    for name, estimate in scores.items():
+        bounds = {f"{name}_low": estimate["low"], f"{name}_high": estimate["high"]}
+        metrics |= {name: estimate["mean"], **bounds}
+    if summary["metric"] in scores:
+        metrics["n"] = scores[summary["metric"]]["n"]
+    sources = sorted({record.source for record in records if record.source})
+    for source in sources if len(sources) > 1 else []:
+        part = summarize(record for record in records if record.source == source)["metrics"]
+        metrics |= {f"{name}/{source}": estimate["mean"] for name, estimate in part.items()}
+    return metrics

@@ -28,23 +28,18 @@ from atommem.train.loops.episode_trainer import EpisodeTrainer
 from atommem.train.loops.update_step import (
     Batch,
     load_batches,
+    make_batches,
     save_batches,
     update_counter,
 )
-from atommem.train.objective.advantages import group_advantages, has_variance
-from atommem.train.objective.rows import (
-    EpisodeSize,
-    advantages_of_steps,
-    episode_rows,
-    merge_equal_rows,
-    normalizer,
-)
-from atommem.train.objective.shares import gradient_shares
+from atommem.train.objective.advantages import gradient_shares, group_advantages
+from atommem.train.objective.rows import EpisodeSize, advantages_of_steps, merge_equal_rows
 from atommem.train.rollout.backends import Backend
 from atommem.train.rollout.rollouts import (
     RolloutGroup,
     TaskOrder,
     gather_outcomes,
+    outcome_log,
     plan_groups,
     run_groups,
 )
@@ -94,24 +89,20 @@ class MemoryGRPOTrainer(EpisodeTrainer):
             return super().train(*args, **kwargs)
 
     def close(self) -> None:
-        """Free what backend and embedder hold."""
         self.run_async(self.backend.close())
         self.run_async(self.runner.agent.embedder.close())
         self._loop.close()
 
     @property
     def runner(self) -> EpisodeRunner:
-        """The episodes' runner of this rank."""
         return self.backend.runner
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine in the event loop of the episodes."""
         return self._loop.run(work)
 
     # Updates ------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return a loader that counts the updates of an epoch."""
         return update_counter(self._order.updates_per_epoch * self.args.updates_per_rollout)
 
     def training_step(
@@ -154,32 +145,16 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         advantages: Sequence[Sequence[float]],
         sizes: Sequence[EpisodeSize],
     ) -> list[Batch]:
-        """Make the rows of each update on a rollout.
-
-        As in TRL, updates share a rollout's episodes evenly (`steps_per_generation`), all of them
-        `num_iterations` times; the loss of each is divided by their mean size.
-        """
-        args, updates = self.args, self.args.steps_per_generation or 1
-        over = normalizer(sizes, args.normalization, args.max_completion_length or 1) / updates
+        """Make the batches of a rollout's updates; `num_iterations` repeats all of them."""
         first = self.accelerator.process_index * len(episodes)
-        batches = []
-        for update in range(updates):
-            # Parts of the global batch, so that they are the same on any number of ranks.
-            ends = [len(sizes) * index // updates for index in (update, update + 1)]
-            part = slice(*(max(0, end - first) for end in ends))
-            rows = episode_rows(
-                episodes[part],
-                advantages[part],
-                args.normalization,
-                args.overlong_filtering,
-                with_kl=args.beta != 0,
-            )
-            if self._update.on_policy:
-                rows = merge_equal_rows(rows)
-            elif args.use_vllm:
-                # Log-probabilities of another engine differ slightly from the model's.
-                rows = self._update.with_old_logprobs(model, rows)
-            batches.append(Batch(rows, over))
+        updates = self.args.steps_per_generation or 1
+        batches = make_batches(episodes, advantages, sizes, self.args, updates, first)
+        if self._update.on_policy:
+            return [Batch(merge_equal_rows(rows), over) for rows, over in batches]
+        if self.args.use_vllm:
+            # Log-probabilities of another engine differ slightly from the model's.
+            make = self._update.with_old_logprobs
+            return [Batch(make(model, rows), over) for rows, over in batches]
         return batches
 
     def _log_groups(
@@ -190,12 +165,7 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         seconds: float,
     ) -> None:
         """Log a rollout; `rewards` and `replaced` are of all ranks."""
-        size = self._group_size
-        starts = range(0, len(rewards), size)
-        flat = [bool(replaced[i]) or not has_variance(rewards[i : i + size]) for i in starts]
-        log = {"frac_reward_zero_std": sum(flat) / len(flat), "seconds/rollout": seconds}
-        if self.args.dynamic_sampling:
-            log["dynamic_sampling/replaced_groups"] = float(sum(replaced[i] for i in starts))
+        log = outcome_log(rewards, replaced, self.args) | {"seconds/rollout": seconds}
         every = [e for group in groups for e in (*group.episodes, *group.replaced)]
         sums = self._rollout_log.sums(every, self.runner.agent.activity)
         self.log_rollout(gather_object([sums]), every, rewards, log)
@@ -207,7 +177,6 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         return self.runner.copy(sampling=replace(sampling, seed=seed))
 
     def send_weights(self) -> None:
-        """Send the current weights to the backend."""
         self.backend.publish(self)
 
     @contextmanager

@@ -26,7 +26,6 @@ CPU_TILE_WIDTH = 512
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
-    """Load the tokenizer of ``config.model_name_or_path``."""
     return read_tokenizer(str(config.model_name_or_path), config.model_revision)
 
 

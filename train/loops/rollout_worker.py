@@ -141,7 +141,6 @@ class RolloutWorker:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def note_progress(self) -> None:
-        """Remember that a completion has arrived."""
         self._progress = time.monotonic()
 
     def take(

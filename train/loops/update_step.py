@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from atommem.episode import Episode
 from atommem.train.errors import MemoryFault
 from atommem.train.loops.models import reduce_in_float32
 from atommem.train.loops.policy_model import use_reference
-from atommem.train.objective.advantages import group_advantages
+from atommem.train.objective.advantages import gradient_shares, group_advantages
 from atommem.train.objective.loss import CORRECTION, PolicyLoss, sums_by_length
 from atommem.train.objective.rows import (
     EpisodeSize,
@@ -29,7 +29,6 @@ from atommem.train.objective.rows import (
     episode_rows,
     normalizer,
 )
-from atommem.train.objective.shares import gradient_shares
 from atommem.train.packing.micro_batch import MicroBatch, pack_rows, pad_rows
 from atommem.train.packing.planning import MicroBatchPlanner, pair_cost
 from atommem.train.packing.tree_attention import (
@@ -50,8 +49,7 @@ _PASSES_BY_RANK = (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)
 logger = logging.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """The rows of one rank in one update, and the normalizer of all ranks' rows."""
 
     rows: list[Row]
@@ -66,15 +64,36 @@ def batch_of(episodes: Sequence[Episode], args: Any) -> tuple[Batch, dict[str, f
     rewards = [episode.reward for episode in episodes]
     advantages = group_advantages(rewards, args.num_generations, str(args.scale_rewards))
     sizes = [EpisodeSize.of(episode, args.overlong_filtering) for episode in episodes]
-    rows = episode_rows(
-        episodes,
-        advantages_of_steps(advantages, episodes),
-        args.normalization,
-        args.overlong_filtering,
-        with_kl=args.beta != 0,
-    )
-    batch = Batch(rows, normalizer(sizes, args.normalization, args.max_completion_length))
+    (batch,) = make_batches(episodes, advantages_of_steps(advantages, episodes), sizes, args)
     return batch, gradient_shares(sizes, advantages, args.normalization)
+
+
+def make_batches(
+    episodes: Sequence[Episode],
+    advantages: Sequence[Sequence[float]],
+    sizes: Sequence[EpisodeSize],
+    args: Any,
+    updates: int = 1,
+    first: int = 0,
+) -> list[Batch]:
+    """Make the batches of the `updates` that share out a rollout's episodes evenly.
+
+    The loss of each is divided by their mean size.
+
+    Args:
+        episodes: Of this rank, beginning with number `first` of all ranks'.
+        advantages: One for each step of each.
+        sizes: Of all ranks' episodes.
+    """
+    over = normalizer(sizes, args.normalization, args.max_completion_length or 1) / updates
+    batches = []
+    for update in range(updates):
+        # Parts of the global batch, so that they are the same on any number of ranks.
+        ends = [len(sizes) * index // updates for index in (update, update + 1)]
+        part = slice(*(max(0, end - first) for end in ends))
+        settings = (args.normalization, args.overlong_filtering, args.beta != 0)
+        batches.append(Batch(episode_rows(episodes[part], advantages[part], *settings), over))
+    return batches
 
 
 def policy_loss(args: Any) -> PolicyLoss:

@@ -49,7 +49,6 @@ class Row:
         return Row, tuple(getattr(self, item.name) for item in fields(self) if item.init)
 
     def __len__(self) -> int:
-        """Tokens of prompt and completion."""
         return len(self.ids)
 
 
@@ -65,7 +64,6 @@ class Tokens:
 
     @classmethod
     def of(cls, rows: Sequence[Row], device: torch.device) -> Tokens:
-        """Concatenate the tokens of `rows`."""
         counts = [len(row.logprobs) for row in rows]
         by_token = np.concatenate([(row.logprobs, row.old_logprobs) for row in rows], axis=1)
         by_row = np.repeat([(row.advantage, row.weight) for row in rows], counts, axis=0).T
@@ -169,7 +167,6 @@ def episode_rows(
 def advantages_of_steps(
     advantages: Sequence[float], episodes: Sequence[Episode]
 ) -> list[list[float]]:
-    """Give every step the advantage of its episode."""
     pairs = zip(advantages, episodes, strict=True)
     return [[advantage] * len(episode.steps) for advantage, episode in pairs]
 

@@ -34,7 +34,6 @@ class MicroBatch:
 
     @property
     def computed(self) -> int:
-        """Tokens that go through the model."""
         return self.inputs["input_ids"].numel()
 
     def score(self, model: Any) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -75,7 +75,6 @@ class MicroBatchPlanner:
 
 
 def lexicographic(rows: Sequence[Row]) -> list[Row]:
-    """Sort `rows` by their tokens."""
     # Big-endian bytes compare like the numbers do, at the speed of memcmp.
     return sorted(rows, key=lambda row: row.ids.astype(">u4").tobytes())
 

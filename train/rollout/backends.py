@@ -85,7 +85,6 @@ def _unsharded(trainer: Any) -> Iterator[None]:
 
 
 def make_local_backend(rollouts: Rollouts, model: Any) -> LocalBackend:
-    """Make a backend that samples from the trained `model`."""
     args: TrainConfig = rollouts.args
     policy = LocalPolicy(
         model,

@@ -100,7 +100,6 @@ class ColocateBackend(Backend):
         self._loaded = True
 
     async def close(self) -> None:
-        """Remove saved adapters, and the engine."""
         if self._publisher is not None:
             self._publisher.close()
         await super().close()

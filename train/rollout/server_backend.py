@@ -57,7 +57,6 @@ class AdapterSync:
                 trainer.run_async(_unload(pool, old.name))
 
     async def close(self, pool: ServerPool) -> None:
-        """Unload and delete all adapters."""
         if self._main:
             for old in self._publisher.close():
                 await _unload(pool, old.name)
@@ -164,11 +163,9 @@ class ServerBackend(Backend):
         self._sync = sync
 
     def publish(self, trainer: Any) -> None:
-        """Give all servers the current weights; OutageError if none of them takes them."""
         self._sync.publish(trainer, self.pool)
 
     async def close(self) -> None:
-        """Remove adapters and close connections."""
         await self._sync.close(self.pool)
         await self.pool.close()
 

@@ -68,7 +68,6 @@ class WeightTransfer:
         self._post("/resume")
 
     def close(self) -> None:
-        """Leave the NCCL group."""
         if self._engine is not None:
             self._engine.shutdown()
         self._http.close()
