@@ -69,11 +69,7 @@ def copy_weights(demo: Demo, start: Path) -> None:
 
 
 def train(
-    folder: Path,
-    costs: Sequence[float | None],
-    seed: int,
-    recipe: Recipe,
-    start: Path | None,
+    folder: Path, costs: Sequence[float | None], seed: int, recipe: Recipe, start: Path | None
 ) -> None:
     """Train a policy for each cost (None: without stopping), unless it is there."""
     console, cold = Console(highlight=False), folder / "cold_start"

@@ -25,15 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import (
-    cold_start,
-    evaluate_variants,
-    flags,
-    last_line,
-    python_of,
-    read_options,
-    started,
-)
+from common import cold_start, evaluate_variants, flags, last_line, python_of, read_options, started
 from safetensors.torch import load_file
 
 from atommem.demo.recipe import FULL, GRPO_CONFIG, quick

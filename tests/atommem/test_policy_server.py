@@ -9,12 +9,7 @@ import httpx
 import pytest
 
 from atommem.config import PolicyConfig
-from atommem.errors import (
-    OutageError,
-    PolicyError,
-    PromptTooLongError,
-    UnknownModelError,
-)
+from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
 from atommem.policy import opening
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ChatPolicy, ServerPolicy

@@ -120,24 +120,6 @@ def entries(**columns: Sequence[Any]) -> list[Entry]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "columns", "decision"),
-    [
-        ("reject", {"last_shown": [5, 1, 3]}, (None, "the store is full")),
-        ("fifo", {"last_shown": [5, 1, 3]}, (10, "oldest, of step 0")),
-        ("lru", {"last_shown": [5, None, 3]}, (11, "unused since step 1")),
-        ("lfu", {"shown": [2, 1, 1]}, (11, "shown 1 times")),
-        ("failures_first", {"outcome": [1.0, 0.2, 0.0]}, (11, "oldest failure")),
-        ("length", {"score": [3.0, None, 1.0]}, (11, "words -inf")),
-        ("memobank", {"outcome": [1.0, 0.0], "shown": [0, 1]}, (11, "utility 0.0746")),
-        ("traceretain", {"outcome": [1.0, 0.0, 1.0]}, (11, "score -1.39")),
-    ],
-)
-def test_evict_returns_entry_and_reason(name: str, columns: Any, decision: Any) -> None:
-    found = make_rule("retention", name).evict(NEW, store(entries(**columns)))
-    assert (found.entry_id, found.reason) == decision
-
-
 def test_sweep_deletes_by_use_and_utility() -> None:
     held = entries(uses=[6, 6, 0], mean_outcome=[0.5, 0.6, None])
     seen = store(held, step=4)

@@ -25,12 +25,7 @@ from atommem.errors import BudgetSpentError, ConfigError
 from atommem.train import checkpoints, stop_request
 from atommem.train.checkpoints import PARTIAL, last_checkpoint, list_checkpoints
 from atommem.train.console import METRICS_FILE, read_metrics
-from atommem.train.errors import (
-    CheckpointError,
-    DivergedError,
-    MemoryFault,
-    RolloutFailedError,
-)
+from atommem.train.errors import CheckpointError, DivergedError, MemoryFault, RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.stop_request import EXIT_INTERRUPTED, StopRequest
 from atommem.train.train_cli import main

@@ -27,13 +27,7 @@ from atommem.train.objective.advantages import (
     signal_report,
     sums_of_quarters,
 )
-from atommem.train.objective.loss import (
-    CORRECTION,
-    MASKED,
-    PolicyLoss,
-    correction,
-    sums_by_length,
-)
+from atommem.train.objective.loss import CORRECTION, MASKED, PolicyLoss, correction, sums_by_length
 from atommem.train.objective.rows import (
     LOSS_TYPES,
     EpisodeSize,
