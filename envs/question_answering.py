@@ -76,7 +76,6 @@ class QAEnvironments(EnvironmentFactory):
 
     @classmethod
     def build(cls, argv: Sequence[str]) -> int:
-        """Build a task file of a benchmark."""
         from atommem.envs.data_cli import build_long_documents
 
         return build_long_documents(argv)
@@ -93,11 +92,9 @@ class QAEnvironments(EnvironmentFactory):
         return await score_answers(task, [*answers, *missing], self.config.reward, self.judge)
 
     def usage(self) -> dict[str, Any]:
-        """Return the judge's usage."""
         return {} if self.judge is None else {"judge": dict(self.judge.usage)}
 
     async def close(self) -> None:
-        """Close the judge's connections."""
         if self.judge is not None:
             await self.judge.close()
 

@@ -19,7 +19,7 @@ from atommem.errors import (
     PromptTooLongError,
 )
 from atommem.memory.log import Entry
-from atommem.rollout import StepTimeoutError
+from atommem.process import StepTimeoutError
 from atommem.serve.conversation_log import ConversationInfo, Event, KeyReusedError, NotFoundError
 from atommem.serve.conversations import BusyError
 from atommem.text_safety import clean

@@ -191,7 +191,6 @@ def _stem_f1(answer: str, gold: str) -> float:
 
 
 def _chosen(question: Question, answer: str | None) -> str | None:
-    """Return the option if the answer is its letter, (a) or (b), or else the answer."""
     letter = _OPTION.fullmatch(unify(answer or "").strip().lower())
     options: dict[str, str] = question.metadata.get("options", {})
     return options.get(letter[1], answer) if letter else answer

@@ -15,7 +15,8 @@ from atommem.envs.task import Document
 from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError, TraceError
 from atommem.policy.contract import Completion, Sampling, ScriptedPolicy
-from atommem.rollout import Limits, Session, StepTimeoutError, time_limit
+from atommem.process import StepTimeoutError, time_limit
+from atommem.rollout import Limits, Session
 from atommem.session_state import SessionState
 from atommem.trace import read_trace, write_trace
 from tests.atommem.sessions import (

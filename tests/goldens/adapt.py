@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -68,16 +67,20 @@ def make_task(
     return Task(name, asked, documents, **more)
 
 
-OUTSIDE = ("Ebbinghaus", "Redundancy", "Novelty", "TypePrior", "Linear")
 RULE_PATHS = {
-    re.sub(r"\B([A-Z])", r"_\1", name).lower(): f"papers.retention.rules:{name}" for name in OUTSIDE
+    **{name.lower(): f"papers.banks:{name}" for name in ("Periodic", "History", "Combined")},
+    **{name.lower(): f"papers.banks:{name}" for name in ("MemoBank", "TraceRetain")},
+    **{name.lower(): f"papers.retention.rules:{name}" for name in ("Ebbinghaus", "Redundancy")},
+    **{name.lower(): f"papers.retention.rules:{name}" for name in ("Novelty", "Linear")},
+    **{"type_prior": "papers.retention.rules:TypePrior", "amac": "papers.amac.rule:AMac"},
 }
 """Rules that the package no longer ships."""
 
 
 def make_agent(policy: Any, tokenizer: Any, **memory: Any) -> Any:
-    name, *options = memory.get("retention", "reject").partition("(")
-    memory["retention"] = "".join([RULE_PATHS.get(name, name), *options])
+    for setting in memory.keys() & {"admission", "retention"}:
+        name, *options = memory[setting].partition("(")
+        memory[setting] = "".join([RULE_PATHS.get(name, name), *options])
     return Agent(
         policy=policy,
         embedder=HashingEmbedder(32),
