@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from atommem.envs.scoring.judge import JudgeConfig, LLMJudge, judge_prompt, judge_settings, quoted
 from atommem.envs.scoring.verdicts import Verdict, read_verdict
@@ -36,66 +37,12 @@ def prompt_of(server: FakeChat, index: int = 0) -> str:
     return str(server.bodies[index]["messages"][0]["content"])
 
 
-# One reply a line; `|` is a line break in it.
-RIGHT = r"""
-CORRECT||Both name the same city.
-Final verdict: CORRECT
-The answer is CORRECT.
-Correct. Both match.
-CORRECT (same city)
-```|CORRECT|```
-\boxed{CORRECT}
-$\boxed{\text{correct}}$
-[[CORRECT]]
-Both name Rome, so the answer is CORRECT.
-{"reason": "same", "verdict": "CORRECT"}
-{"correct": true, "why": "It is CORRECT."}
-<verdict>correct<verdict>
-**CORRECT** - same
-CORRECT: same
-CORRECT because both match
-Correct: true
-> INCORRECT|CORRECT
-I compared.|Final verdict: Correct|They match.
-"""
-WRONG = r"""
-**INCORRECT**
-<think>It is CORRECT</think>|INCORRECT
-[THINK]It is CORRECT[/THINK]|INCORRECT
-**correct:** no|confidence: 100%
-INCORRECT|(It says Rome.)
-Incorrect. The correct answer is Rome.
-INCORRECT, but close
-CORRECT: no
-{"why": "The correct answer is Paris", "is_correct": "no"}
-{"reason": "The correct answer is Paris", "verdict": "INCORRECT"}
-NOT_ATTEMPTED|It abstains
-CORRECT?|INCORRECT
-"""
-UNREADABLE = r"""
-<think>I would say|CORRECT
-A
-NOT CORRECT
-Partially correct
-CORRECT or INCORRECT
-> CORRECT
-The answer is not CORRECT.
-The answer isn't CORRECT
-The correct answer is Paris.
-Correct: Paris|Given: Rome
-CORRECT, but only in part
-The given answer is "CORRECT". It names no city.
-The response says CORRECT, and no city.
-If it named Rome it would be CORRECT.
-CORRECT|Verdict of mine: INCORRECT because
-Is the answer CORRECT?
-INCORRECT - it is CORRECT only in part
-"""
+REPLIES = yaml.safe_load(Path(__file__).with_name("judge_replies.yaml").read_text())
 
 
-@pytest.mark.parametrize(("replies", "score"), [(RIGHT, 1.0), (WRONG, 0.0), (UNREADABLE, None)])
-def test_read_verdict_knows_the_forms_of_judges(replies: str, score: float | None) -> None:
-    for reply in replies.strip().splitlines():
+@pytest.mark.parametrize(("score", "replies"), REPLIES.items())
+def test_read_verdict_knows_the_forms_of_judges(score: float | None, replies: str) -> None:
+    for reply in replies.splitlines():
         verdict = read_verdict(ChatReply(reply.replace("|", "\n")))
         assert (verdict and verdict.score) == score, reply
 
