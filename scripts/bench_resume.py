@@ -174,8 +174,8 @@ def measure(folder: Path, form: str, kills: int, updates: int, seed: int) -> dic
 
 def main() -> int:
     """Measure every form."""
-    forms = ([*TOLERANCES], ["two-or-one"])
-    options = read_options(__doc__, forms=forms, kills=(20, 1), updates=(40, 6), seed=0)
+    forms = ([*TOLERANCES], ["single", "two-or-one"])
+    options = read_options(__doc__, forms=forms, kills=(20, 2), updates=(40, 8), seed=0)
     figures: dict[str, Any] = {"bench": "resume", "kills": options.kills}
     with tempfile.TemporaryDirectory() as scratch:
         save_model(Path(scratch))  # its tokens are whole actions, so that it acts and learns

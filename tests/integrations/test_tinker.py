@@ -62,17 +62,11 @@ def test_make_data_gives_the_server_our_loss_and_gradient(
     args.loss_fn = LOSS_FNS[loss_type]
     random = np.random.default_rng(0)
     sizes = [EpisodeSize(9, 2), EpisodeSize(4, 1)]
-    rows = [
-        Row(
-            range(prompt),
-            range(length),
-            random.uniform(-3, 0, length),
-            episode,
-            advantage,
-            token_weight(length, sizes[episode], args.normalization),
-        )
-        for prompt, length, episode, advantage in ((5, 6, 0, 0.7), (8, 3, 0, 0.7), (3, 4, 1, -0.4))
-    ]
+    rows = []
+    for prompt, length, episode, advantage in ((5, 6, 0, 0.7), (8, 3, 0, 0.7), (3, 4, 1, -0.4)):
+        weight = token_weight(length, sizes[episode], args.normalization)
+        logprobs = random.uniform(-3, 0, length)
+        rows.append(Row(range(prompt), range(length), logprobs, episode, advantage, weight))
     over = normalizer(sizes, args.normalization, 16)
     tokens = Tokens.of(rows, torch.device("cpu"))
     start = tokens.logprobs.double() + torch.from_numpy(random.normal(0, 0.4, 13))
@@ -175,19 +169,10 @@ def model(tmp_path: Path) -> Path:
 
 def make_trainer(model: Path, service: Service | None = None, **given: Any) -> TinkerTrainer:
     settings: dict[str, Any] = {
-        "data": model.parent / "tasks.jsonl",
-        "model_name_or_path": model,
-        "lora_r": 8,
-        "num_generations": 8,
-        "per_device_train_batch_size": 16,
-        "embedder": "hashing",
-        "chunking": "documents",
-        "max_steps": 3,
-        "max_grad_norm": 0.5,
-        "save_steps": 1,
-        "report_to": "none",
-        "output_dir": model.parent / "out",
-        **given,
+        **{"model_name_or_path": model, "data": model.parent / "tasks.jsonl", "lora_r": 8},
+        **{"num_generations": 8, "per_device_train_batch_size": 16, "embedder": "hashing"},
+        **{"chunking": "documents", "max_steps": 3, "max_grad_norm": 0.5, "save_steps": 1},
+        **{"report_to": "none", "output_dir": model.parent / "out", **given},
     }
     resume = settings.pop("resume", None)
     argv = [word for name, value in settings.items() for word in (f"--{name}", str(value))]

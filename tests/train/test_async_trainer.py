@@ -39,12 +39,8 @@ from tests.train.harness import (
 )
 from tests.train.toys import Closable
 
-SHARED: dict[str, Any] = {
-    "max_completion_length": 4,
-    "max_grad_norm": 1.0,
-    "seed": 3,
-    "max_steps": 3,
-}
+SHARED: dict[str, Any] = {"max_completion_length": 4, "max_grad_norm": 1.0}
+SHARED |= {"seed": 3, "max_steps": 3}
 
 
 def make_trainer(

@@ -111,23 +111,15 @@ def test_parallelism_that_splits_rows_or_layers_is_refused(
 def test_settings_that_others_saw_diverge_are_named(
     reward: str, beta: float, scale: str, warns: bool
 ) -> None:
-    found = diverging(
-        SimpleNamespace(beta=beta, scale_rewards=scale), SimpleNamespace(reward=reward)
-    )
-    assert bool(found) == warns
+    args = SimpleNamespace(beta=beta, scale_rewards=scale)
+    assert bool(diverging(args, SimpleNamespace(reward=reward))) == warns
 
 
 # h 10, i 20, q 8, k 4, V 20, L 5; 100 parameters a layer, 200 in each embedding.
 CONFIG = Qwen3Config(
-    hidden_size=10,
-    intermediate_size=20,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=4,
-    vocab_size=20,
-    num_hidden_layers=5,
-    max_position_embeddings=100,
-    tie_word_embeddings=False,
+    **{"hidden_size": 10, "intermediate_size": 20, "head_dim": 4, "vocab_size": 20},
+    **{"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 5},
+    **{"max_position_embeddings": 100, "tie_word_embeddings": False},
 )
 MODEL = ModelShape("m", CONFIG, 1000, 1000, 100, 100, 200, 5, True, None, "x", False)
 LORA = replace(MODEL, parameters=1050, trainable=50, lora=True)
@@ -182,14 +174,8 @@ PROMPT = PromptShape(reading=100, answering=80, memory=50, longest_memory=300, i
 
 
 def workload(prompt: PromptShape = PROMPT, share: bool = True, **changes: Any) -> Workload:
-    settings = {
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "micro_batch_tokens": 5000,
-        "max_steps": -1,
-        "num_train_epochs": 2,
-        "max_completion_length": 200,
-    }
+    settings = {"per_device_train_batch_size": 8, "num_generations": 4, "micro_batch_tokens": 5000}
+    settings |= {"max_steps": -1, "num_train_epochs": 2, "max_completion_length": 200}
     args = SimpleNamespace(**{**settings, **changes})
     return estimate_workload(args, 2, DATA, prompt, 20, share)
 

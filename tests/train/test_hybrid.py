@@ -36,20 +36,12 @@ LENGTHS = (5, 70, 130)
 
 
 def hybrid_config() -> Any:
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    linear = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 1}
     return Qwen3_5TextConfig(
-        vocab_size=VOCABULARY + 2,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        linear_num_key_heads=1,
-        linear_num_value_heads=2,
-        pad_token_id=PAD,
-        eos_token_id=EOS,
+        **{"vocab_size": VOCABULARY + 2, "hidden_size": 16, "intermediate_size": 32},
+        **{**heads, **linear, "linear_num_value_heads": 2, "num_hidden_layers": 4},
+        **{"pad_token_id": PAD, "eos_token_id": EOS},
         initializer_range=0.1,  # a larger spread enlarges rounding
     )
 
