@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 import atommem.train
 
@@ -21,32 +22,7 @@ LIBRARIES = ("trl", "transformers", "accelerate")
 PUBLIC = (*LIBRARIES, "accelerate.utils")
 """Modules whose names without an underscore are public."""
 
-SEAM = {
-    # Log-probabilities and entropies without whole logits, and what makes them fast on CPU.
-    "trl.trainer.utils.add_fused_lm_head",
-    "_CHUNKED_LOGPROB_CHUNK_SIZE",
-    "_use_triton",
-    # Under DeepSpeed: ZeRO-3's hooks around sampling, and a reference model.
-    "trl.models.unwrap_model_for_generation",
-    "trl.models.prepare_deepspeed",
-    # Methods of Trainer around ours: checkpoints that are whole or absent, a norm that is finite.
-    "_save_checkpoint",
-    "_get_grad_norm",
-    # Attention along tries.
-    "_attn_implementation",
-    "_supports_attention_backend",
-    # An embedder that DeepSpeed leaves whole.
-    "transformers.integrations.deepspeed",
-    "_hf_deepspeed_config_weak_ref",
-    # The revision of a model on the hub that was loaded.
-    "_commit_hash",
-    # A user's function as a tool, and why it cannot be one.
-    "transformers.utils.chat_template_utils",
-    # Services of `report_to` outside of Trainer.
-    "transformers.integrations.get_reporting_integration_callbacks",
-    # The launcher's file in the dry run.
-    "accelerate.commands.config.config_args.load_config_from_file",
-}
+SEAM = {*yaml.safe_load(Path(__file__).with_name("trl_seam.yaml").read_text())}
 BY_NAME = ("getattr", "setattr", "hasattr", "patch.object")
 ELSEWHERE = {
     *("_Converter", "_PARSER", "_actions", "_parse_and_convert", "_get_entity_infos", "_typehint"),
