@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from atommem import cli
-from tests.envs.benchmark_rows import hotpot_row, write_json, write_lines
+from tests.envs.benchmark_rows import sample, write_json, write_lines
 
 FILES = {
     "binary": bytes(range(256)) * 8,
@@ -58,9 +58,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
-    [*LINES["fast"].items(), *SLOW],
-    ids=lambda text: text[:60],
+    ("line", "message"), [*LINES["fast"].items(), *SLOW], ids=lambda text: text[:60]
 )
 def test_command_with_broken_input_reports_one_line(
     line: str, message: str, box: Path, capfd: pytest.CaptureFixture[str]
@@ -86,7 +84,7 @@ parametrized = pytest.mark.parametrize("command", COMMANDS, ids=lambda line: lin
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     texts = [f"in {1990 + i} Ann moved to town number {i}" for i in range(30)]
-    write_json(tmp_path / "hotpot.json", [hotpot_row(number) for number in range(4)])
+    write_json(tmp_path / "hotpot.json", [sample("hotpot", number) for number in range(4)])
     write_lines(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     write_lines(tmp_path / "pages.jsonl", [{"title": text, "text": text} for text in texts])
     monkeypatch.chdir(tmp_path)

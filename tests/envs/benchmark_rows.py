@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,6 @@ def sample(name: str, number: int = 0, **changes: Any) -> dict[str, Any]:
     return {**json.loads(text), **changes}
 
 
-hotpot_row, musique_row = partial(sample, "hotpot"), partial(sample, "musique")
-locomo_row, longmemeval_row = partial(sample, "locomo"), partial(sample, "longmemeval")
-probing = partial(sample, "probing")
-
-
 def columns(row: dict[str, Any]) -> dict[str, Any]:
     """Return the Hugging Face layout of a HotpotQA row."""
     row = dict(row)
@@ -47,7 +41,7 @@ def columns(row: dict[str, Any]) -> dict[str, Any]:
 
 def twowiki_row(number: int = 0) -> dict[str, Any]:
     """A row of 2WikiMultihopQA's layout: sentences without spaces between them, and ids."""
-    row = hotpot_row(number, answer_id=f"Q{number}", evidences=[], entity_ids="")
+    row = sample("hotpot", number, answer_id=f"Q{number}", evidences=[], entity_ids="")
     del row["level"]
     row["context"] = [
         [title, [sentence.strip() for sentence in sentences]] for title, sentences in row["context"]
@@ -82,7 +76,7 @@ def beam_row(**changes: Any) -> dict[str, Any]:
     first = beam_turns(0, "The kiln is in Brent.", "I see.", date="March-15-2024")
     second = beam_turns(2, "I moved it to Lorne.", "Noted.", date="April-01-2024")
     row = {"conversation_id": "0", "chat": [first, second]}
-    return {**row, "probing_questions": repr(probing()), **changes}
+    return {**row, "probing_questions": repr(sample("probing")), **changes}
 
 
 def write_json(path: Path, rows: list[Any]) -> Path:

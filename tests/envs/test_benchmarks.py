@@ -21,11 +21,7 @@ from tests.envs.benchmark_rows import (
     beam_row,
     beam_turns,
     columns,
-    hotpot_row,
-    locomo_row,
-    longmemeval_row,
-    musique_row,
-    probing,
+    sample,
     twowiki_row,
     write_json,
     write_lines,
@@ -54,7 +50,7 @@ def objects(row: dict[str, Any]) -> dict[str, Any]:
     ("layout", "write"), [(dict, write_json), (columns, write_parquet), (objects, write_lines)]
 )
 def test_hotpotqa_reads_every_layout(tmp_path: Path, layout: Any, write: Any) -> None:
-    path = write(tmp_path / "x", [layout(hotpot_row())])
+    path = write(tmp_path / "x", [layout(sample("hotpot"))])
     assert list(BENCHMARKS["hotpotqa"].read(path)) == [HOTPOT]
 
 
@@ -70,9 +66,11 @@ def test_2wiki_adds_aliases_and_demonyms(tmp_path: Path) -> None:
 
 
 def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
-    twice = musique_row()  # a repeated paragraph is gold if either copy is
+    twice = sample("musique")  # a repeated paragraph is gold if either copy is
     twice["paragraphs"].append({**twice["paragraphs"][0], "idx": 4, "is_supporting": True})
-    path = write_lines(tmp_path / "x", [musique_row(), musique_row(answerable=False), twice])
+    path = write_lines(
+        tmp_path / "x", [sample("musique"), sample("musique", answerable=False), twice]
+    )
     rows = list(BENCHMARKS["musique"].read(path))
     assert rows[0].answers == ("Port 0", "Harbour 0")
     assert rows[0].metadata == {"type": "2hop", "hops": 2}
@@ -144,7 +142,7 @@ def load(tmp_path: Path, *rows: dict[str, Any]) -> list[Task]:
 
 
 def test_locomo_turns_are_documents_with_dates(tmp_path: Path) -> None:
-    (task,) = load_tasks(write_json(tmp_path / "locomo10.json", [locomo_row()]))
+    (task,) = load_tasks(write_json(tmp_path / "locomo10.json", [sample("locomo")]))
     assert [(document.title, document.text, document.gold) for document in task.documents] == [
         ("7:15 pm on 2 May, 2021", "Orla: I made two bowls yesterday.", True),
         ("7:15 pm on 2 May, 2021", "Bran: Nice! [shares an image: a photo of a bowl]", False),
@@ -162,7 +160,7 @@ def test_locomo_turns_are_documents_with_dates(tmp_path: Path) -> None:
 
 
 def test_locomo_official_wording_gives_dates_and_options(tmp_path: Path) -> None:
-    rows = [locomo_row(sample_id=f"c{number}") for number in range(20)]
+    rows = [sample("locomo", sample_id=f"c{number}") for number in range(20)]
     orders = set()
     found = read_rows(write_json(tmp_path / "x.json", rows))
     for task in (task for row in found for task in parse_locomo(row, 5, official=True)):
@@ -178,8 +176,8 @@ def test_locomo_official_wording_gives_dates_and_options(tmp_path: Path) -> None
 
 
 def test_longmemeval_sessions_are_in_the_order_of_their_dates(tmp_path: Path) -> None:
-    unanswerable = longmemeval_row(question_id="lme1_abs", answer="You did not say.")
-    task, other = load(tmp_path, longmemeval_row(), unanswerable)
+    unanswerable = sample("longmemeval", question_id="lme1_abs", answer="You did not say.")
+    task, other = load(tmp_path, sample("longmemeval"), unanswerable)
     (question,) = task.questions
     assert [document.text for document in task.documents] == [
         "user: Tell me about clay.",
@@ -217,7 +215,7 @@ def test_beam_reads_nested_batches_and_plans(tmp_path: Path) -> None:
         for later in (second, anew)
     ]
     for chat in (batches, *plans):
-        row = beam_row(chat=chat, probing_questions=json.dumps(probing()))
+        row = beam_row(chat=chat, probing_questions=json.dumps(sample("probing")))
         assert load_tasks(write_json(tmp_path / "b.json", [row])) == [plain]
 
 

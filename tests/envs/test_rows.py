@@ -23,13 +23,9 @@ from atommem.envs.task_files import load_tasks
 from atommem.errors import DataError
 from tests.envs.benchmark_rows import (
     beam_row,
-    hotpot_row,
-    locomo_row,
-    longmemeval_row,
-    musique_row,
-    probing,
     qa,
     real_data,
+    sample,
     turn,
     twowiki_row,
     write_json,
@@ -98,18 +94,20 @@ OURS = Task(
     metadata={"split": "train"},
 )
 CASES: dict[str, Rows] = {
-    "hotpotqa": [hotpot_row(), {k: v for k, v in hotpot_row(1).items() if k != "level"}],
+    "hotpotqa": [sample("hotpot"), {k: v for k, v in sample("hotpot", 1).items() if k != "level"}],
     "2wikimultihopqa": [twowiki_row(), twowiki_row(2)],
-    "musique": [musique_row(), musique_row(2, answer="1997")],
+    "musique": [sample("musique"), sample("musique", 2, answer="1997")],
     "locomo": [
-        locomo_row(),
-        locomo_row(sample_id="c2", conversation=SHORT, qa=[qa(4, "When?", 3.0)]),
+        sample("locomo"),
+        sample("locomo", sample_id="c2", conversation=SHORT, qa=[qa(4, "When?", 3.0)]),
     ],
     "longmemeval": [
-        longmemeval_row(haystack_sessions=[[TURN], [TURN, TURN]]),
-        longmemeval_row(question_id="b"),
+        sample("longmemeval", haystack_sessions=[[TURN], [TURN, TURN]]),
+        sample("longmemeval", question_id="b"),
     ],
-    "beam": [beam_row(probing_questions=probing()) | {"conversation_id": name} for name in "01"],
+    "beam": [
+        beam_row(probing_questions=sample("probing")) | {"conversation_id": name} for name in "01"
+    ],
     "ours": [asdict(OURS), asdict(Task("b", OURS.questions, context="Text."))],
 }
 
@@ -131,13 +129,13 @@ def test_every_writer_gives_the_tasks_of_the_json(
 def test_arrow_nulls_are_absent(tmp_path: Path) -> None:
     """Arrow gives all objects the names of all: of a longer conversation, of other questions."""
     rows = [
-        locomo_row(qa=[qa(4, "What?", "The kiln", "D10:1"), qa(5, "Who?", "Bran")]),
-        locomo_row(sample_id="c2", conversation=SHORT, qa=[qa(4, "Who?", "Orla")]),
-        {**locomo_row(sample_id="c3", conversation=SHORT), "qa": [qa(5, "Where?", "Brent")]},
+        sample("locomo", qa=[qa(4, "What?", "The kiln", "D10:1"), qa(5, "Who?", "Bran")]),
+        sample("locomo", sample_id="c2", conversation=SHORT, qa=[qa(4, "Who?", "Orla")]),
+        {**sample("locomo", sample_id="c3", conversation=SHORT), "qa": [qa(5, "Where?", "Brent")]},
     ]
     wanted = load_tasks(write_json(tmp_path / "x.json", rows))
     assert load_tasks(write_parquet(tmp_path / "x.parquet", rows)) == wanted
-    plans = [beam_row(probing_questions=probing())]
+    plans = [beam_row(probing_questions=sample("probing"))]
     plans.append({**plans[0], "conversation_id": "1"})
     del plans[1]["probing_questions"]["summarization"]
     wanted = load_tasks(write_json(tmp_path / "y.json", plans))
@@ -165,11 +163,11 @@ def test_number_where_text_is_wanted_is_written_as_people_do(value: Any, text: s
 @pytest.mark.parametrize(
     "row",
     [
-        longmemeval_row(answer=3.0),
+        sample("longmemeval", answer=3.0),
         {"context": "Text.", "input": "How many?", "answers": [3.0]},
         {"input": "Text.\nHow many?", "outputs": [3]},
         {"id": "a", "questions": [{"text": "How many?", "answers": [3.0]}], "context": "Text."},
-        locomo_row(qa=[qa(1, "How many?", 3.0)]),
+        sample("locomo", qa=[qa(1, "How many?", 3.0)]),
     ],
 )
 def test_every_reader_takes_numbers_as_golds(tmp_path: Path, row: dict[str, Any]) -> None:
@@ -178,7 +176,7 @@ def test_every_reader_takes_numbers_as_golds(tmp_path: Path, row: dict[str, Any]
 
 
 def test_objects_in_columns_are_read(tmp_path: Path) -> None:
-    row = musique_row()
+    row = sample("musique")
     wanted = read("musique", write_json(tmp_path / "x.json", [row]))
     names = row["paragraphs"][0]
     row["paragraphs"] = {name: [one[name] for one in row["paragraphs"]] for name in names}
@@ -186,7 +184,7 @@ def test_objects_in_columns_are_read(tmp_path: Path) -> None:
 
 
 def test_locomo_without_a_wrong_option_cannot_be_asked_officially() -> None:
-    row = Row(Path("x"), 1, locomo_row(qa=[{"question": "What?", "category": 5}]))
+    row = Row(Path("x"), 1, sample("locomo", qa=[{"question": "What?", "category": 5}]))
     (task,) = parse_locomo(row)
     assert task.questions[0].answers == ("not mentioned",)
     with pytest.raises(DataError, match="has no adversarial_answer to conv-1-000"):

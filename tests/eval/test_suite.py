@@ -27,7 +27,7 @@ from atommem.eval.suite import (
     parse_suite,
 )
 from atommem.eval.suite_cli import _exit_status, column_file, load_columns
-from tests.envs.benchmark_rows import hotpot_row, write_json
+from tests.envs.benchmark_rows import sample, write_json
 from tests.eval.toys import GONE, ToyPolicy, make_task
 from tests.pages import blocks
 
@@ -234,7 +234,7 @@ def test_exit_status_names_the_worst_end(errors: list[AtomMemError | None], stat
 
 def write_benchmarks(folder: Path, **changes: Any) -> Path:
     (folder / "hotpotqa").mkdir(parents=True, exist_ok=True)
-    rows = [hotpot_row(number, **changes) for number in range(8)]
+    rows = [sample("hotpot", number, **changes) for number in range(8)]
     write_json(folder / "hotpotqa" / "hotpot_dev_distractor_v1.json", rows)
     return folder
 

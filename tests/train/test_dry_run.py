@@ -16,16 +16,7 @@ from atommem.environment import TaskShape
 from atommem.errors import ConfigError
 from atommem.train.devices import DEVICES
 from atommem.train.dry_run import costs
-from atommem.train.dry_run.costs import (
-    Costs,
-    Precision,
-    Run,
-    Timeline,
-    engine_bytes,
-    estimate_memory,
-    estimate_timeline,
-    host_bytes,
-)
+from atommem.train.dry_run.costs import Costs, Precision, Run, Timeline, estimate_memory
 from atommem.train.dry_run.plan import diverging
 from atommem.train.dry_run.shapes import (
     GRADIENTS,
@@ -160,13 +151,13 @@ def test_memory_of_shards_is_divided_by_their_number() -> None:
 def test_engine_and_host_memory_equal_numbers_by_hand() -> None:
     # Two bytes of a parameter; 2 L k b of a token.
     half = replace(RUN, precision=HALF)
-    assert engine_bytes(half, 10) == 2000 + 10 * (2 * 5 * 4 * 2) + costs.ENGINE_BYTES
+    assert costs.engine_bytes(half, 10) == 2000 + 10 * (2 * 5 * 4 * 2) + costs.ENGINE_BYTES
     ddp = Launch("ddp", 8, nodes=2)
-    assert host_bytes(replace(RUN, launch=ddp)) == 4 * 4000
+    assert costs.host_bytes(replace(RUN, launch=ddp)) == 4 * 4000
     sharded = replace(RUN, launch=replace(FSDP, nodes=2), precision=HALF, beta=0.1)
-    assert host_bytes(sharded) == 4000 + 2000  # one process of a node has the reference, too
+    assert costs.host_bytes(sharded) == 4000 + 2000  # one process of a node has the reference, too
     sleeping = replace(half, model=LORA, launch=ddp)
-    assert host_bytes(sleeping) == 4 * (200 + 2000) + 4 * 2 * 1050
+    assert costs.host_bytes(sleeping) == 4 * (200 + 2000) + 4 * 2 * 1050
 
 
 DATA = TaskShape("test", 100, 30, 3, 1000, questions=2, question_tokens=10, reads=3)
@@ -204,7 +195,7 @@ def timeline(**changes: Any) -> Timeline:
     names = ("samplers", "staleness", "parallel")
     schedule = {name: changes.pop(name) for name in names if name in changes}
     load = replace(LOAD, **{"episodes": 5, "steps": 10, "completion_tokens": 100, **changes})
-    return estimate_timeline(seconds, load, devices=4, processes=4, name="s", **schedule)
+    return costs.estimate_timeline(seconds, load, devices=4, processes=4, name="s", **schedule)
 
 
 def test_timeline_equals_numbers_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
