@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from common import last_line, read_options
+from common import last_line, percentiles, read_options
 
 from atommem.config import EmbedderConfig
 from atommem.envs.benchmarks.multihop import get_benchmark
@@ -79,19 +79,18 @@ def measure_vectors(draw: Draw, count: int, dim: int, queries: int, folder: Path
     asked = draw(rng, queries)
     rows = np.memmap(folder / "vectors.f32", dtype=np.float32, mode="r", shape=(count, dim))
     exact: list[set[int]] = []
-    exact_ms = timed(lambda query: exact.append({*nearest(rows, query)}), asked)
+    exact_times = timed(lambda query: exact.append({*nearest(rows, query)}), asked)
     timed(lambda query: index.search(query, 10), asked[:10])  # maps the file
     found: list[set[int]] = []
-    search_ms = timed(
+    search_times = timed(
         lambda query: found.append({row for row, _ in index.search(query, 10)}), asked
     )
     recall = np.mean([len(hits & near) / 10 for hits, near in zip(found, exact, strict=True)])
     return {
         "recall@10": round(float(recall), 4),
         "recall_sampled": round(sampled or 0.0, 4),
-        "p50_ms": percentile(search_ms, 50),
-        "p95_ms": percentile(search_ms, 95),
-        "exact_p50_ms": percentile(exact_ms, 50),
+        **percentiles(search_times, 50, 95),
+        "exact_p50_ms": percentiles(exact_times, 50)["p50_ms"],
         "build_s": round(seconds),
         "disk_mb": round(sum(file.stat().st_size for file in folder.iterdir()) / 1e6),
     }
@@ -108,12 +107,8 @@ def timed(search: Callable[[Array], Any], queries: Array) -> list[float]:
     for query in queries:
         began = time.perf_counter()
         search(query)
-        times.append(1e3 * (time.perf_counter() - began))
+        times.append(time.perf_counter() - began)
     return times
-
-
-def percentile(times: list[float], q: int) -> float:
-    return round(float(np.percentile(times, q)), 2)
 
 
 async def measure_corpus(
@@ -141,11 +136,11 @@ async def measure_corpus(
         for row in rows:
             began = time.perf_counter()
             (hits,) = await corpus.search([row.question], 10, mode)
-            times.append(1e3 * (time.perf_counter() - began))
+            times.append(time.perf_counter() - began)
             needed = {paragraph.title for paragraph in row.paragraphs if paragraph.gold}
             recalls.append(len(needed & {hit.page.title for hit in hits}) / len(needed))
         recall = round(float(np.mean(recalls)), 4)
-        result[mode] = {"recall@10": recall, "p50_ms": percentile(times, 50)}
+        result[mode] = {"recall@10": recall, **percentiles(times, 50)}
     await corpus.close()
     return result
 

@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import psutil
-from common import ATOMMEM, last_line, read_options, started
+from common import ATOMMEM, last_line, percentiles, read_options, started
 
 from atommem.servers.vllm_process import free_port
 
@@ -111,8 +110,7 @@ async def ask(url: str, secrets: dict[str, str], asks: int, latency: float) -> d
         started = time.perf_counter()
         await asyncio.gather(*(client(number) for number in range(CLIENTS)))
         seconds = time.perf_counter() - started
-    p50, p95, p99 = (round(1000 * float(value), 1) for value in np.percentile(beyond, (50, 95, 99)))
-    found = {"asks": asks, "mixed_up": mixed, "p50_ms": p50, "p95_ms": p95, "p99_ms": p99}
+    found = {"asks": asks, "mixed_up": mixed, **percentiles(beyond, 50, 95, 99)}
     return found | {"asks_a_second": round(asks / seconds, 1)}
 
 

@@ -18,8 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from common import last_line, read_options
+from common import last_line, percentiles, read_options
 
 from atommem.actions import Action
 from atommem.config import MemoryConfig
@@ -28,11 +27,6 @@ from atommem.memory.memory import WorkingMemory
 from atommem.tokens import ApproximateTokenizer
 
 BAR_MS, BAR_ENTRIES = 5.0, 1000
-
-
-def percentiles(seconds: list[float]) -> dict[str, float]:
-    """p50 and p99 in milliseconds."""
-    return {f"p{q}": round(float(np.percentile(seconds, q)) * 1e3, 3) for q in (50, 99)}
 
 
 async def timed(call: Callable[[int], Any], repeats: int) -> list[float]:
@@ -92,12 +86,12 @@ async def measure(entries: int, dim: int, repeats: int, sessions: int) -> dict[s
     found: dict[str, Any] = {}
     for name, make in actions.items():
         seconds = await timed(lambda step, make=make: memory.apply([make(step)], 1), repeats)  # type: ignore[misc]
-        found[name] = percentiles(seconds)
-    found["fork"] = percentiles(await timed(lambda number: memory.fork(), repeats))
+        found[name] = percentiles(seconds, 50, 99)
+    found["fork"] = percentiles(await timed(lambda number: memory.fork(), repeats), 50, 99)
     full = await filled(entries, dim, capacity=entries, retention="lru")
     create = actions["create"]
     seconds = await timed(lambda step: full.apply([create(step)], 1), repeats)
-    found["create into a full store"] = percentiles(seconds)
+    found["create into a full store"] = percentiles(seconds, 50, 99)
     forks = [memory.fork() for _ in range(sessions)]
     found["largest stall"] = await largest_stall(forks, 4)
     return found
@@ -113,7 +107,7 @@ def main() -> int:
         result[entries] = asyncio.run(work)
         print(f"{entries:>7} entries: {result[entries]}", flush=True)
     bars = [part for part in result.get(BAR_ENTRIES, {}).values() if isinstance(part, dict)]
-    holds = options.quick or all(part["p50"] <= BAR_MS for part in bars)
+    holds = options.quick or all(part["p50_ms"] <= BAR_MS for part in bars)
     return last_line({"bench": "store", "dim": options.dim, "entries": result, "holds": holds})
 
 

