@@ -18,8 +18,6 @@ correction over all comparisons. The last line is JSON; the exit status is 0 if 
 costs EM at .01 and no other costs more than .02.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path

@@ -12,8 +12,6 @@
    are hashed words. Hybrid must reach the recall of vectors.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import resource

@@ -18,8 +18,6 @@ at no more than half of the steps where the evidence is early and at no less tha
 it is late.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ from what the memory shows.
 The bar: nothing is more than 2 points below English.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -11,8 +11,6 @@ The bar: mean differences of log-probabilities at most 1e-3, exact match at most
 least .9 after.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import time

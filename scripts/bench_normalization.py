@@ -15,8 +15,6 @@ documents with 1 to 5 questions.
 The last line is JSON; the exit status is 0 if every run learned (EM above the cold start).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

@@ -14,8 +14,6 @@ Tasks and rewards of every update must be the same, and no unfinished checkpoint
 accelerate takes these CPU processes for accelerators, which FSDP2 needs; NCCL is not tested.
 """
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os

@@ -14,8 +14,6 @@ The bar: at most a third of the prompt tokens and 2.5 times the speed with chunk
 of the tokens with 3,600.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import re

@@ -11,8 +11,6 @@ wait for each other is in the figures. tests/serve/test_durability.py shows what
 The bar: no answer mixed up, and p95 at most 25 ms beyond the engine.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -16,8 +16,6 @@ async_qwen3_8b_lora samples from a real vLLM server (VLLM_PYTHON), with `max_sta
 line is JSON; it names what was not run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

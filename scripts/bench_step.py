@@ -20,8 +20,6 @@ With --trained_steps only these steps are trained on, and the seconds are scaled
 The bar is a ratio of at least 5 on this shape.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import copy

@@ -11,8 +11,6 @@ The bar, with 1,000 entries (the paper's episodes have 20 to 800): p50 of every 
 at most 5 ms.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

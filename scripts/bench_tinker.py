@@ -14,8 +14,6 @@ The bar: log-probabilities within 1e-5, cosine of the gradients at least 1 - 1e-
 1e-3; exact match at most .5 before and at least .85 after.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

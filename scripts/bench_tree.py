@@ -11,8 +11,6 @@ speed   Forward and backward passes of a group on a Qwen3 of 20M parameters: tok
         / distinct tokens where 1,200 of 1,410 tokens are shared, and 90% where nothing is shared.
 """
 
-from __future__ import annotations
-
 import inspect
 import random
 import statistics

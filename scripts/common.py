@@ -1,7 +1,5 @@
 """Shared by the benches: command line, JSON line, processes, agents and vLLM servers."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -5,8 +5,6 @@
 The blocks are the second step of a scripted session that reads a document of two chunks.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

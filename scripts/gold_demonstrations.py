@@ -9,8 +9,6 @@ sentences of the gold documents that hold the answer. Every episode becomes a tr
 reader, and mean tokens of a prompt and of a completion.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from dataclasses import asdict, replace

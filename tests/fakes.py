@@ -1,7 +1,5 @@
 """Fakes shared by the unit tests: no model, no network."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """A random model folder, and servers on this machine that speak vLLM's and OpenAI's API."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

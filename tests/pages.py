@@ -1,7 +1,5 @@
 """Run the fenced blocks of documentation pages in order, in one folder and this process."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Broken inputs, interrupted commands and full disks: one line with a fix, nothing half-written."""
 
-from __future__ import annotations
-
 import _pyio
 import builtins
 import errno

@@ -1,7 +1,5 @@
 """The rules of imports, the site of the documentation, and benches in their smallest form."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

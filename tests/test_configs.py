@@ -1,7 +1,5 @@
 """Shipped YAML files parse with the commands that take them, and every recipe passes a dry run."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

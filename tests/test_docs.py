@@ -1,7 +1,5 @@
 """docs/tutorials followed page by page in one folder, and the claims of other pages."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 The environment sees the libraries of the one that runs the tests, and no other AtomMem.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Tiny tokenizers with those parts of real ones that decide what text can become."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tokenizers import (

@@ -1,7 +1,5 @@
 """Builders of the tests of memories, sessions and episodes."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """`atommem.AsyncMemory` and the blocking `atommem.Memory`: reading, asking, saving."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """`atommem ask` as a command: against servers on this machine, and a model folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

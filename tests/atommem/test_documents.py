@@ -1,7 +1,5 @@
 """Texts of HTML, PDF and docx files and of folders, and what is left out of them."""
 
-from __future__ import annotations
-
 import io
 import warnings
 import zipfile

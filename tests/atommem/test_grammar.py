@@ -1,8 +1,6 @@
 """The parser has a defined result for every string."""
 
 # ruff: noqa: RUF001
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any

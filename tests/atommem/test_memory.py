@@ -1,7 +1,5 @@
 """The memory: its semantics, its operation log, and its vectors."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The policy that a configuration opens; policies of completion and chat servers."""
 
-from __future__ import annotations
-
 import resource
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rules: what they see and may do, what the memory makes of it, and the shipped ones."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

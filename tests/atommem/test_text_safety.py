@@ -1,7 +1,5 @@
 """Text from outside forges no control token, and different states give different prompts."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Words of any language."""
 
 # ruff: noqa: RUF001
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

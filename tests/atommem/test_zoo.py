@@ -4,8 +4,6 @@ The chat templates are those that TRL ships. Real tokenizers are used where ``sc
 downloaded them, otherwise a small one with the template's special tokens.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from pathlib import Path

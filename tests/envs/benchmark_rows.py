@@ -1,7 +1,5 @@
 """Small invented rows in the benchmarks' layouts."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The readers of benchmarks, on invented rows in their published formats."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Task files and `atommem data`: saved tasks load equal; build, convert, show and refusals."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

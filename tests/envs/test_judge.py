@@ -1,7 +1,5 @@
 """The judge: prompts, verdicts, failures, caching and agreement with labels."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

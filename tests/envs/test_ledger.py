@@ -1,7 +1,5 @@
 """Ledgers: answers that follow from the text alone, and a faultless reader in the real loop."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """OOLONG: its rows, its scores, and generated lines that are counted again."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Records, their summaries and breakdowns; statistics against hand-computed numbers."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Files of the same rows give the same tasks, however they were written."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Invalid settings of the room: each is refused with its name, its value or a fix."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

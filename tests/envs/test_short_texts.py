@@ -1,7 +1,5 @@
 """Texts for small models: strangers' texts, short tasks of real rows, and their notes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Told facts: the splits, the answers, and a faultless reader in the real loop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

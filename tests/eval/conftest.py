@@ -1,7 +1,5 @@
 """What the evaluation tests share."""
 
-from __future__ import annotations
-
 import pytest
 
 from atommem.eval import eval_config

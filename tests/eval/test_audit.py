@@ -1,7 +1,5 @@
 """Audits of each kind of store, and what rules would drop."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

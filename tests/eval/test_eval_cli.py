@@ -1,7 +1,5 @@
 """`atommem eval`: settings, output, exit statuses; on models, servers, a corpus, others' files."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

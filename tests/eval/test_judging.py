@@ -1,7 +1,5 @@
 """The same answers under several judge prompts, and under corrected gold answers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 The latter are held against recordings of their authors' own code.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

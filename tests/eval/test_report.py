@@ -1,7 +1,5 @@
 """Reports: numbers, tests, tables, charts, the page, and comparisons of two evaluations."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Suites: their file, their settings, their tasks, and running them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

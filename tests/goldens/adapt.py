@@ -1,7 +1,5 @@
 """The goldens' only imports from the product: adapt the lines here to renames and moves."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

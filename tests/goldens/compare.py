@@ -1,7 +1,5 @@
 """Compare with the goldens of the tag `before-simplification`: see README.md."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

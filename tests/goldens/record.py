@@ -1,7 +1,5 @@
 """Compute goldens, compare them with those of the tag `before-simplification`: see README.md."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import hashlib

@@ -1,7 +1,5 @@
 """The tree computes what `before-simplification` did, but for `differences.json`: see README.md."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.goldens import compare, record

@@ -4,8 +4,6 @@ rows; failed episodes leave it; and each token has the weight that it has in our
 A peer is tested where it is installed: see scripts/engine_env.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from functools import partial

@@ -1,14 +1,12 @@
 """The stage `tinker`: its loss against ours, and a run on a service in memory."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import numpy as np
@@ -114,11 +112,11 @@ class Service:
         model = SimpleNamespace(model_name=self.base_model, max_context_length=None)
         return SimpleNamespace(supported_models=[model])
 
-    def create_lora_training_client(self, **settings: Any) -> Service:
+    def create_lora_training_client(self, **settings: Any) -> Self:
         assert settings["rank"] == 8
         return self
 
-    def create_training_client_from_state_with_optimizer(self, path: str) -> Service:
+    def create_training_client_from_state_with_optimizer(self, path: str) -> Self:
         self.updates = self.states[path]
         return self
 
@@ -126,7 +124,7 @@ class Service:
         url = SimpleNamespace(url="http://127.0.0.1/archive")
         return SimpleNamespace(get_checkpoint_archive_url=lambda run, name: done(url))
 
-    def save_weights_and_get_sampling_client(self) -> Service:
+    def save_weights_and_get_sampling_client(self) -> Self:
         return self
 
     async def sample_async(self, prompt: Any, count: int, settings: Any) -> Any:

@@ -1,7 +1,5 @@
 """Fixtures: a server with a scripted policy, and its clients."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Servers in this process with scripted policies, and requests to them."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading

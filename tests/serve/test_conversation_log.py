@@ -1,7 +1,5 @@
 """`ConversationLog`: durable, whole, and one winner among writers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Snippets of docs/serve.md, the README's section on serving, and LangGraph's store."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

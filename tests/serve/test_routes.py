@@ -1,7 +1,5 @@
 """The API's routes: OpenAI's through OpenAI's client, and AtomMem's own."""
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which model is served, which settings are refused, and `atommem serve` as a process."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -5,8 +5,6 @@ one process has ended) or ``fsdp2`` (as configs/accelerate/fsdp2.yaml). What eac
 FOLDER/PART-RANK.pt.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Real trainers on written or sampled episodes, and an independent reference of the loss."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

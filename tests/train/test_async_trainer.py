@@ -1,7 +1,5 @@
 """Asynchronous training: the rollout worker on written outcomes, and the trainer whole."""
 
-from __future__ import annotations
-
 import asyncio
 import queue
 from collections import Counter

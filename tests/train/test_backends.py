@@ -1,7 +1,5 @@
 """Weights to vLLM: to servers, which are fakes, and into a colocated engine, which is a double."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

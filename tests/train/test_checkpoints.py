@@ -1,7 +1,5 @@
 """Checkpoint folders; runs that stop, fail or are killed, and resume bit for bit."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

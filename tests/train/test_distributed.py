@@ -1,7 +1,5 @@
 """Two gloo processes train as one does: under DDP, and under FSDP2 as configs/accelerate has it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

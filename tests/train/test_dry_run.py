@@ -1,7 +1,5 @@
 """`--dry_run`: what it reads, refuses and reports; memory, workload and timeline by hand."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

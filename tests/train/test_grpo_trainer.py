@@ -1,7 +1,5 @@
 """The trainer: rollouts, updates against an independent reference, and evaluation."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Hybrids of attention and DeltaNet layers (Qwen3.5): padded rows, sampling, and thinking."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

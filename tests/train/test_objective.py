@@ -1,7 +1,5 @@
 """Advantages, rows and the policy loss, by hand and against TRL's."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import random

@@ -1,7 +1,5 @@
 """`scripts/bench_shipped.py` and `scripts/gpu_check` cover what is shipped."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The cold start: the loss is on completions only, falls, and is TRL's."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

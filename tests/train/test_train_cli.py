@@ -1,7 +1,5 @@
 """``atommem train``: settings, refusals, the stages on a tiny model, and their logs."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

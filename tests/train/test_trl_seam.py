@@ -1,7 +1,5 @@
 """The names of trl, transformers and accelerate that no documentation promises, all of them."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

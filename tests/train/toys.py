@@ -1,12 +1,10 @@
 """A policy of a few thousand parameters, and episodes that are written instead of sampled."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -77,7 +75,7 @@ class WrittenRunner:
         self.seeds: list[int | None] = []
         self.max_in_flight: int | None = None
 
-    def copy(self, **changes: Any) -> WrittenRunner:
+    def copy(self, **changes: Any) -> Self:
         runner = copy.copy(self)  # jobs and seeds stay shared
         runner.agent = SimpleNamespace(**vars(self.agent) | changes)
         return runner

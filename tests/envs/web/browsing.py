@@ -2,8 +2,6 @@
 
 The internet is 127.0.0.2, providers are 127.0.0.1."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

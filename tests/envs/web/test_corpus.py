@@ -1,7 +1,5 @@
 """A corpus: built, grown, searched by words, vectors and both, read, and served."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from pathlib import Path

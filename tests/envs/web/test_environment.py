@@ -1,7 +1,5 @@
 """The web environment through the episode loop, and the synthetic site that needs its memory."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import time

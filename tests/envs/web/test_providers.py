@@ -1,7 +1,5 @@
 """Readers and search engines as tools, against servers that speak as documented."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

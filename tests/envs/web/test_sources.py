@@ -1,7 +1,5 @@
 """Tools of MCP servers, and recorded calls: replayed, frozen, paid for, made into a corpus."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import sys

@@ -1,7 +1,5 @@
 """Model, embedder, tasks and traces of the shipped recipes, in a size for tests."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
