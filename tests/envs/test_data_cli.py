@@ -41,16 +41,6 @@ def test_saved_tasks_load_equal(tmp_path: Path, name: str, monkeypatch: pytest.M
     assert [file.name for file in path.parent.iterdir() if file.is_file()] == [path.name]
 
 
-def test_save_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
-    path = tmp_path / "x.parquet"
-    save_tasks(TASKS, path)
-    broken = map([TASKS[0]].__getitem__, range(2))
-    with pytest.raises(IndexError):
-        save_tasks(broken, path)
-    assert load_tasks(path) == TASKS
-    assert list(tmp_path.iterdir()) == [path]
-
-
 DOCUMENT_ROW = {"title": "", "text": "A."}
 ROW: dict[str, Any] = {"id": "a", "questions": [{"text": "Who?"}], "documents": [DOCUMENT_ROW]}
 

@@ -21,7 +21,6 @@ from atommem.train.loops.update_step import policy_loss as configured_loss
 from atommem.train.objective.advantages import (
     gradient_shares,
     group_advantages,
-    signal_report,
     sums_of_quarters,
 )
 from atommem.train.objective.loss import CORRECTION, MASKED, PolicyLoss, correction, sums_by_length
@@ -255,12 +254,6 @@ def test_gradient_shares_add_up_the_weights_of_rows(
 def test_quarters_share_equal_sizes_evenly() -> None:
     sums = sums_of_quarters(np.array([6.0, 0.0, 0.0, 3.0, 3.0, 3.0]), np.array([2, 2, 2, 5, 5, 5]))
     assert sums.tolist() == [3.0, 3.0, 4.5, 4.5]
-
-
-def test_signal_report_names_a_run_without_variance() -> None:
-    assert signal_report([{"loss": 1.0}]) == ""
-    flat = signal_report([{"frac_reward_zero_std": 1.0}] * 3)
-    assert "in none of the 3 updates did the episodes of a group differ" in flat
 
 
 def test_default_correction_keeps_the_weight_of_long_rows() -> None:
