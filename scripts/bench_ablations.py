@@ -53,7 +53,6 @@ def find_policy(folder: Path | None, default: Path, recipe: Recipe) -> Path:
 
 
 def main() -> int:
-    """Evaluate, print the table and the JSON line."""
     options = read_options(
         __doc__,
         **{"policy": Path, "limited_policy": Path, "n": (300, 4)},

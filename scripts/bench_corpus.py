@@ -60,7 +60,6 @@ def clustered(dim: int, topics: int = 1000, subtopics: int = 20, rank: int = 40)
 
 
 def noise(dim: int) -> Draw:
-    """Draw uniformly on the sphere."""
     return lambda rng, count: unit(rng.standard_normal((count, dim), dtype=np.float32))
 
 
@@ -95,7 +94,6 @@ def measure_vectors(draw: Draw, count: int, dim: int, queries: int, folder: Path
 
 
 def nearest(rows: Array, query: Array) -> list[int]:
-    """Return the numbers of the ten nearest rows, from 1."""
     places: list[int] = (np.argpartition(-(rows @ query), 10)[:10] + 1).tolist()
     return places
 

@@ -43,7 +43,6 @@ async def recall(tasks: Sequence[Task], k: int) -> float:
 
 
 async def exact_match(prose: str, tasks: Sequence[Task]) -> float:
-    """Return the mean exact match of the expert."""
     tokenizer = ApproximateTokenizer()
     policy = ExpertPolicy(Expert(get_prose(prose), get_dialect("paper")), tokenizer)
     agent = make_agent(policy, HashingEmbedder(2048), tokenizer, environment="longdoc")
@@ -52,7 +51,6 @@ async def exact_match(prose: str, tasks: Sequence[Task]) -> float:
 
 
 def main() -> int:
-    """Measure every prose but the compact one."""
     flags = read_options(__doc__, tasks=(200, 4), k=3)
     found: dict[str, dict[str, float]] = {}
     for prose in [name for name in PROSES if name != "compact"]:

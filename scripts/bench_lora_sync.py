@@ -63,7 +63,6 @@ def score(settings: Any, url: str, tasks: list[Any], adapter: Adapter | None) ->
 
 
 def run(out: Path, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Cold start, evaluation, training, evaluation of one seed."""
     recipe = quick(RECIPE) if options.quick else RECIPE
     model = cold_start(recipe, out / f"policy-{seed}", seed)
     heldout = list(generate(RECIPE.world, options.heldout, 10 * seed + 1))
@@ -95,7 +94,6 @@ def run(out: Path, seed: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run every seed."""
     options = read_options(
         __doc__,
         **{"updates": (40, 1), "heldout": (RECIPE.heldout, 10), "seeds": ([0, 1, 2], [0])},

@@ -96,7 +96,6 @@ def train(recipe: Recipe, folder: Path, seed: int, start: Path | None = None) ->
 
 
 def main() -> int:
-    """Train, print a line for each run and the JSON line."""
     out = Path("runs/bench_normalization")
     options = read_options(__doc__, worlds=[*WORLDS], shares=False, tasks=(64, 4), seeds=1, out=out)
     runs: list[dict[str, Any]] = []

@@ -73,7 +73,6 @@ class Command:
         return run
 
     def finish(self, ranks: int) -> None:
-        """Run to the end."""
         if exit_codes(self.start(ranks)) != [0] * ranks:
             raise SystemExit(self.log.read_text()[-4000:])
 
@@ -97,7 +96,6 @@ class Command:
 
 
 def exit_codes(run: list[Any]) -> list[int]:
-    """Wait for all processes."""
     for process in run:
         process.join()
     return [process.exitcode for process in run]
@@ -130,7 +128,6 @@ def wait_for_training(process: Any, out: Path) -> bool:
 
 
 def logged_updates(out: Path) -> int:
-    """Updates in the run's log."""
     return sum("loss" in entry for entry in read_metrics(out / METRICS_FILE))
 
 
@@ -145,7 +142,6 @@ def outcome(out: Path) -> dict[str, Any]:
 
 
 def measure(folder: Path, form: str, kills: int, updates: int, seed: int) -> dict[str, Any]:
-    """Run one form whole and in parts; returns how they differ."""
     whole, parts = folder / f"{form}-whole", folder / f"{form}-parts"
     Command(folder, whole, form, updates, seed).finish(RANKS[form][0])
     command, rng = Command(folder, parts, form, updates, seed), random.Random(seed)
@@ -171,7 +167,6 @@ def measure(folder: Path, form: str, kills: int, updates: int, seed: int) -> dic
 
 
 def main() -> int:
-    """Measure every form."""
     forms = ([*TOLERANCES], ["single", "two-or-one"])
     options = read_options(__doc__, forms=forms, kills=(20, 2), updates=(40, 8), seed=0)
     figures: dict[str, Any] = {"bench": "resume", "kills": options.kills}

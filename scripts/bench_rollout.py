@@ -47,8 +47,6 @@ ONE_LAYER = ("--load-format", "dummy", "--hf-overrides", '{"num_hidden_layers": 
 
 
 class Wrapped:
-    """A policy around another one."""
-
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
@@ -105,7 +103,6 @@ def long_task(tokenizer: Any, tokens: int) -> Task:
 
 
 def metrics(url: str) -> dict[str, float]:
-    """Return the counters of a server of one engine."""
     text = httpx.get(f"{url}/metrics", timeout=60).raise_for_status().text
     lines = re.findall(r"^([\w:]+)(?:\{.*\})? (\S+)", text, re.MULTILINE)
     return {name: float(value) for name, value in lines}
@@ -163,7 +160,6 @@ def serve(model: Path, log: Path, longest: int, *options: str) -> Any:
 def compare_layouts(
     server: Any, tokenizer: Any, chunk: int, chunks: int, group: int
 ) -> dict[str, Any]:
-    """Both layouts on the same document."""
     jobs = [(long_task(tokenizer, chunk * chunks), sample) for sample in range(group)]
     found: dict[str, Rollout] = {}
     for layout in ("paper", "prefix"):
@@ -182,7 +178,6 @@ def compare_layouts(
 
 
 def main() -> int:
-    """Measure both chunk sizes."""
     sizes = {"chunks": (3, 2), "group": (16, 2), "no_long": (False, True)}
     options = read_options(__doc__, **sizes, model=Path, out=Path("runs/bench_rollout"))
     model = options.model or models.smollm2()

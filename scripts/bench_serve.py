@@ -73,7 +73,6 @@ def run_engine(port: int, latency: float) -> None:
 
 
 async def give_secrets(url: str, count: int, seed: int) -> dict[str, str]:
-    """Make conversations; returns the secret of each."""
     rng = random.Random(seed)
     async with httpx.AsyncClient(base_url=url, timeout=300) as http:
 
@@ -87,7 +86,6 @@ async def give_secrets(url: str, count: int, seed: int) -> dict[str, str]:
 
 
 async def ask(url: str, secrets: dict[str, str], asks: int, latency: float) -> dict[str, Any]:
-    """Ask for secrets with 64 clients at once."""
     numbers = iter(range(asks))
     names, beyond, mixed = list(secrets), [], 0
     limits = httpx.Limits(max_connections=CLIENTS, max_keepalive_connections=CLIENTS)
@@ -113,7 +111,6 @@ async def ask(url: str, secrets: dict[str, str], asks: int, latency: float) -> d
 
 
 def main() -> int:
-    """Start engine and server, ask, kill."""
     if sys.argv[1:2] == ["engine"]:
         run_engine(int(sys.argv[2]), float(sys.argv[3]))
         return 0

@@ -82,7 +82,6 @@ class Pair:
 
 
 def pairs() -> list[Pair]:
-    """Read all pairs from the headers."""
     found = []
     for recipe in sorted((CONFIGS / "train").glob("*.yaml")):
         for command in _commands(recipe):
@@ -136,7 +135,6 @@ def servers(pair: Pair, folder: Path) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def corpus_server(folder: Path) -> Iterator[str]:
-    """Serve pages of the tiny world; yields the URL."""
     texts = [" ".join([f"c{i % 2} city a fact"] * 40) for i in range(6)]
     pages = [json.dumps({"title": f"page {i}", "text": text}) for i, text in enumerate(texts)]
     (folder / "pages.jsonl").write_text("\n".join(pages) + "\n")
@@ -193,7 +191,6 @@ def environment() -> dict[str, str]:
 def run(
     pair: Pair, folder: Path, processes: int, out: str, asks: dict[str, str], resume: bool = False
 ) -> None:
-    """Run the processes in `folder` to their end; raises RuntimeError with the end of the log."""
     log = folder / f"{out}.log"
     with log.open("ab") as stream:
         settings: dict[str, Any] = {"cwd": folder, "env": environment()}
@@ -237,7 +234,6 @@ def compare(pair: Pair, folder: Path, asks: dict[str, str]) -> dict[str, Any]:
 
 
 def load_weights(folder: Path) -> dict[str, Any]:
-    """Load a model or an adapter."""
     weights: dict[str, Any] = load_file(
         next(folder / name for name in FILES if (folder / name).is_file())
     )
@@ -245,7 +241,6 @@ def load_weights(folder: Path) -> dict[str, Any]:
 
 
 def largest_difference(first: dict[str, Any], second: dict[str, Any], names: set[str]) -> float:
-    """Compare parameters by name."""
     assert first.keys() == second.keys()
     return max(float((first[name] - second[name]).abs().max()) for name in names)
 
@@ -260,7 +255,6 @@ def make_traces(folder: Path) -> None:
 
 
 def measure(pair: Pair, folder: Path) -> dict[str, Any]:
-    """Run one pair in an empty folder."""
     from tests.train.shipped.tiny import make_world
 
     # vLLM on CPU has no heads of 8. Rows that share half of their tokens stay on one process:
@@ -277,7 +271,6 @@ def measure(pair: Pair, folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run the pairs, print a line for each and the JSON."""
     options = read_options(__doc__, pairs=([""], ["fsdp2 qwen3_8b_hotpotqa"]))
     results: dict[str, Any] = {}
     for pair in pairs():

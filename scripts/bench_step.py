@@ -115,8 +115,6 @@ class OneAfterAnother:
 
 
 class Recipes:
-    """Both recipes on the same model, task and server."""
-
     def __init__(self, options: argparse.Namespace, folder: Path, server: Any) -> None:
         self.options, self.server = options, server
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
@@ -195,7 +193,6 @@ class Recipes:
 
 
 def main() -> int:
-    """Measure both recipes."""
     options = read_options(
         __doc__,
         **{"group": (16, 2), "chunk": (900, 100), "steps": (8, 2), "notes": 24},

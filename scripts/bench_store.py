@@ -40,7 +40,6 @@ async def timed(call: Callable[[int], Any], repeats: int) -> list[float]:
 
 
 async def filled(entries: int, dim: int, **settings: Any) -> WorkingMemory:
-    """A memory with so many entries."""
     config = MemoryConfig(retrieve_k=6, **settings)
     memory = WorkingMemory(RandomEmbedder(dim), ApproximateTokenizer(), config)
     for start in range(0, entries, 500):
@@ -73,7 +72,6 @@ async def largest_stall(memories: list[WorkingMemory], turns: int) -> float:
 
 
 async def measure(entries: int, dim: int, repeats: int, sessions: int) -> dict[str, Any]:
-    """All figures for a memory of this size."""
     memory = await filled(entries, dim)
     actions: dict[str, Callable[[int], Action]] = {
         "read": lambda step: Action("read", f"query {step}"),
@@ -96,7 +94,6 @@ async def measure(entries: int, dim: int, repeats: int, sessions: int) -> dict[s
 
 
 def main() -> int:
-    """Measure every size."""
     sizes = {"entries": ([100, 1000, 10_000], [50]), "repeats": (200, 5), "sessions": (64, 2)}
     options = read_options(__doc__, **sizes, dim=384)
     result: dict[int, dict[str, Any]] = {}

@@ -130,7 +130,6 @@ def learn(given: dict[str, Any], out: Path, heldout: list[Any]) -> dict[str, Any
 
 
 def main() -> int:
-    """Run both parts on one server."""
     options = read_options(
         __doc__,
         **{"updates": (20, 1), "episodes": (128, 16), "heldout": (200, 8)},

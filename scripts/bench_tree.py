@@ -61,7 +61,6 @@ QUICK_SHAPES = {"bar": Shape(4, 60, 20, 10), "nothing shared": Shape(4, 0, 80, 1
 
 
 def random_model(layers: int, width: int, vocabulary: int) -> Any:
-    """A Qwen3 with random weights."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=vocabulary,
@@ -121,7 +120,6 @@ def largest_errors(model: Any, groups: Sequence[Sequence[Row]]) -> dict[str, flo
 
 
 def exactness(tries: int, folder: Path | None) -> dict[str, dict[str, float]]:
-    """The errors of each model, with and without LoRA."""
     models = {"random": random_model(3, 64, 60)}
     if folder is not None:
         models["real"] = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
@@ -137,7 +135,6 @@ def exactness(tries: int, folder: Path | None) -> dict[str, dict[str, float]]:
 
 
 def group_rows(shape: Shape) -> list[Row]:
-    """Rows of random tokens."""
     rng = random.Random(0)
 
     def tokens(count: int) -> list[int]:
@@ -168,7 +165,6 @@ def run_passes(model: Any, rows: list[Row], packed: bool, size: int) -> None:
 
 
 def seconds_of(model: Any, rows: list[Row], packed: bool, size: int, rounds: int) -> float:
-    """Median seconds of the passes."""
     seconds = []
     for _ in range(rounds):
         model.zero_grad()
@@ -191,7 +187,6 @@ def measure_shape(model: Any, shape: Shape, size: int, rounds: int) -> dict[str,
 
 
 def main() -> int:
-    """Run both parts."""
     options = read_options(__doc__, tries=(40, 2), rounds=(2, 1), model=Path)
     register_tree_attention()
     tune_lm_head_for_cpu("cpu")

@@ -39,13 +39,11 @@ def read_options(description: str | None, **flags: Any) -> argparse.Namespace:
 
 
 def command_line(description: str | None) -> argparse.ArgumentParser:
-    """Make a parser that shows its description as it is."""
     style = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(description=description, formatter_class=style)
 
 
 def flags(settings: Mapping[str, Any]) -> list[str]:
-    """Convert settings to the words of a command line."""
     words = []
     for name, value in settings.items():
         words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]

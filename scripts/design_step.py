@@ -43,7 +43,6 @@ COMPLETIONS = (
 
 
 def blocks() -> dict[str, str]:
-    """The blocks by name."""
     tokenizer = tokenizer_shapes.byte_level()
     texts = iter(COMPLETIONS)
     policy = ScriptedPolicy(tokenizer, lambda prompt: next(texts))
@@ -84,13 +83,11 @@ def _view(view: MemoryView) -> str:
 
 
 def on_page() -> dict[str, str]:
-    """The blocks as docs/design.md has them."""
     found = _BLOCK.finditer(PAGE.read_text(encoding="utf-8"))
     return {block["name"]: block["text"] for block in found}
 
 
 def main() -> int:
-    """Print the blocks, or write them."""
     parser = command_line(__doc__)
     parser.add_argument("--write", action="store_true", help="put them into docs/design.md")
     made = blocks()

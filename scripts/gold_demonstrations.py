@@ -76,7 +76,6 @@ async def demonstrate(
 
 
 def main() -> int:
-    """Entry point."""
     parser = command_line(__doc__)
     tasks_help = "a file of `atommem data build` with one question a task"
     parser.add_argument("tasks", metavar="TASKS", help=tasks_help)

@@ -83,7 +83,6 @@ MODELS = {"smollm2": smollm2, "minilm": minilm}
 
 
 def main() -> int:
-    """Make the model where it is missing, and print its folder."""
     parser = command_line(__doc__)
     parser.add_argument("name", choices=MODELS)
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT_DIR")

@@ -61,7 +61,6 @@ class Row:
     needles: list[str] = field(default_factory=list)
 
     def hop(self, number: int, question: str, answer: str, place: int, support: list[int]) -> Self:
-        """Return the row of one of its hops."""
         changes = {"kind": "single", "question": question, "answers": [answer]}
         gold, name = {place: support}, f"{self.id}#{number}"
         return replace(self, id=name, gold=gold, needles=[answer], **changes)
@@ -79,7 +78,6 @@ def name(title: str) -> str:
 
 
 def holds(text: str, needle: str) -> bool:
-    """Whether a text contains another one, in any case."""
     return needle.lower() in text.lower()
 
 
@@ -113,7 +111,6 @@ def wiki_rows(source: str, split: str, data: Path) -> Iterator[Row]:
 
 
 def musique_rows(split: str, data: Path) -> Iterator[Row]:
-    """The rows of MuSiQue, and their single hops."""
     for file in get_benchmark(MUSIQUE).find(split, data):
         for values in (row.values for row in read_rows(file)):
             if not values["answerable"]:
@@ -241,7 +238,6 @@ def make_task(row: Row, task_id: str, count: int, cutter: Cutter, rng: Random) -
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
     parser = command_line(__doc__)
     parser.add_argument("data", type=Path, metavar="DATA")
     parser.add_argument("out", type=Path, metavar="OUT", help="a .parquet or .jsonl file")

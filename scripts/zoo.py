@@ -23,12 +23,10 @@ LICENCES = {
 
 
 def zoo_folder() -> Path:
-    """Return the folder of the tokenizers."""
     return Path(os.environ.get("ATOMMEM_ZOO", "~/.cache/atommem/zoo")).expanduser()
 
 
 def main() -> None:
-    """Download what is missing."""
     pairs = [(name, licence) for licence, names in LICENCES.items() for name in names.split()]
     for name, licence in pairs:
         folder = zoo_folder() / name

@@ -139,7 +139,6 @@ def longdoc(tokenizer: Any, **settings: Any) -> EnvironmentFactory:
 
 
 def make_episode_runner(**settings: Any) -> EpisodeRunner:
-    """A runner from the arguments of its agent."""
     fakes = {"embedder": WordEmbedder(), "memory": MemoryConfig(), "sampling": Sampling()}
     return EpisodeRunner(Agent(**{**fakes, **settings}))
 

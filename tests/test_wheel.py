@@ -39,7 +39,6 @@ def run(command: list[str | Path], cwd: Path, timeout: float = 120) -> str:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tree without what tests and builds leave in it."""
     checkout = tmp_path_factory.mktemp("checkout")
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("atommem", "configs", "tests", *ROOMS):

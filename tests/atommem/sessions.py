@@ -43,7 +43,6 @@ WRITES = {
 
 
 def memory(embedder: Any = None, **settings: Any) -> WorkingMemory:
-    """Return a memory with its own word embedder, unless one is given."""
     config = MemoryConfig(**settings)
     return WorkingMemory(embedder or WordEmbedder(), WordTokenizer(), config, " [cut]")
 

@@ -19,7 +19,6 @@ from tests.loopback import serving
 
 
 def script(text: str) -> str:
-    """Create an entry of every part, and answer with all that it is shown."""
     part = re.search(r"Part (\d+) of", text)
     if part is not None:
         return f"<create_memory>part {part[1]}</create_memory><read_memory>part</read_memory>"

@@ -111,8 +111,6 @@ async def test_apply_long_text_is_cut_with_marker() -> None:
 
 
 class FailsOn(WordEmbedder):
-    """Raises for texts that contain `word`."""
-
     word = "never"
 
     async def embed(self, texts: Sequence[str], kind: str) -> Any:

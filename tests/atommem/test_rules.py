@@ -35,8 +35,6 @@ NEW = Candidate("new", UNIT, Source(9))
 
 
 class Nearest(Rule):
-    """Evicts what the new entry is nearest to."""
-
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
         assert (store.step, store.capacity) == (1, 2)
         ((entry, score),) = store.search(candidate.vector, 1)
@@ -57,8 +55,6 @@ async def test_evict_is_logged_before_the_create() -> None:
 
 
 class Careful(Rule):
-    """Refuses short texts and joins others with the nearest entry."""
-
     def admit(self, candidate: Candidate, store: StoreState) -> Admission:
         if len(candidate.text) < 4:
             return Refused("too short", len(candidate.text))

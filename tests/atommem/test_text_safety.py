@@ -93,7 +93,6 @@ COMPACT = {"result": "result {tool} : {text}", "page": "page {title} says {text}
 
 @cache
 def builder(shape: str, templates: str = "full") -> PromptBuilder:
-    """The prompts of documents, with pages and results of tools beside."""
     tokenizer = tokenizer_of(shape) if shape else WordTokenizer()
     own = longdoc(tokenizer).section(templates)
     pieces = {**own.pieces, **(COMPACT if templates == "compact" else FULL)}

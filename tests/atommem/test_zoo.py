@@ -44,7 +44,6 @@ TEXT = "It says red.\n\n  <b>x</b> é 北京 "
 
 
 def small(template: str) -> Any:
-    """Return a small tokenizer with a template and the special tokens in it."""
     text = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
     tokenizer = byte_level()
     tokenizer.chat_template = text

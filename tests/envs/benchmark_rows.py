@@ -78,19 +78,16 @@ def beam_row(**changes: Any) -> dict[str, Any]:
 
 
 def write_json(path: Path, rows: list[Any]) -> Path:
-    """Write a JSON list."""
     path.write_text(json.dumps(rows), encoding="utf-8")
     return path
 
 
 def write_lines(path: Path, rows: list[Any]) -> Path:
-    """Write JSON Lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
 def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """Write parquet, with the schema that Arrow infers."""
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)

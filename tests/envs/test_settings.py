@@ -20,8 +20,6 @@ def untyped(place):  # type: ignore[no-untyped-def]
 
 
 class Misdescribed(ToolSource):
-    """A tool whose schema is no JSON schema."""
-
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         schema = {"type": "object", "properties": {"q": {"pattern": "("}}}

@@ -12,7 +12,6 @@ from tests.serve.servers import Running, make_conversations, running
 
 @pytest.fixture
 def conversations(tmp_path: Path) -> Conversations:
-    """Conversations that no server has opened."""
     return make_conversations(tmp_path / "log.db")
 
 

@@ -20,7 +20,6 @@ PAGE = "docs/serve.md"
 
 
 def snippet(page: str, kind: str, server: Running) -> str:
-    """The one block of a page that sends requests, to `server`."""
     (block,) = (block for _, block in blocks(page, kind) if f"http://{ADDRESS}" in block)
     return block.replace(f"http://{ADDRESS}", server.url).replace("grpo", "scripted")
 
@@ -71,7 +70,6 @@ VALUES: list[tuple[tuple[str, ...], str, dict[str, Any]]] = [
 
 
 def plain(found: Any) -> Any:
-    """Values without times and scores, in some order."""
     if isinstance(found, list):
         return sorted((plain(item) for item in found), key=repr)
     return (found.namespace, found.key, found.value) if hasattr(found, "value") else found

@@ -173,7 +173,6 @@ def fsdp2_run(folder: Path, checkpoint: Path | None = None) -> None:
 
 
 def main(part: str, folder: Path) -> None:
-    """Do a part of the test on this rank."""
     seen: dict[str, Any] = {}
     if part == "ddp":
         down = ["a", "b"] if os.environ["RANK"] == "1" else []

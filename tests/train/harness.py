@@ -39,7 +39,6 @@ def environment() -> dict[str, str]:
 
 
 def torchrun(module: str, *arguments: object) -> None:
-    """Run a module of the tests on two processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc_per_node=2", "-m", f"tests.train.{module}", *map(str, arguments)]
     settings: Any = {"cwd": ROOT, "env": environment(), "capture_output": True, "text": True}
@@ -215,7 +214,6 @@ def make_action_model(seed: int = 0) -> Qwen3ForCausalLM:
 
 
 def save_model(folder: Path) -> Path:
-    """Save a tiny model with tokenizer and memory settings in ``folder/model``."""
     model = folder / "model"
     make_action_model().save_pretrained(model)
     make_action_tokenizer().save_pretrained(model)

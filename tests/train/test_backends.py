@@ -50,7 +50,6 @@ def make_server_trainer(
     episodes: int = 8,
     **arguments: Any,
 ) -> MemoryGRPOTrainer:
-    """A trainer whose weights go to the servers of `cluster`, and whose episodes are written."""
     waits = {"patience": 0.2, "backoff": 0.01, "transport": cluster.transport}
     pool = ServerPool(cluster.urls, tokenizer=WordTokenizer(), **waits)
     runner: Any = WrittenRunner(mixed_episode)

@@ -131,7 +131,6 @@ def rewards(folder: Path) -> list[float]:
 
 
 def fail(trainer: Any, owner: Any, name: str, update: int, error: Exception) -> None:
-    """Make a method raise `error` after so many updates."""
     method = getattr(owner, name)
 
     def failing(*arguments: Any) -> Any:

@@ -44,7 +44,6 @@ def save(
     text: str = "It says red.",
     **settings: Any,
 ) -> Episode:
-    """Run an episode of the script, and write its trace."""
     end = tokenizer.eos_token_id if eos is None else eos
     runner = make_episode_runner(
         policy=ScriptedPolicy(tokenizer, script, end),

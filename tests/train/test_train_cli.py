@@ -58,7 +58,6 @@ def test_parse_flags_override_the_file_and_the_model_folder(tmp_path: Path) -> N
 
 
 def train(folder: Path, stage: str, flags: str) -> None:
-    """Run a stage on the tasks and the model of `folder`."""
     reports = "" if "--report_to" in flags else "--report_to none"
     common = f"--data tasks.jsonl --use_cpu {reports} --disable_tqdm true --seed 3"
     group = "" if stage == "sft" else "--per_device_train_batch_size 12 --num_generations 6"

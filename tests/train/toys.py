@@ -89,14 +89,12 @@ class WrittenRunner:
 
 
 def make_step(prompt_ids: list[int], token_ids: list[int]) -> Step:
-    """A step with these tokens and nothing else."""
     seen = {"observation": Observation("reading"), "view": MemoryView()}
     sampled = {"token_ids": token_ids, "logprobs": [-1.0] * len(token_ids)}
     return Step(0, **seen, prompt_ids=prompt_ids, **sampled, finish_reason="stop")
 
 
 def make_row(prompt: list[int], completion: list[int]) -> Row:
-    """A row with these tokens and nothing else."""
     return Row(prompt, completion, [0.0] * len(completion), 0, 1.0, 1.0)
 
 

@@ -68,7 +68,6 @@ def make_tasks(count: int = 12, words: int = 0) -> list[Task]:
 
 
 def make_embedder(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """A sentence-transformers model with random weights."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Pooling, Transformer
 

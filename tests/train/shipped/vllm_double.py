@@ -24,7 +24,6 @@ calls: list[str] = []
 
 
 def record(call: str) -> None:
-    """Write a call down."""
     if calls[-1:] != [call]:
         calls.append(call)
 
