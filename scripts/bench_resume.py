@@ -173,10 +173,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         save_model(Path(scratch))  # its tokens are whole actions, so that it acts and learns
         save_tasks(make_tasks(20), Path(scratch) / "tasks.jsonl")
+        given = options.kills, options.updates, options.seed
         for form in options.forms:
-            figures[form] = measure(
-                Path(scratch), form, options.kills, options.updates, options.seed
-            )
+            figures[form] = measure(Path(scratch), form, *given)
     return last_line(figures | {"holds": all(figures[form]["holds"] for form in options.forms)})
 
 

@@ -86,10 +86,8 @@ class Scripted(Wrapped):
         rng = random.Random(sampling.seed)
         lengths = (self._notes, self._notes, 4)
         pad, entry, query = (" ".join(rng.choices(WORDS, k=count)) for count in lengths)
-        text = (
-            f"<update_scratchpad>{pad}</update_scratchpad>\n<create_memory>{entry}</create_memory>\n"
-            f"<read_memory>{query}</read_memory>"
-        )
+        text = f"<update_scratchpad>{pad}</update_scratchpad>\n<create_memory>{entry}"
+        text += f"</create_memory>\n<read_memory>{query}</read_memory>"
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         ids = [*ids, self._tokenizer.eos_token_id]
         await self.policy.complete(prompt_ids, Sampling(1.0, max_tokens=len(ids)))
@@ -151,15 +149,9 @@ class Recipes:
         """Make the passes over `rows`; returns seconds, and tokens of one pass."""
         computed = 0
         # A budget of one token makes every row a micro-batch of its own, and nothing is padded.
-        step = UpdateStep(
-            Accelerator(cpu=True),
-            self.model,
-            PolicyLoss(0.2, 0.28, beta=0.001),
-            TRIE_TOKENS if ours else 1,
-            self.tokenizer.pad_token_id,
-            prefix_sharing=ours,
-            reference=self.reference,
-        )
+        parts = Accelerator(cpu=True), self.model, PolicyLoss(0.2, 0.28, beta=0.001)
+        sizes = TRIE_TOKENS if ours else 1, self.tokenizer.pad_token_id
+        step = UpdateStep(*parts, *sizes, prefix_sharing=ours, reference=self.reference)
         score_reference = step._reference_logps
 
         def reference_logps(model: Any, inputs: Any) -> torch.Tensor:
@@ -180,11 +172,9 @@ class Recipes:
 
     def rows(self, measured: Rollout) -> tuple[list[Row], float]:
         """The rows that are trained on, and how many times as many tokens all rows have."""
-        advantages = [
-            [1.0 if index % 2 else -1.0] * len(episode.steps)
-            for index, episode in enumerate(measured.episodes)
-        ]
-        for episode in measured.episodes:
+        advantages = []
+        for index, episode in enumerate(measured.episodes):
+            advantages.append([1.0 if index % 2 else -1.0] * len(episode.steps))
             episode.reward = 0.0  # they end at the step limit, before they answer
         rows = episode_rows(measured.episodes, advantages, "token")
         steps, trained = self.options.steps, self.options.trained_steps
@@ -220,18 +210,13 @@ def main() -> int:
     assert completions["theirs"] == completions["ours"], "both must have the same completions"
     total = {name: np.sum(list(parts.values()), axis=0) for name, parts in seconds.items()}
     ratio = total["theirs"] / total["ours"]
-    result = {
-        "bench": "step",
-        "seconds": {
-            n: {p: v.round(1).tolist() for p, v in of.items()} for n, of in seconds.items()
-        },
-        "ratio": round(float(ratio[0]), 2),
-        "ratio_cpu": round(float(ratio[1]), 2),
-        "token_ratio": round(tokens["theirs"] / tokens["ours"], 2),
-        "limit": round(passes["theirs"] / passes["ours"], 2),
-    }
-    result["holds"] = bool(options.quick or ratio[0] >= LEAST_RATIO)
-    return last_line(result)
+    result = {n: {p: v.round(1).tolist() for p, v in of.items()} for n, of in seconds.items()}
+    holds = bool(options.quick or ratio[0] >= LEAST_RATIO)
+    ratios = {"ratio": ratio[0], "ratio_cpu": ratio[1]}
+    ratios |= {"token_ratio": tokens["theirs"] / tokens["ours"]}
+    ratios |= {"limit": passes["theirs"] / passes["ours"]}
+    rounded = {name: round(float(value), 2) for name, value in ratios.items()}
+    return last_line({"bench": "step", "seconds": result, **rounded, "holds": holds})
 
 
 if __name__ == "__main__":
