@@ -79,9 +79,7 @@ def measure_vectors(draw: Draw, count: int, dim: int, queries: int, folder: Path
     exact_times = timed(lambda query: exact.append({*nearest(rows, query)}), asked)
     timed(lambda query: index.search(query, 10), asked[:10])  # maps the file
     found: list[set[int]] = []
-    search_times = timed(
-        lambda query: found.append({row for row, _ in index.search(query, 10)}), asked
-    )
+    search_times = timed(lambda query: found.append({*dict(index.search(query, 10))}), asked)
     recall = np.mean([len(hits & near) / 10 for hits, near in zip(found, exact, strict=True)])
     return {
         "recall@10": round(float(recall), 4),
@@ -122,9 +120,8 @@ async def measure_corpus(
     rows = [row for file in files for row in get_benchmark(BENCHMARK).read(file)][:limit]
     embedder = EmbedderConfig("sentence_transformer", model) if model else EmbedderConfig("hashing")
     began = time.perf_counter()
-    result: dict[str, Any] = await asyncio.to_thread(
-        build_corpus, islice(pages(), limit), folder, embedder
-    )
+    given = islice(pages(), limit), folder, embedder
+    result: dict[str, Any] = await asyncio.to_thread(build_corpus, *given)
     result |= {"build_s": round(time.perf_counter() - began, 1), "questions": len(rows)}
     corpus = Corpus(folder)
     for mode in corpus.modes:
@@ -161,10 +158,8 @@ def main() -> int:
                 holds.append(measured["p50_ms"] < measured["exact_p50_ms"] / 10)
         result["peak_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         if args.corpus is not None:
-            work = measure_corpus(
-                args.corpus, Path(scratch) / "corpus", args.embedder_model, args.limit
-            )
-            result["corpus"] = found = asyncio.run(work)
+            given = args.corpus, Path(scratch) / "corpus", args.embedder_model, args.limit
+            result["corpus"] = found = asyncio.run(measure_corpus(*given))
             holds.append(found["hybrid"]["recall@10"] >= found["dense"]["recall@10"])
     return last_line({"bench": "corpus", **result, "holds": all(holds)})
 

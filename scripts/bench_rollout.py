@@ -121,10 +121,8 @@ async def rollout(
     """Run episodes of `steps` steps each on a server with an empty prefix cache."""
     httpx.post(f"{server.url}/reset_prefix_cache", timeout=60).raise_for_status()
     policy_server.completion_request = fixed_length_request
-    served = policy_server.ServerPolicy(
-        server.url, "policy", tokenizer=tokenizer, max_in_flight=256, timeout=1800
-    )
-    policy = wrap(served)
+    settings_of = {"tokenizer": tokenizer, "max_in_flight": 256, "timeout": 1800}
+    policy = wrap(policy_server.ServerPolicy(server.url, "policy", **settings_of))
     stored = {**settings, "temperature": 1.0, "seed": 1}
     embedder = embedder or HashingEmbedder(256)
     agent = make_agent(policy, embedder, tokenizer, stored=stored, keep_prompts=True)
@@ -135,16 +133,11 @@ async def rollout(
     assert all(len(episode.steps) == steps for episode in episodes), [e.error for e in episodes]
     sampled = [step for episode in episodes for step in episode.steps if len(step.token_ids) > 1]
 
-    def counted(name: str) -> int:
-        return int(after[f"vllm:{name}_total"] - before[f"vllm:{name}_total"])
-
-    return Rollout(
-        seconds,
-        sum(step.prompt_tokens for step in sampled),
-        counted("prompt_tokens") - counted("prefix_cache_hits"),
-        sum(len(step.token_ids) for step in sampled),
-        episodes,
-    )
+    names = ("vllm:prompt_tokens_total", "vllm:prefix_cache_hits_total")
+    prompts, hits = (int(after[name] - before[name]) for name in names)
+    shown = sum(step.prompt_tokens for step in sampled)
+    written = sum(len(step.token_ids) for step in sampled)
+    return Rollout(seconds, shown, prompts - hits, written, episodes)
 
 
 def serve(model: Path, log: Path, longest: int, *options: str) -> Any:
@@ -171,10 +164,8 @@ def compare_layouts(
         numbers = one.prompt_tokens, one.computed_tokens, round(one.seconds, 1)
         print(f"chunk {chunk}, {layout}: prompt tokens, computed, seconds {numbers}", flush=True)
     paper, prefix = found["paper"], found["prefix"]
-    return {
-        "computed_ratio": prefix.computed_tokens / paper.computed_tokens,
-        "speed": paper.seconds / prefix.seconds,
-    }
+    ratio = prefix.computed_tokens / paper.computed_tokens
+    return {"computed_ratio": ratio, "speed": paper.seconds / prefix.seconds}
 
 
 def main() -> int:

@@ -65,11 +65,9 @@ def run_engine(port: int, latency: float) -> None:
         choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
         return JSONResponse({"choices": choices, "usage": usage})
 
-    routes = [
-        Route("/v1/models", models),
-        Route("/v1/chat/completions", complete, methods=["POST"]),
-    ]
-    uvicorn.run(Starlette(routes=routes), host="127.0.0.1", port=port, log_level="error")
+    chat = Route("/v1/chat/completions", complete, methods=["POST"])
+    app = Starlette(routes=[Route("/v1/models", models), chat])
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")
 
 
 async def give_secrets(url: str, count: int, seed: int) -> dict[str, str]:

@@ -114,15 +114,10 @@ def why_not(pair: Pair) -> str | None:
 def servers(pair: Pair, folder: Path) -> Iterator[dict[str, str]]:
     """Start the servers that the recipe needs; yields the settings that name them."""
     if pair.stage == "async":
-        header = re.search(
-            r"^# +(\S+)=(\S+) vllm serve \S+ (--[^#\n]*)", pair.path.read_text(), re.M
-        )
-        assert header is not None, pair.recipe
-        variable, value, words = header.groups()
-        start = vllm_server(
-            folder / "model", folder / "server.log", *words.split(), env={variable: value}
-        )
-        with start as server:
+        line = r"^# +(\S+)=(\S+) vllm serve \S+ (--[^#\n]*)"
+        ((variable, value, words),) = re.findall(line, pair.path.read_text(), re.M)
+        model, log, env = folder / "model", folder / "server.log", {variable: value}
+        with vllm_server(model, log, *words.split(), env=env) as server:
             yield {"vllm_server_base_url": server.url}
     elif pair.recipe == WEB:
         from tests.loopback import serving
@@ -153,16 +148,11 @@ def commands(
 ) -> list[list[str]]:
     """Return one command for each machine; with one process the part after the launcher."""
     settings = {
-        **SIZES[pair.stage],
-        "model_name_or_path": "model",
-        "output_dir": out,
+        **{**SIZES[pair.stage], "model_name_or_path": "model", "output_dir": out},
         "per_device_train_batch_size": EPISODES[pair.stage] // processes,
         # Three updates are within the warm-up of the recipes that have one.
         "learning_rate": 1e-2 if "warmup_steps" in pair.path.read_text() else 1e-3,
-        "max_steps": 3,
-        "save_steps": 1,
-        "dtype": "float32",
-        **asks,
+        **{"max_steps": 3, "save_steps": 1, "dtype": "float32", **asks},
     }
     launchers = rf"{CONFIGS}/accelerate/\1.yaml"
     words = shlex.split(re.sub(r"\$\(atommem configs (\w+)\)", launchers, pair.command))
@@ -234,10 +224,7 @@ def compare(pair: Pair, folder: Path, asks: dict[str, str]) -> dict[str, Any]:
 
 
 def load_weights(folder: Path) -> dict[str, Any]:
-    weights: dict[str, Any] = load_file(
-        next(folder / name for name in FILES if (folder / name).is_file())
-    )
-    return weights
+    return dict(load_file(next(folder / n for n in FILES if (folder / n).is_file())))
 
 
 def largest_difference(first: dict[str, Any], second: dict[str, Any], names: set[str]) -> float:

@@ -112,8 +112,7 @@ def compare_update(given: dict[str, Any], out: Path) -> dict[str, float]:
     own_gradient = torch.cat([gradient.flatten() for gradient in sums])
     cosine = torch.nn.functional.cosine_similarity(theirs, own_gradient, dim=0, eps=0.0)
     return {
-        "rows": len(rows),
-        "parameters": len(own_gradient),
+        **{"rows": len(rows), "parameters": len(own_gradient)},
         "logprobs_apart": float(np.abs(trained_logprobs(reply, rows) - expected).max()),
         "cosine": float(cosine.double()),
         "norms_apart": abs(float(theirs.norm() / own_gradient.norm()) - 1),
@@ -129,11 +128,8 @@ def learn(given: dict[str, Any], out: Path, heldout: list[Any]) -> dict[str, Any
     local = asyncio.run(evaluate_variants(trained, heldout, {"local": {}}))["local"].em
     updates = [entry for entry in entries if "reward" in entry]
     return {
-        "em_before": scores[0],
-        "em_after": scores[-1],
-        "em_downloaded": local,
-        "updates": len(updates),
-        "seconds": round(time.perf_counter() - began),
+        **{"em_before": scores[0], "em_after": scores[-1], "em_downloaded": local},
+        **{"updates": len(updates), "seconds": round(time.perf_counter() - began)},
         "largest_difference": max(entry.get(DIFFERENCE, 0.0) for entry in updates),
         "failed": sum(int(entry["failed"]) for entry in updates),
     }
@@ -165,9 +161,8 @@ def main() -> int:
     evaluated = {"eval_data": out / "heldout.parquet", "eval_strategy": "steps"}
     evaluated |= {"eval_steps": options.updates, "eval_on_start": "true"}
     with start_server(model, out):
-        update = compare_update(
-            {**given, "per_device_train_batch_size": min(32, options.episodes)}, out
-        )
+        small = {"per_device_train_batch_size": min(32, options.episodes)}
+        update = compare_update({**given, **small}, out)
         print(f"one update: {update}", flush=True)
         learned = learn({**given, **evaluated}, out, heldout)
         print(f"learning: {learned}", flush=True)

@@ -63,13 +63,9 @@ QUICK_SHAPES = {"bar": Shape(4, 60, 20, 10), "nothing shared": Shape(4, 0, 80, 1
 def random_model(layers: int, width: int, vocabulary: int) -> Any:
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=3 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=width // 64 or 1,
-        num_key_value_heads=width // 128 or 1,
-        head_dim=64,
+        **{"vocab_size": vocabulary, "hidden_size": width, "intermediate_size": 3 * width},
+        **{"num_hidden_layers": layers, "num_attention_heads": width // 64 or 1},
+        **{"num_key_value_heads": width // 128 or 1, "head_dim": 64},
         max_position_embeddings=8192,
     )
     return Qwen3ForCausalLM(config).train()
@@ -179,11 +175,9 @@ def measure_shape(model: Any, shape: Shape, size: int, rounds: int) -> dict[str,
     rows = group_rows(shape)
     packed = seconds_of(model, rows, True, shape.rows, rounds)
     padded = seconds_of(model, rows, False, min(size, shape.rows), rounds)
-    return {
-        "packed_seconds": round(packed, 2),
-        "speed": round(padded / packed, 2),
-        "token_ratio": round(sum(map(len, rows)) / pack_rows(rows).computed, 2),
-    }
+    tokens = sum(map(len, rows)) / pack_rows(rows).computed
+    found = {"packed_seconds": packed, "speed": padded / packed, "token_ratio": tokens}
+    return {name: round(value, 2) for name, value in found.items()}
 
 
 def main() -> int:

@@ -66,8 +66,7 @@ async def demonstrate(
         header = agent.factory.describe(task).to_json()
         write_trace(out / f"{number}.jsonl", episode, header, {"memory": asdict(MEMORY)})
     return {
-        "tasks": len(tasks),
-        "em": fmean(rewards),
+        **{"tasks": len(tasks), "em": fmean(rewards)},
         "steps_per_task": round(len(steps) / len(tasks), 2),
         "prompt_tokens": round(fmean(step.prompt_tokens for step in steps), 1),
         "completion_tokens": round(fmean(step.completion_tokens for step in steps), 1),

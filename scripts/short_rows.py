@@ -115,10 +115,8 @@ def musique_rows(split: str, data: Path) -> Iterator[Row]:
         for values in (row.values for row in read_rows(file)):
             if not values["answerable"]:
                 continue
-            paragraphs = [
-                (item["title"], _END.split(item["paragraph_text"].strip()))
-                for item in values["paragraphs"]
-            ]
+            items = values["paragraphs"]
+            paragraphs = [(i["title"], _END.split(i["paragraph_text"].strip())) for i in items]
             hops = values["question_decomposition"]
             found: list[str] = []
             gold: dict[int, list[int]] = {}
@@ -146,10 +144,8 @@ def statement(title: str, sentences: list[str], needles: list[str]) -> str:
     """A short statement that stands alone, of supporting sentences."""
     parts = []
     for sentence in sentences:
-        kept = _BRACKETS.sub(
-            lambda m: m[0] if any(holds(m[0], n) for n in needles) else "", sentence
-        )
-        kept = " ".join(kept.split())
+        matters = lambda m: m[0] if any(holds(m[0], n) for n in needles) else ""  # noqa: E731
+        kept = " ".join(_BRACKETS.sub(matters, sentence).split())
         if len(kept.split()) > LONGEST:
             # It may end with the clause that holds the last needle.
             ends = [kept.lower().rfind(n.lower()) + len(n) for n in needles if holds(kept, n)]
@@ -224,17 +220,10 @@ def make_task(row: Row, task_id: str, count: int, cutter: Cutter, rng: Random) -
     details = {"type": row.kind, "hops": len(gold)}
     question = Question(row.question, tuple(dict.fromkeys(row.answers)), task_id, details)
     held = [n for n, document in enumerate(documents) if document.gold]
-    return Task(
-        task_id,
-        (question.with_documents(held),),
-        tuple(documents),
-        source=row.source,
-        metadata={
-            "row": row.id,
-            "query": subject_of(row.question, titles),
-            "notes": [asdict(note) for note in notes],
-        },
-    )
+    metadata = {"row": row.id, "query": subject_of(row.question, titles)}
+    metadata["notes"] = [asdict(note) for note in notes]
+    asked = (question.with_documents(held),)
+    return Task(task_id, asked, tuple(documents), source=row.source, metadata=metadata)
 
 
 def main(argv: list[str] | None = None) -> int:
