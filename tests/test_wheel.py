@@ -12,6 +12,7 @@ import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,9 +31,8 @@ def run(command: list[str | Path], cwd: Path, timeout: float = 120) -> str:
     """The command's standard output; fails with everything that it wrote when it fails."""
     kept = {name: os.environ[name] for name in os.environ if not name.startswith(("PYTHON", "COV"))}
     environment = {**kept, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
-    result = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout
-    )
+    how: Any = {"env": environment, "capture_output": True, "text": True, "timeout": timeout}
+    result = subprocess.run(command, cwd=cwd, **how)
     assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
     return result.stdout
 

@@ -89,10 +89,9 @@ async def test_langgraph_store_equals_langgraph_s_and_ranks_by_entries(server: R
         http.post(path, json=items("Cid sings.", name="letter")).raise_for_status()
     for namespace, key, value in VALUES:
         assert plain(ours.get(namespace, key)) == (namespace, key, value)
-    for settings in ({}, {"filter": {"hives": {"$eq": 3}}}):
-        for prefix in ((), ("users",)):
-            mine, other = ours.search(prefix, **settings), theirs.search(prefix, **settings)
-            assert plain(mine) == plain(other)
+    for prefix, settings in (((), {}), (("users",), {"filter": {"hives": {"$eq": 3}}})):
+        mine, other = ours.search(prefix, **settings), theirs.search(prefix, **settings)
+        assert plain(mine) == plain(other)
     for settings in ({"prefix": ("users",)}, {"max_depth": 1}):
         assert plain(ours.list_namespaces(**settings)) == plain(theirs.list_namespaces(**settings))
     found = ours.search(("users",), query="Who lives in Oslo?")
