@@ -85,6 +85,7 @@ def test_pdf_names_pages_without_text() -> None:
         (b"%PDF-1.7\nnot more", "x: not a PDF file that can be read"),
         (docx()[:200] + docx()[220:], "x: not a docx file that can be read"),
         (b"PK\x03\x04\x00 a sheet", "x: not utf-8 text, HTML, PDF or docx"),
+        (rb"{\rtf1\ansi Orla.}", "x: not utf-8 text, HTML, PDF or docx"),
         (b"<html><script>x</script></html>", "x is empty"),
         (b" \n", "x is empty"),
     ],
@@ -109,7 +110,7 @@ def test_folder_gives_all_its_texts_and_warns_about_the_rest(tmp_path: Path) -> 
 
 
 def test_plain_text_stays_as_it_is(tmp_path: Path) -> None:
-    text = "# Notes\n<b>tags</b> & <html>\r\n"
+    text = "# Notes on %PDF-1.7\n<b>tags</b> & <html>\r\n"
     (tmp_path / "x.md").write_bytes(text.encode())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
