@@ -87,7 +87,7 @@ def test_bench_in_its_smallest_form_holds(bench: Path, tmp_path: Path) -> None:
 def test_every_recipe_and_launcher_has_its_pair() -> None:
     pairs = load_script("bench_shipped").pairs()
     recipes = {path.stem for path in (ROOT / "configs" / "train").glob("*.yaml")}
-    assert {pair.recipe for pair in pairs} == recipes - {"sft_smollm2"}  # of scripts/real_train
+    assert {pair.recipe for pair in pairs} == recipes - {"sft_smollm2"}  # of scripts/smollm2
     launchers = {path.stem for path in (ROOT / "configs" / "accelerate").glob("*.yaml")}
     assert {pair.launcher for pair in pairs} == launchers | {"none"}
 
