@@ -17,10 +17,10 @@ from starlette.exceptions import HTTPException
 
 from atommem.process import frozen_heap
 from atommem.serve import memory_routes, openai_routes
-from atommem.serve.conversation_log import NotFoundError
 from atommem.serve.conversations import Conversations
 from atommem.serve.mcp_server import make_mcp, mcp_routes
 from atommem.serve.middleware import RequestMiddleware
+from atommem.serve.schema import NotFoundError
 from atommem.serve.streaming import ClientDisconnectedError
 from atommem.serve.wire import SERVE_ERRORS, error_response, public_error
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from prometheus_client import Counter
 from starlette.concurrency import run_in_threadpool
@@ -19,40 +19,29 @@ from atommem.episode import Observation, Step
 from atommem.errors import PromptTooLongError
 from atommem.memory.log import Entry, Operation, to_json
 from atommem.rollout import Session
-from atommem.serve.conversation_log import (
-    ConflictError,
-    ConversationLog,
-    Event,
-    LogState,
-    NotFoundError,
-    RequestKey,
-)
+from atommem.serve.conversation_log import ConversationLog, LogState
+from atommem.serve.schema import ConflictError, Event, NotFoundError, RequestKey
 from atommem.serve.served_model import STAGES, ServedModel
 from atommem.session_state import SessionState
 from atommem.trace import step_record
 
 CONFLICTS = Counter("atommem_conflicts", "Commits that lost to another gateway")
 Operations = Sequence[Mapping[str, Any]]
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
-_Method = Callable[Concatenate["Conversation", _Parameters], Awaitable[_Result]]
+_Method = TypeVar("_Method", bound=Callable[..., Awaitable[Any]])
 
 
-def _repeated(method: _Method[_Parameters, _Result]) -> _Method[_Parameters, _Result]:
+def _repeated(method: _Method) -> _Method:
     """Repeat a method on top of each commit of another gateway that was faster."""
 
     @wraps(method)
-    async def run(
-        self: Conversation, *args: _Parameters.args, **kwargs: _Parameters.kwargs
-    ) -> _Result:
+    async def run(self: Conversation, *args: Any, **kwargs: Any) -> Any:
         while True:
             try:
                 return await method(self, *args, **kwargs)
             except ConflictError:
-                CONFLICTS.inc()
-                await self.reload()
+                await self.reload_after_conflict()
 
-    return run
+    return cast(_Method, run)
 
 
 class Conversation:
@@ -111,6 +100,10 @@ class Conversation:
         self.state = replace(state, operations=(), vectors=None)
         self.is_open = True
 
+    async def reload_after_conflict(self) -> None:
+        CONFLICTS.inc()
+        await self.reload()
+
     async def add(
         self, items: Sequence[dict[str, Any]], request: RequestKey | None = None
     ) -> list[Event]:
@@ -144,8 +137,7 @@ class Conversation:
                 if first(step.actions, STOP_ACTION.name) and item in self.state.unread:
                     await self._stop(item, "the policy ended the reading")
             except ConflictError:
-                CONFLICTS.inc()
-                await self.reload()
+                await self.reload_after_conflict()
             except PromptTooLongError as error:
                 await self.reload()
                 await self._stop(item, str(error))
@@ -181,9 +173,8 @@ class Conversation:
                     yield done
                 return
             except ConflictError:
-                CONFLICTS.inc()
-                await self.reload()
-            except BaseException:
+                await self.reload_after_conflict()
+            except (Exception, asyncio.CancelledError):
                 if not ask.version:
                     await self._append([ask])
                 raise

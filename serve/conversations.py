@@ -56,16 +56,14 @@ class Conversations:
             key = conversation, owner
             held = self._in_use.setdefault(key, Conversation(self.model, self.log, *key))
             async with held.lock:
-                try:
-                    await held.open()
-                    self._recent[key] = held
-                    self._recent.move_to_end(key)
-                    if len(self._recent) > MAX_RECENT:
-                        self._recent.popitem(last=False)
-                    yield held
-                except BaseException:
-                    held.is_open = False  # the log knows what was committed
-                    raise
+                await held.open()
+                self._recent[key] = held
+                self._recent.move_to_end(key)
+                if len(self._recent) > MAX_RECENT:
+                    self._recent.popitem(last=False)
+                held.is_open = False  # after an error or a cancellation the log knows the state
+                yield held
+                held.is_open = True
 
     @asynccontextmanager
     async def admit(self) -> AsyncIterator[None]:

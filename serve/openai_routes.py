@@ -13,8 +13,8 @@ from starlette.concurrency import run_in_threadpool
 
 from atommem.errors import DataError
 from atommem.serve.conversation import Conversation, ask_once
-from atommem.serve.conversation_log import ConversationInfo, Event, NotFoundError, RequestKey
 from atommem.serve.conversations import Conversations
+from atommem.serve.schema import ConversationInfo, Event, NotFoundError, RequestKey
 from atommem.serve.streaming import AskEvents, ChatForm, ResponseForm, respond, until_disconnect
 from atommem.serve.wire import (
     AskCreate,

@@ -1,13 +1,16 @@
-"""The database: its tables, and engines for SQLite and PostgreSQL."""
+"""The database: its tables and their rows, and engines for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
-from atommem.errors import ConfigError
+from atommem.errors import AtomMemError, ConfigError
 
 VERSION = 2
 """Version of the tables; a database of another version is refused."""
@@ -80,6 +83,71 @@ requests = sa.Table(
 )
 """Results of requests with an ``Idempotency-Key``, committed with what the request wrote: the
 conversation it created, or the first event (``version``) it appended."""
+
+
+class NotFoundError(AtomMemError):
+    """The object does not exist, or belongs to another owner."""
+
+
+class ConflictError(AtomMemError):
+    """Another gateway committed this version first; nothing of this commit was written."""
+
+
+class KeyReusedError(AtomMemError):
+    """An ``Idempotency-Key`` came with a different request."""
+
+
+@dataclass(frozen=True)
+class ConversationInfo:
+    """A row of the table ``conversations``."""
+
+    id: str
+    owner: str
+    created_at: int
+    metadata: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Event:
+    """A row of the table ``events``; the version is 0 until it is committed."""
+
+    kind: str
+    body: Mapping[str, Any] = field(default_factory=dict)
+    step: int | None = None
+    parent: int | None = None
+    chunks: int | None = None
+    tokens: int | None = None
+    response: str | None = None
+    operations: Sequence[Mapping[str, Any]] = ()
+    version: int = 0
+    created_at: int = 0
+    checkpoint: str = ""
+    embedder: str = ""
+
+    @property
+    def source(self) -> str:
+        """The name that entries have as the source of text from this item."""
+        return str(self.body["name"] or self.body["id"])
+
+    def has_source(self, name: str) -> bool:
+        """Whether `name` is its source, or the whole whose part it is."""
+        return self.source == name or self.source.startswith(f"{name}, ")
+
+
+@dataclass(frozen=True)
+class RequestKey:
+    """Identity of a request with an ``Idempotency-Key``.
+
+    Attributes:
+        key: SHA-256 of owner and key, hexadecimal.
+        digest: SHA-256 of the request.
+    """
+
+    key: str
+    digest: str
+
+    def derive(self, name: str) -> RequestKey:
+        return RequestKey(hashlib.sha256(f"{self.key}/{name}".encode()).hexdigest(), self.digest)
 
 
 def open_database(url: str) -> sa.Engine:

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from atommem.answering import Answer
 from atommem.episode import Step
 from atommem.memory.log import Operation, Outcome
-from atommem.serve.conversation_log import Event
+from atommem.serve.schema import Event
 from atommem.serve.wire import SERVE_ERRORS, answer_message, entry_object, public_error
 
 AskEvents = AsyncGenerator[Event | Step | Answer, None]

@@ -20,8 +20,8 @@ from atommem.errors import (
 )
 from atommem.memory.log import Entry
 from atommem.rollout import StepTimeoutError
-from atommem.serve.conversation_log import ConversationInfo, Event, KeyReusedError, NotFoundError
 from atommem.serve.conversations import BusyError
+from atommem.serve.schema import ConversationInfo, Event, KeyReusedError, NotFoundError
 from atommem.text_safety import clean
 
 _RETRY_AFTER = {429: "1", 503: "5"}
