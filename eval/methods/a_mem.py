@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from atommem.embedding.embedder import Vectors
 from atommem.envs.task import Task
@@ -44,26 +44,6 @@ class AMem(Reader):
     """Makes a note of each document, lets notes evolve, and answers from the nearest ones."""
 
     name = "a_mem"
-    pieces: ClassVar = {
-        "note": "A new note:\n{note}",
-        "context": "Its context: {context}",
-        "keywords": "Its keywords: {keywords}",
-        "describe": "Describe the new note: its keywords (three or more, names and terms rather "
-        "than common words, the most important first), its context (one sentence: what it is "
-        "about, what it says of it, what it is good for) and its tags (three or more broad topics "
-        "under which one would look for it). Reply with a JSON object and nothing else:\n"
-        '{"keywords": ["..."], "context": "...", "tags": ["..."]}',
-        "evolve": "Above are also the {count:d} notes that are nearest to the new one. Decide "
-        "whether the new note changes anything (should_evolve), and what. The action strengthen "
-        "links it to some of them, by their numbers (suggested_connections), and gives it better "
-        "tags (tags_to_update). The action update_neighbor gives the nearest notes a context and "
-        "tags that fit what is known now: one of each for every one of them, in the order above, "
-        "the old ones where nothing changes (new_context_neighborhood, new_tags_neighborhood). "
-        "Reply with a JSON object and nothing else:\n"
-        '{"should_evolve": true, "actions": ["strengthen", "update_neighbor"], '
-        '"suggested_connections": [0], "tags_to_update": ["..."], '
-        '"new_context_neighborhood": ["..."], "new_tags_neighborhood": [["..."]]}',
-    }
 
     async def play(self, record: Recorder, task: Task) -> None:
         notes: dict[int, Note] = {}

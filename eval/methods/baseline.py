@@ -11,10 +11,13 @@ import asyncio
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar
+
+import yaml
 
 from atommem.actions import ActionSpec
 from atommem.config import MemoryConfig
@@ -29,23 +32,10 @@ from atommem.eval.methods.recorder import Recorder, Setup
 from atommem.prompts import PromptBuilder
 from atommem.rollout import EpisodeRunner, set_score
 
-SYSTEM = (
-    "You work on a long text, of which you see what is shown to you here. Do what is asked last, "
-    "and nothing else."
+PROMPTS: dict[str, Any] = yaml.safe_load(
+    Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8")
 )
-NOTHING = "(nothing)"
-MEMORY: dict[str, Any] = {
-    "memory": "What you remember of the text:\n{entries}",
-    "entry": "Memory {handle}: {text}",
-}
-"""The piece that shows entries; the pieces of a method say what is asked of them."""
-ANSWERING = {
-    "document": "The text:\n{document}",
-    "questions": "Questions:\n{questions}",
-    "question_line": "{number:d}. {question}",
-    "answer": "Answer every question, in their order: each with the shortest wording that is "
-    "complete, in a box of its own: \\boxed{answer}",
-}
+SHARED = PROMPTS["shared"]
 _HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)
 """The beginning of a document in MemAgent's files and in our own joined text."""
 
@@ -138,22 +128,20 @@ Method = EpisodeRunner | Baseline
 
 
 class Reader(Baseline):
-    """A baseline that reads documents. Subclasses implement `play`.
+    """A baseline that reads documents, in environments of the class `needs`.
 
-    Attributes:
-        needs: The environments that it works in.
-        pieces: Templates beside `ANSWERING` and `MEMORY`.
+    Subclasses implement `play`.
     """
 
     needs: ClassVar[type[QAEnvironments]] = LongDocEnvironments
-    pieces: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.documents = suitable(setup, self.name, self.needs)
-        section, templates = Section({**ANSWERING, **self.pieces}), Templates(SYSTEM, empty=NOTHING)
-        self.plain = self.make_prompts(templates, section)
-        self.remembering = self.make_prompts(Templates(SYSTEM, empty=NOTHING, **MEMORY), section)
+        section = Section({**SHARED["answering"], **PROMPTS.get(self.name, {})})
+        words = {"system": SHARED["system"], "empty": SHARED["nothing"]}
+        self.plain = self.make_prompts(Templates(**words), section)
+        self.remembering = self.make_prompts(Templates(**words, **SHARED["memory"]), section)
 
     async def chunks(self, task: Task) -> Sequence[str]:
         await self.setup.factory.prepare(task)

@@ -8,7 +8,7 @@ and stores the insights that memories give. Planning, which serves acting, is le
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from atommem.eval.methods.recorder import Found, Recorder, objects_in, texts_in
 WEIGHTS = (0.5, 3.0, 2.0)
 DECAY = 0.99
 THRESHOLD = 150
-QUESTIONS, EVIDENCE, INSIGHTS = 3, 30, 5
+QUESTIONS, EVIDENCE, INSIGHTS = 3, 30, 5  # as in the prompts
 UNRATED = 4
 """Importance without a rating."""
 
@@ -36,17 +36,6 @@ class GenerativeAgents(Reader):
     """Rates each document, reflects, and answers from the best memories of each question."""
 
     name = "generative_agents"
-    pieces: ClassVar = {
-        "statement": "A memory:\n{statement}",
-        "rate": "How important is this memory, from 1 (everyday, of no consequence) to 10 (of the "
-        'greatest)? Reply with a JSON object and nothing else:\n{"importance": 5}',
-        "wonder": f"These are your latest memories. Which {QUESTIONS} questions of the highest "
-        "level can be answered from them? Reply with a JSON object and nothing else:\n"
-        '{"questions": ["..."]}',
-        "infer": f"Which {INSIGHTS} insights of a high level follow from these memories? Name for "
-        "each the numbers of the memories that it follows from. Reply with a JSON object and "
-        'nothing else:\n{"insights": [{"insight": "...", "because_of": [1, 2]}]}',
-    }
 
     async def play(self, record: Recorder, task: Task) -> None:
         ratings: Ratings = {}

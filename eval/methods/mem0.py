@@ -8,7 +8,7 @@ one call decides for all facts: add, update, delete or nothing. This follows ``m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from atommem.envs.task import Task
 from atommem.episode import Piece, Step
@@ -23,26 +23,6 @@ class Mem0(Reader):
     """Keeps facts up to date, and answers from those nearest to each question."""
 
     name = "mem0"
-    pieces: ClassVar = {
-        "part": "A part of the text:\n{part}",
-        "facts": "New facts:\n{facts}",
-        "fact": "- {fact}",
-        "extract": "Write down what this part says as single facts, each of which can be "
-        "understood without the text. Reply with a JSON object and nothing else; the list is empty "
-        'where there is nothing to know:\n{"facts": ["..."]}',
-        "decide": "Compare the new facts with what you remember, and decide what each of them "
-        "does to it:\n"
-        "- ADD: it is new; give it as a memory with a number of its own.\n"
-        "- UPDATE: it says more than a memory, or corrects it; give that memory's number, its new "
-        "text and its old one.\n"
-        "- DELETE: it contradicts a memory, which is no longer true; give that memory's number "
-        "and text.\n"
-        "- NONE: it is known already, or of no use.\n"
-        "Reply with a JSON object and nothing else, with one item for every memory above and "
-        "every new one:\n"
-        '{"memory": [{"id": "0", "text": "...", "event": "UPDATE", "old_memory": "..."}, {"id": '
-        '"7", "text": "...", "event": "ADD"}]}',
-    }
 
     async def play(self, record: Recorder, task: Task) -> None:
         chunks = await self.chunks(task)
