@@ -138,16 +138,14 @@ def read_evaluations(given: Sequence[str]) -> list[Evaluation]:
 def paper_tables() -> Mapping[str, Any]:
     """Load the paper's tables: ``configs/eval/paper_tables.yaml``."""
     path = find_file("suite", "paper_tables", "eval")
-    loaded: Mapping[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return loaded
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 def load_published(name: str) -> Mapping[str, Any]:
     """Return one of the paper's tables; raises ConfigError for an unknown name."""
     tables = paper_tables()["tables"]
     check_choice("paper", name, tuple(tables))
-    table: Mapping[str, Any] = tables[name]
-    return table
+    return dict(tables[name])
 
 
 def set_beside(table: Mapping[str, Any], results: Results) -> dict[str, Any]:

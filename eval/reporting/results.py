@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from atommem.envs.scoring.records import EpisodeRecord, breakdowns, compare, summarize
 from atommem.envs.scoring.statistics import holm, seed_spread
 from atommem.errors import ConfigError
@@ -18,28 +20,12 @@ RESULTS = "results.json"
 ALPHA = 0.05
 BOUNDS = ("no_memory", "oracle")
 """Methods that bound the possible scores; they enter no test."""
-METRICS = (
-    *("em", "em_corrected", "f1", "f1_corrected", "sub_em"),
-    *("net_recall", "oolong", "gaia", "judge", "reward"),
+WORDS: dict[str, Any] = yaml.safe_load(
+    Path(__file__).with_name("report.yaml").read_text(encoding="utf-8")
 )
-"""Scores of answers, which are tested."""
-FACTS = ("fact_entered", "fact_kept", "fact_retrieved")
-"""Supporting-fact recall (`atommem.envs.longdoc.recall`)."""
-LABELS = {
-    "em": "EM",
-    "em_corrected": "EM corrected",
-    "f1": "F1",
-    "f1_corrected": "F1 corrected",
-    "sub_em": "sub-EM",
-    "net_recall": "Net recall",
-    "oolong": "OOLONG",
-    "gaia": "GAIA",
-    "judge": "Judge",
-    "reward": "Reward",
-    "fact_entered": "Fact entered",
-    "fact_kept": "Fact kept",
-    "fact_retrieved": "Fact retrieved",
-}
+LABELS = WORDS["labels"]
+METRICS, FACTS = tuple(LABELS)[:-3], tuple(LABELS)[-3:]
+"""Scores of answers, which are tested, and supporting-fact recall."""
 
 STAGES = (
     "right",
@@ -57,7 +43,7 @@ Groups = dict[tuple[str, str], list[Evaluation]]
 
 
 def label(metric: str) -> str:
-    return LABELS.get(metric, metric)
+    return str(LABELS.get(metric, metric))
 
 
 def ordered(metrics: Iterable[str]) -> list[str]:
