@@ -177,9 +177,7 @@ class Demo:
     def evaluate(self, name: str, tasks: Sequence[Task] | None = None) -> EvalResult:
         """Measure held-out EM with the sampling of training; traces go to ``eval/NAME``.
 
-        Args:
-            name: ``before``, ``after``, or one of `ABLATIONS`, which switches something off.
-            tasks: Default: the held-out ones.
+        `name` is ``before``, ``after``, or one of `ABLATIONS`, which switches something off.
         """
         policy = LocalPolicy(self.model, self.tokenizer)
         runner = EpisodeRunner(self._agent(policy, ABLATIONS.get(name, ())))

@@ -32,11 +32,9 @@ def make_expert(world: World, dialect: Dialect, faults: Any = None) -> Any:
 
 
 def make_tasks(world: World, count: int, seed: int, capacities: Sequence[int] = ()) -> list[Task]:
-    """Generate tasks.
+    """Generate tasks, each for a store of one of the `capacities` (0: unlimited) if there are any.
 
-    Args:
-        capacities: Each task is for a store of one of them (0: unlimited) and draws its number of
-            facts: from fewer than the store holds to more.
+    It draws its number of facts then: from fewer than the store holds to more.
     """
     if isinstance(world, SiteConfig):
         return list(generate_sites(world, count, seed))

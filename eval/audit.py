@@ -33,12 +33,9 @@ _TEXT_FIELDS = ("text", "memory", "content", "data", "query")
 
 @dataclass
 class Audit:
-    """Findings, by entry id.
+    """Findings, by entry id, oldest first; `evicted` by rule.
 
-    Attributes:
-        duplicates: Groups of near-duplicates, oldest first in each.
-        never_shown: None if no entry was ever shown, as in stores that do not record use.
-        evicted: For each rule the entries that it evicts at the budget, in order.
+    `never_shown` is None if no entry was ever shown, as in stores that do not record use.
     """
 
     entries: int
@@ -89,12 +86,7 @@ async def audit(
     budget: int | None = None,
     rules: Sequence[str] = (),
 ) -> Audit:
-    """Audit the entries of a store, oldest first.
-
-    Args:
-        same: Entries above this cosine are duplicates.
-        budget: Entries to keep when reporting what `rules` evict.
-    """
+    """Audit the entries of a store, oldest first; `same` is the least cosine of duplicates."""
     vectors = await embedder.embed([entry.text for entry in entries], "entry")
     unused = [entry.id for entry in entries if not entry.shown]
     duplicates = [[entries[row].id for row in rows] for rows in find_duplicates(vectors, same)]

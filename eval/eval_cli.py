@@ -28,12 +28,8 @@ from atommem.eval.runner import evaluate
 def main(argv: list[str] | None = None) -> int:
     """Run ``atommem eval``.
 
-    Returns:
-        0; 3 if more episodes failed or overflowed than ``--max_failed_fraction`` allows; 4 if
-        ``--call_budget`` was spent before all had run; 130 after Ctrl-C or SIGTERM.
-
-    Raises:
-        AtomMemError: A setting or file is wrong, or the policy refused a request.
+    Returns 0; 3 if more episodes failed or overflowed than ``--max_failed_fraction`` allows; 4 if
+    ``--call_budget`` was spent before all had run; 130 after Ctrl-C or SIGTERM.
     """
     argv = sys.argv[1:] if argv is None else argv
     if any(argument.partition("=")[0] == "--suite" for argument in argv):

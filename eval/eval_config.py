@@ -100,11 +100,7 @@ class EvalRun:
 
 
 def parse_arguments(argv: Sequence[str], settings: Mapping[str, Any] | None = None) -> EvalRun:
-    """Read the command line of ``atommem eval``; `settings` are those of a suite.
-
-    Raises:
-        ConfigError: A setting is unknown or out of range, or a file cannot be read.
-    """
+    """Read the command line of ``atommem eval``; `settings` are those of a suite."""
     argv, values = split_config(argv, "eval")
     values |= settings or {}
     stored = find_stored(argv, values)
@@ -135,10 +131,8 @@ def eval_parser(environment: str) -> Parser:
 class EvalContext:
     """Holds an open policy and embedder; a context manager that closes them.
 
-    Opening others closes them first: two models may not fit.
-
-    Args:
-        slots: Bounds the episodes of all methods together; None bounds each by `max_in_flight`.
+    Opening others closes them first: two models may not fit. `slots` bound the episodes of all
+    methods together; None bounds each by `max_in_flight`.
     """
 
     def __init__(self, slots: asyncio.Semaphore | None = None) -> None:
@@ -156,13 +150,7 @@ class EvalContext:
         await self._stack.aclose()
 
     async def open(self, evaluation: EvalRun) -> tuple[Method, dict[str, Any]]:
-        """Return the method, and the settings that its output folder must agree in.
-
-        Raises:
-            ConfigError: A setting is wrong, or a package is missing.
-            PolicyError: The model or tokenizer cannot be loaded.
-            OutageError: A server is unreachable.
-        """
+        """Return the method, and the settings that its output folder must agree in."""
         config, run = evaluation.config, evaluation.run
         if self._models != evaluation.models:
             self._models, self._factories = "", {}

@@ -63,13 +63,10 @@ def main(argv: Sequence[str]) -> int:
 async def judge_rows(
     rows: Mapping[str, Sequence[EpisodeRecord]], config: JudgeConfig, prompts: Sequence[str]
 ) -> tuple[dict[str, list[EpisodeRecord]], dict[str, int]]:
-    """Judge all answers with every prompt.
+    """Judge all answers with every prompt, and count the unreadable verdicts of each.
 
-    A prompt whose verdicts cannot be read is left out, with a line on standard error.
-
-    Returns:
-        The records, with a score named like the prompt for each question that has a gold answer;
-        and the number of unreadable verdicts of each prompt.
+    The records get a score named like the prompt for each question with a gold answer. A prompt
+    whose verdicts cannot be read is left out, with a line on standard error.
     """
     judged = {row: [*records] for row, records in rows.items()}
     unreadable = {}

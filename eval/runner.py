@@ -32,15 +32,13 @@ async def evaluate(
 ) -> EvalResult:
     """Run `samples_per_task` episodes of every task.
 
+    Returns records in the order of the tasks; failed episodes are included, and in no score.
+
     Args:
         tasks: With different ids.
-        runner: An `EpisodeRunner` or a baseline.
         out: Folder of records, traces and summary; its finished episodes are not run again, failed
             ones are. None keeps everything in memory.
         settings: Further JSON values that must agree when a folder is continued.
-
-    Returns:
-        The records in the order of the tasks; failed episodes are included, and in no score.
 
     Raises:
         ConfigError: `out` has an evaluation with other settings or tasks.

@@ -41,12 +41,8 @@ ALIASES = "id_aliases.json"
 def main(argv: Sequence[str]) -> int:
     """Run ``atommem eval --suite``.
 
-    Returns:
-        0; 2 if a run was refused; 3 if more episodes of a run failed than ``--max_failed_fraction``
-        allows; 4 if ``--call_budget`` was spent; 130 after Ctrl-C.
-
-    Raises:
-        AtomMemError: A setting or file is wrong, or a run is known to be impossible beforehand.
+    Returns 0; 2 if a run was refused; 3 if more episodes of a run failed than
+    ``--max_failed_fraction`` allows; 4 if ``--call_budget`` was spent; 130 after Ctrl-C.
     """
     parser = _make_parser()
     words, flags = pop_flags(argv, parser.setting_names())
@@ -87,11 +83,8 @@ def main(argv: Sequence[str]) -> int:
 async def run_all(runs: Sequence[SuiteRun], tasks: Mapping[str, Sequence[Any]]) -> None:
     """Run all episodes that have not run; a run that cannot go on notes its error.
 
-    Runs with the same models, which are adjacent, run side by side; `tasks` are by column key.
-
-    Raises:
-        AtomMemError: A run is impossible (a model, server or package is missing, its folder has
-            another evaluation); nothing has run then.
+    Runs with the same models, which are adjacent, run side by side; `tasks` are by column key. If
+    a run is known to be impossible, nothing runs.
     """
 
     def tasks_of(run: SuiteRun) -> Sequence[Any]:

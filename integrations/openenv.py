@@ -67,11 +67,8 @@ class MemorySession(ResourceSession):
 class MemorySessions(ResourceSessionFactory):
     """Makes the sessions of a run; the dataset's prompts are the ids of tasks.
 
-    Args:
-        base_url: The vLLM server that TRL updates, with ``--logprobs-mode processed_logprobs``.
-        model: The model's folder or hub name, for its tokenizer and its stored settings.
-        settings: On top of those, by name, like ``max_tokens`` of a step.
-        sampling: TRL's.
+    `base_url` is the vLLM server that TRL updates, with ``--logprobs-mode processed_logprobs``.
+    `settings` count on top of those stored with `model`; `sampling` is TRL's.
     """
 
     def __init__(

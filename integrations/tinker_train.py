@@ -101,12 +101,7 @@ class TinkerConfig(TrainConfig):
 
 
 class TinkerTrainer:
-    """Trains an adapter on a Tinker server.
-
-    Args:
-        service: A ``tinker.ServiceClient``, or what has its methods.
-        resume: A checkpoint folder of an earlier run.
-    """
+    """Trains an adapter on the Tinker server of `service`, from the checkpoint folder `resume`."""
 
     def __init__(self, settings: Settings, service: Any, resume: str | None = None) -> None:
         self.settings, self.service = settings, service

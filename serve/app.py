@@ -39,11 +39,7 @@ _PAGE_HEADERS = {
 def make_app(
     conversations: Conversations, keys: Mapping[str, str] | None = None, hosts: Sequence[str] = ()
 ) -> FastAPI:
-    """Make the application; it closes `conversations` when it ends.
-
-    Args:
-        keys, hosts: As in `atommem.serve.middleware.RequestMiddleware`.
-    """
+    """Make the application; it closes `conversations` when it ends. See `RequestMiddleware`."""
     mcp = make_mcp(conversations)
 
     @asynccontextmanager

@@ -49,10 +49,6 @@ class Conversation:
 
     Every method commits its work before it returns. A step that raises or is cancelled leaves
     nothing in the log; the session is then loaded again.
-
-    Attributes:
-        session: As it stands in the log, once opened.
-        state: Where the log stands.
     """
 
     session: Session
@@ -68,11 +64,7 @@ class Conversation:
         self._observations: dict[int, Sequence[Observation]] = {}
 
     async def open(self) -> None:
-        """Load the session from the log unless it is loaded.
-
-        Raises:
-            NotFoundError: The owner has no such conversation.
-        """
+        """Load the session from the log unless it is loaded; raises NotFoundError."""
         if not self.is_open:
             with STAGES.labels("open").time():
                 await self.reload()
@@ -150,15 +142,9 @@ class Conversation:
     ) -> AsyncIterator[Event | Step | Answer]:
         """Ask a question after reading what is unread; raises like `read`.
 
-        An error leaves the question in the log without an answer.
-
-        Args:
-            response: Id of the answer.
-            request: If it asked before, continue or return its committed answer.
-            streams: Commit the question at once, and not with its first step (one fsync less).
-
-        Yields:
-            The committed question, each committed step, and last the answer.
+        Yields the committed question, each committed step, and last the answer. An error leaves the
+        question in the log without an answer. A `request` that asked before continues, or gets its
+        committed answer. With `streams` the question is committed at once, not with its first step.
         """
         ask = Event("ask", {"question": question}, response=response)
         if streams or request or self.state.unread:

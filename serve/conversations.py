@@ -25,14 +25,9 @@ class BusyError(AtomMemError):
 
 
 class Conversations:
-    """The conversations of a server.
+    """The conversations of a server; at most `max_requests` use one or wait for one.
 
-    Args:
-        max_requests: Most requests that use a conversation or wait for one.
-
-    Attributes:
-        requests: Requests that use a conversation or wait for one.
-        answering: Ids of responses in progress in this process.
+    `answering` are the ids of responses in progress in this process.
     """
 
     def __init__(
@@ -47,11 +42,7 @@ class Conversations:
 
     @asynccontextmanager
     async def use(self, conversation: str, owner: str) -> AsyncIterator[Conversation]:
-        """Use a conversation exclusively within this process; raises like `Conversation.open`.
-
-        Raises:
-            BusyError: Too many requests are waiting.
-        """
+        """Use a conversation exclusively within this process; raises like `admit` and `open`."""
         async with self.admit():
             key = conversation, owner
             held = self._in_use.setdefault(key, Conversation(self.model, self.log, *key))

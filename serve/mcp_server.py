@@ -56,11 +56,7 @@ _Context = Context[Any, Any]
 
 
 def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
-    """Make an MCP server.
-
-    Args:
-        owner: Owner of all requests; default: the owner of each request's key.
-    """
+    """Make an MCP server; without an `owner`, each request's key has one."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     mcp: MCPServer[Any] = MCPServer(

@@ -136,12 +136,7 @@ class Event:
 
 @dataclass(frozen=True)
 class RequestKey:
-    """Identity of a request with an ``Idempotency-Key``.
-
-    Attributes:
-        key: SHA-256 of owner and key, hexadecimal.
-        digest: SHA-256 of the request.
-    """
+    """A request with an ``Idempotency-Key``: SHA-256 of owner and key, and of the request."""
 
     key: str
     digest: str
@@ -151,13 +146,9 @@ class RequestKey:
 
 
 def open_database(url: str) -> sa.Engine:
-    """Open the database at `url` and create its tables if there are none.
+    """Open ``sqlite:///FILE`` or ``postgresql://USER@HOST/NAME`` (psycopg 3); make its tables.
 
-    Args:
-        url: ``sqlite:///FILE`` or ``postgresql://USER@HOST/NAME`` (psycopg 3).
-
-    Raises:
-        ConfigError: The URL is invalid, or the database is unreachable or of another version.
+    Raises ConfigError if it is unreachable or of another version.
     """
     try:
         address = sa.make_url(url)

@@ -29,11 +29,7 @@ class ClientDisconnectedError(Exception):
 
 
 async def until_disconnect(request: Request, work: Awaitable[_Result]) -> _Result:
-    """Await `work`; cancel it when the client disconnects.
-
-    Raises:
-        ClientDisconnectedError: The client has disconnected.
-    """
+    """Await `work`; cancel it, and raise ClientDisconnectedError, when the client disconnects."""
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(_disconnect(request))
     try:
@@ -177,10 +173,7 @@ class ResponseForm:
 
 
 class ChatForm:
-    """Form of ``/v1/chat/completions``: steps as ``reasoning_content``, then the answer.
-
-    Its methods are those of `ResponseForm`.
-    """
+    """Form of ``/v1/chat/completions``, like `ResponseForm`: steps as ``reasoning_content``."""
 
     def __init__(self, chat: str, model: str) -> None:
         self._head = {"id": chat, "created": int(time.time()), "model": model}
@@ -221,9 +214,6 @@ async def respond(
 
     A stream waits until the question is committed, so that earlier errors get a status of their
     own.
-
-    Raises:
-        ClientDisconnectedError: The client has disconnected.
     """
 
     def streamed(event: Event | Step | Answer) -> str:

@@ -136,12 +136,8 @@ def checkpoint_to_resume(args: Any, memory: MemoryConfig) -> str | None:
     """Return the checkpoint to continue from, or None for a fresh start; all processes together.
 
     ``args.resume_from_checkpoint`` is a folder; ``auto`` (set by ``--resume``) or ``true``: the
-    last checkpoint in the output folder, if any; unset or ``false``: a fresh start.
-
-    Raises:
-        ConfigError: There is no such checkpoint, it does not fit this run's settings, or a fresh
-            run would mix its checkpoints with those of an earlier one.
-        CheckpointError: The checkpoint is damaged.
+    last checkpoint in the output folder, if any; unset or ``false``: a fresh start, which must not
+    mix its checkpoints with those of an earlier run.
     """
     with PartialState().main_process_first():
         clean_up(args.output_dir)

@@ -44,12 +44,7 @@ _TIME = "time/"
 
 
 class RolloutLog:
-    """Collects one rank's part of the log.
-
-    Args:
-        tasks: Those that episodes may be of, as their environment describes them.
-        memory: The settings of the episodes.
-    """
+    """Collects one rank's part of the log, for episodes of `tasks`."""
 
     def __init__(self, tasks: Iterable[TaskDescription], memory: MemoryConfig) -> None:
         self._memory = memory
@@ -57,10 +52,7 @@ class RolloutLog:
         self.clock = ActivityClock()
 
     def sums(self, episodes: Sequence[Episode], activity: ActivityClock) -> dict[str, float]:
-        """Return additive totals of `episodes`, and seconds by stage since the last call.
-
-        `activity` is the runner's clock.
-        """
+        """Return additive totals of `episodes`, and seconds by stage since the last call."""
         sums = episode_sums(episodes)
         for episode in episodes:
             capacity = self._memory.of_task(episode.task_id).capacity

@@ -33,10 +33,7 @@ def plot_training(
 ) -> Path:
     """Draw three panels and write them as an image; returns `path`.
 
-    Args:
-        metrics: Entries of ``metrics.jsonl``, of updates and evaluations.
-        path: File to write.
-        lines: Scores to draw across the first panel, by label.
+    `metrics` are entries of ``metrics.jsonl``; `lines` are scores across the first panel, by label.
     """
     updates = [entry for entry in metrics if entry.get("reward") is not None]
     if not updates:

@@ -41,13 +41,10 @@ class ResumableTrainer(Trainer):
     """A transformers Trainer, and a mixin: ``class T(ResumableTrainer, SFTTrainer)``.
 
     - Checkpoints are written aside and renamed when complete (`atommem.train.checkpoints`), with
-      ``atommem_config.json``.
+      ``atommem_config.json``, which holds the fields of the dataclasses `settings`.
     - SIGTERM, SIGUSR1 and Ctrl-C end the run at the next step boundary, or in the middle of a
       rollout, with a checkpoint of the last finished update; all ranks together.
     - A NaN, an outage or a failed write ends the run with the reason and how to continue.
-
-    Args:
-        settings: Dataclasses whose fields go into ``atommem_config.json``.
     """
 
     def __init__(self, *args: Any, settings: Sequence[Any] = (), **kwargs: Any) -> None:

@@ -115,11 +115,7 @@ def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
 def launch(
     settings: Settings, make_trainer: Callable[[Settings], Any], columns: Sequence[Column]
 ) -> Path:
-    """Train or resume, and save the model; returns its folder.
-
-    Raises:
-        AtomMemError: A setting or file is wrong, the run cannot continue, or was asked to stop.
-    """
+    """Train or resume, and save the model; returns its folder."""
     args = settings.args
     resume = checkpoint_to_resume(args, settings.run.memory)
     prepare_reporters(args)

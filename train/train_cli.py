@@ -28,11 +28,6 @@ continues); 2 a setting is wrong or the run cannot continue."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem train``.
-
-    Raises:
-        AtomMemError: A setting or a file is wrong.
-    """
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] in (["-h"], ["--help"]) or not argv:
         print(USAGE)

@@ -119,18 +119,10 @@ class _TransientError(Exception):
 class ServerClient:
     """Call one JSON server, OpenAI-compatible or other, also from several event loops.
 
-    Failed or broken connections, time-outs, HTTP 408, 429, 5xx and undecodable answers are retried
-    with exponential back-off and jitter, or after the server's Retry-After. A redirect is a
-    refusal, so a key never reaches another host.
-
-    Args:
-        base_url: The server, with or without the closing ``/v1``.
-        service: Selects the API key.
-        timeout: Seconds for a whole request, to the last byte of the answer.
-        max_in_flight: Concurrent requests; further ones queue.
-        backoff: Seconds before the first repetition; doubles each time, at most 30.
-        max_bytes: Largest accepted answer, decompressed.
-        transport: An httpx transport, for tests.
+    Failed or broken connections, time-outs (of a whole request), HTTP 408, 429, 5xx and undecodable
+    answers are retried with exponential back-off of at most 30 s and jitter, or after the server's
+    Retry-After. A redirect is a refusal, so a key never reaches another host. `service` selects the
+    API key; answers of more than `max_bytes`, decompressed, are refused.
     """
 
     def __init__(
@@ -175,9 +167,7 @@ class ServerClient:
     ) -> Any:
         """Send a request and return the decoded JSON, or with `text` the text of the answer.
 
-        Raises:
-            RefusedError: The server refused the request, or answered too much (502).
-            OutageError: The server is out of reach or keeps failing.
+        Raises RefusedError, also (502) for too long an answer; OutageError after all retries.
         """
         url = self.base_url + path
         content = None

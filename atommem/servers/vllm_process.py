@@ -21,13 +21,9 @@ HEALTH_SECONDS = 5.0
 
 
 class VllmServer:
-    """Run one server in a ``with`` block.
+    """Run one server, with the vLLM of the interpreter `python`, in a ``with`` block.
 
-    Args:
-        python: The interpreter of an environment with vLLM.
-        model_dir: A model folder, or a LoRA adapter's; its base model is then served as ``base``.
-        flags: Flags of vLLM's API server; they override `cpu_flags`.
-        timeout: Seconds until it must answer.
+    A LoRA adapter's base model is served as ``base``. `flags` override `cpu_flags`.
     """
 
     def __init__(

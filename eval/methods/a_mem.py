@@ -94,16 +94,10 @@ class AMem(Reader):
 def evolve(
     reply: Mapping[str, Any], note: Note, notes: Mapping[int, Note], near: Sequence[int]
 ) -> list[int]:
-    """Change a new note and its neighbours (sections 3.2, 3.3).
+    """Change a new note and its neighbours (sections 3.2, 3.3); returns ids of those that changed.
 
-    Args:
-        reply: The model's object; malformed parts are skipped.
-        note: Gets its links and tags.
-        notes: All others by id; the model numbers them from 0.
-        near: Ids of the neighbours in the order shown.
-
-    Returns:
-        Ids of the neighbours whose text changed.
+    Malformed parts of `reply` are skipped. The model numbers `notes`, the others by id, from 0;
+    `near` are the neighbours' ids in the order shown.
     """
     before = {entry_id: notes[entry_id].text() for entry_id in near}
 

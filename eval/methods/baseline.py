@@ -57,12 +57,7 @@ def split_at_headings(context: str) -> list[str]:
 
 
 class Baseline(ABC):
-    """A method with prompts of its own. Subclasses implement `drive`.
-
-    Attributes:
-        name: Its name in ``--method``.
-        plain, remembering: Render prompts without and with memory.
-    """
+    """A method with prompts of its own, without and with memory. Subclasses implement `drive`."""
 
     name: ClassVar[str]
     setup: Setup
@@ -128,10 +123,7 @@ Method = EpisodeRunner | Baseline
 
 
 class Reader(Baseline):
-    """A baseline that reads documents, in environments of the class `needs`.
-
-    Subclasses implement `play`.
-    """
+    """A baseline that reads documents, in environments of the class `needs`."""
 
     needs: ClassVar[type[QAEnvironments]] = LongDocEnvironments
 
@@ -158,12 +150,7 @@ class Reader(Baseline):
 
     @abstractmethod
     async def play(self, record: Recorder, task: Task) -> None:
-        """Read `task` and answer its questions with `Recorder.answer`.
-
-        Raises:
-            OutageError: Something outside the policy failed.
-            PromptTooLongError: A prompt does not fit; earlier answers count.
-        """
+        """Read `task` and answer its questions; answers before one that does not fit count."""
 
     async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
         """Read and answer; what was answered before a prompt did not fit counts."""

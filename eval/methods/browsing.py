@@ -35,11 +35,7 @@ class Past:
 
 
 class Browsing(Baseline):
-    """An agent in the environment ``web``. Subclasses choose what prompts show of earlier steps.
-
-    Raises:
-        ConfigError: The environment is another one, or its calls are compact.
-    """
+    """An agent in the environment ``web``. Subclasses choose what prompts show of earlier steps."""
 
     shows_entries: ClassVar[bool] = False
 
@@ -80,11 +76,7 @@ class Browsing(Baseline):
     async def browse(
         self, record: Recorder, episode: Episode, task: Task, web: WebEnvironments, *known: Piece
     ) -> Score:
-        """Answer `task` with the tools of `web`, until it ends or a prompt does not fit.
-
-        Args:
-            known: Shown at every step, before the first result.
-        """
+        """Answer `task` with the tools of `web`; every step shows what is `known` first."""
         environment = web()
         past = [Past((), known)] if known else []
         now: Observation | None = await environment.reset(task)

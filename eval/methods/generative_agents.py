@@ -96,10 +96,8 @@ def stream_scores(
 ) -> npt.NDArray[np.float64]:
     """Return the weighted sum of recency, relevance and importance (section 4.1): shape (n,).
 
-    Each part is min-max scaled; a constant part counts nothing.
-
-    Args:
-        importance, relevance: Ratings and cosines, the least recently used memory first.
+    Each part is min-max scaled; a constant part counts nothing. The least recently used memory
+    comes first.
     """
     recency = DECAY ** np.arange(len(importance) - 1, -1, -1, dtype=float)
     total = np.zeros(len(importance))

@@ -51,8 +51,7 @@ async def apply(
 ) -> None:
     """Apply a reply to the store; malformed parts are skipped, like in ``mem0ai``.
 
-    Args:
-        near: Ids of the entries shown, by their number there.
+    `near` are the ids of the entries shown, by their number there.
     """
     ids = {str(number): entry_id for number, entry_id in enumerate(near)}
     decided = [

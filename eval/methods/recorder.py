@@ -79,11 +79,8 @@ class Setup:
 class Recorder:
     """One episode of a baseline: asks the policy, and records every call and change of memory.
 
-    Attributes:
-        answers: One per question, None until given.
-        metrics: Further metrics of the episode (``truncated``).
-        texts, index: The entries and their vectors, by id.
-        thinking: Whether the latest completion begins inside of thinking.
+    `answers` has one per question, None until given; `metrics` are added to the episode's; `texts`
+    and `index` are the entries and their vectors, by id.
     """
 
     def __init__(
@@ -144,10 +141,7 @@ class Recorder:
         return step
 
     def parse(self, step: Step, spec: ActionSpec) -> tuple[Action, ...]:
-        """Parse the latest completion, without its thinking, as one action.
-
-        Problems go to the step.
-        """
+        """Parse the latest completion, without its thinking, as one action, and note problems."""
         parsed = parse_whole(step.text, spec, self.thinking)
         step.problems = parsed.problems
         return parsed.actions
@@ -157,8 +151,7 @@ class Recorder:
     ) -> tuple[Step, dict[str, Any]]:
         """Show `pieces` of the stream, of which the last is the instruction.
 
-        Returns:
-            The step, and the JSON object in its reply; without one, {} and a problem of the step.
+        Returns the step, and the JSON object in its reply; {} and a problem of the step without.
         """
         shown = Observation("reading", stream=pieces[:-1], closing=pieces[-1:], label=label)
         step = await self.ask(shown, view)

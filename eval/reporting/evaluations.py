@@ -23,14 +23,10 @@ _Golds = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] | Literal["drop"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation with its labels in tables.
+    """An evaluation, its row ("atommem, without update") and column ("hotpotqa, 200 documents").
 
-    Attributes:
-        method, setting: Name its row ("atommem, without update").
-        dataset, documents: Name its column ("hotpotqa, 200 documents").
-        seed: Evaluations that differ only in it are reported together.
-        manifest: Contents of ``run.json``.
-        records: One per episode, sorted by task id and sample.
+    Evaluations that differ only in `seed` are reported together. `manifest` has ``run.json``;
+    `records` are sorted by task id and sample.
     """
 
     folder: Path
@@ -69,14 +65,9 @@ def read_evaluation(
 ) -> Evaluation:
     """Read an evaluation's folder, complete or not, without changing it.
 
-    Args:
-        method: Default: the folder's name.
-        dataset: Default: the source of the tasks.
-        labels: ``setting``, ``documents``, and ``seed`` instead of the sampling's.
-
-    Raises:
-        ConfigError: The folder has no evaluation.
-        DataError: A file is damaged.
+    The method is the folder's name by default, the data set the tasks' source; `labels` are
+    ``setting``, ``documents``, and ``seed`` instead of the sampling's. ConfigError if there is no
+    evaluation, DataError if a file is damaged.
     """
     folder = Path(folder)
     try:
@@ -106,12 +97,8 @@ def read_evaluation(
 def correct_golds(evaluations: Sequence[Evaluation], path: Path) -> list[Evaluation]:
     """Add ``em_corrected`` and ``f1_corrected``, by corrected gold answers, to all questions.
 
-    Args:
-        path: JSON object of question ids; each has a list of gold answers, or ``"drop"``, which
-            leaves the question out of the added scores.
-
-    Raises:
-        DataError: The file is none of this, or no question has one of its ids.
+    `path` is a JSON object of question ids; each has a list of gold answers, or ``"drop"``, which
+    leaves the question out of the added scores. Raises DataError for others.
     """
     try:
         golds = msgspec.json.decode(path.read_bytes(), type=dict[str, _Golds])

@@ -70,15 +70,9 @@ def write_report(
 ) -> list[Table]:
     """Write ``results.json``, tables, ``report.html`` and ``plots/``.
 
-    Equal records give equal files, in whatever order episodes ended.
-
-    Args:
-        evaluations: In the order of the tables' rows.
-        reference: Row that every other row is tested against.
-        paper: Published table to show beside ours.
-
-    Raises:
-        ConfigError: Evaluations cannot be told apart, or a row or table does not exist.
+    Equal records give equal files, in whatever order episodes ended. Rows are in the order of
+    `evaluations`; every other row is tested against `reference`; `paper` is a published table.
+    ConfigError if evaluations cannot be told apart, or a row or table does not exist.
     """
     out, published = Path(out), paper and load_published(paper)
     title = clean(title)
@@ -153,10 +147,6 @@ def set_beside(table: Mapping[str, Any], results: Results) -> dict[str, Any]:
 
     A difference is ours minus the paper's, with the interval of ours. An average is over the
     columns that we have, with the mean of their intervals.
-
-    Returns:
-        ``title``, ``source`` and ``values``: dicts of ``name``, ``column``, ``paper``, ``ours``,
-        ``difference``, and for scores ``low``, ``high``, ``n``.
     """
     scores = scores_by_key(results)
     values: list[dict[str, Any]] = []

@@ -77,14 +77,10 @@ def make_results(
     reference: str | None = None,
     base: Path = Path(),
 ) -> Results:
-    """Compute the contents of ``results.json``.
+    """Compute the contents of ``results.json``, with paths relative to `base`.
 
-    Args:
-        reference: Row that every other row is tested against, beside best against runner-up.
-        base: Folder that paths are relative to.
-
-    Raises:
-        ConfigError: `reference` is not a row, or evaluations cannot be told apart.
+    Every other row is tested against `reference`, beside best against runner-up. ConfigError if it
+    is not a row, or evaluations cannot be told apart.
     """
     groups = group_evaluations(evaluations)
     rows = dict.fromkeys(row for row, _ in groups)

@@ -43,12 +43,8 @@ Job = tuple[Any, int]
 class EpisodeTrainer(ResumableTrainer):
     """Trains a policy on whole episodes; `MemoryGRPOTrainer` and `AsyncMemoryGRPOTrainer` run them.
 
-    Args:
-        model: A model, or the path or hub name of one.
-        tasks: Training tasks, for the environment of the episodes.
-        held_out: Tasks to evaluate on, as `eval_strategy` says.
-        update: Options of `UpdateStep`.
-        kwargs: Further arguments of `ResumableTrainer` and transformers' `Trainer`.
+    `model` may be a path or hub name; `update` are options of `UpdateStep`. It evaluates on the
+    tasks `held_out` as `eval_strategy` says. Other arguments are transformers' `Trainer`'s.
     """
 
     _order: TaskOrder

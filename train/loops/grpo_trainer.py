@@ -51,9 +51,7 @@ Result = TypeVar("Result")
 class MemoryGRPOTrainer(EpisodeTrainer):
     """Trains a policy on whole episodes, with a rollout before each update or few of them.
 
-    Args:
-        make_backend: Gets the training model (unwrapped, with its adapter).
-        kwargs: Further arguments of `EpisodeTrainer`.
+    `make_backend` gets the training model, unwrapped, with its adapter.
     """
 
     args: TrainConfig

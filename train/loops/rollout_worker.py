@@ -121,12 +121,7 @@ class RolloutWorker:
             self._loop.call_soon_threadsafe(self._grant)
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise if no group can be expected any more.
-
-        Raises:
-            OutageError: No completion has arrived for `stale_after_s` seconds.
-            Exception: Whatever ended the rollout thread.
-        """
+        """Raise what ended the thread, or OutageError `stale_after_s` after the last completion."""
         if self._running is not None and self._running.done():
             self._running.result()
         silent = time.monotonic() - self._progress

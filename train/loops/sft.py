@@ -78,12 +78,8 @@ def trace_demonstrations(
 
     Prompts are built as this run's policy will see them. A completion keeps its token ids if its
     policy had the same tokenizer and this policy reads the same actions in them; otherwise its text
-    is encoded, without thoughts that this policy would take for actions.
-
-    Raises:
-        ConfigError: There are no traces, none has `min_reward`, they have another dialect, or this
-            policy would read other actions in one than its own policy wrote.
-        TraceError: A file is not a trace.
+    is encoded, without thoughts that this policy would take for actions. ConfigError if it would
+    read other actions then, or if there are no traces of this dialect with `min_reward`.
     """
     path = Path(path)
     files = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))

@@ -78,12 +78,8 @@ def make_batches(
 ) -> list[Batch]:
     """Make the batches of the `updates` that share out a rollout's episodes evenly.
 
-    The loss of each is divided by their mean size.
-
-    Args:
-        episodes: Of this rank, beginning with number `first` of all ranks'.
-        advantages: One for each step of each.
-        sizes: Of all ranks' episodes.
+    The loss of each is divided by their mean size. `episodes` are this rank's, beginning with
+    number `first` of all ranks', `advantages` one for each step of each, `sizes` of all ranks.
     """
     over = normalizer(sizes, args.normalization, args.max_completion_length or 1) / updates
     batches = []
@@ -108,15 +104,11 @@ def policy_loss(args: Any) -> PolicyLoss:
 
 
 class UpdateStep:
-    """The passes of an update.
+    """The passes of an update of `model`, which has TRL's fused LM head.
 
-    Args:
-        model: The trained model, with TRL's fused LM head.
-        token_budget: See `MicroBatchPlanner`.
-        prefix_sharing: Whether rows are packed as tries, if the model's attention can follow them.
-        on_policy: Whether rows are trained on with the weights that sampled them; otherwise the
-            ratio is against their old log-probabilities.
-        reference: Model of the KL term; unset: `model` without its adapter.
+    With `prefix_sharing` rows are packed as tries, if attention can follow them. Unless
+    `on_policy`, the ratio is against the rows' old log-probabilities. The KL term is against
+    `reference`, or `model` without its adapter. See `MicroBatchPlanner` for `token_budget`.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ _FLAT = "frac_reward_zero_std"
 def group_advantages(
     rewards: Sequence[float | None], group_size: int, scale_rewards: str = "none"
 ) -> list[float]:
-    """Return each episode's reward minus the mean reward of its group.
+    """Return each episode's reward minus the mean reward of its group; 0 without variance.
 
     DeepSeekMath's outcome supervision; AtomMem (arXiv 2601.08323) and Dr. GRPO do not divide by the
     standard deviation.
@@ -27,12 +27,8 @@ def group_advantages(
     Args:
         rewards: One per episode, group after group; None for a failed episode, which counts in no
             mean and gets advantage 0.
-        group_size: Divides ``len(rewards)``.
         scale_rewards: ``none``; ``group``: divide by the group's standard deviation (n - 1);
             ``batch``: by that of all rewards.
-
-    Returns:
-        One advantage per episode; 0 in groups without variance (`has_variance`).
     """
     advantages: list[float] = []
     batch = [reward for reward in rewards if reward is not None]

@@ -103,11 +103,9 @@ def correction(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the bounded ratio pi_old / pi_sampler of each token, and which ones are `MASKED`.
 
-    Args:
-        log_ratio: (M,) log pi_old - log pi_sampler.
-        counts: Tokens of each row.
-        mode: ``token_...``: a ratio per token; ``sequence_...``: one per row, the product over its
-            tokens. ``..._truncate`` clamps it; ``..._mask`` sets values out of bounds to 0.
+    `log_ratio` is (M,) log pi_old - log pi_sampler. Mode ``token_...``: a ratio per token;
+    ``sequence_...``: one per row, the product over its tokens. ``..._truncate`` clamps it;
+    ``..._mask`` sets values out of bounds to 0.
     """
     if mode.startswith("sequence"):
         log_ratio = reduce_by_row(torch.sum, log_ratio, counts)

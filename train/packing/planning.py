@@ -178,15 +178,9 @@ def cut(
 ) -> list[int]:
     """Cut rows into micro-batches of at most `budget` unique tokens; returns row counts.
 
-    They are as few as possible; or at most `count`, the costliest of them as cheap as possible.
-
-    Args:
-        lengths: Tokens of each row, in order.
-        shared: Tokens that each row shares with the row before it.
-        pair: `pair_cost`.
-        budget: Most unique tokens in a micro-batch of more than one row; `GATHERED` times as many
-            with those that rows share.
-        count: See above.
+    They are as few as possible; or at most `count`, the costliest of them as cheap as possible. A
+    row of `lengths` tokens shares `shared` with the row before it. With shared tokens a micro-batch
+    has at most `GATHERED` times the budget; one of a single row may exceed it.
     """
     if count is None:
         return _cut_greedily(lengths, shared, pair, budget, float("inf"))
