@@ -18,7 +18,6 @@ from accelerate.utils import gather_object
 from rich.console import Console
 from transformers import logging
 
-from atommem.demo.copying import pretrain_copying
 from atommem.demo.recipe import Recipe
 from atommem.demo.results import (
     ABLATIONS,
@@ -28,7 +27,7 @@ from atommem.demo.results import (
     results_table,
     summarize,
 )
-from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
+from atommem.demo.tiny_policy import make_model, pretrain_copying, prompt_words, word_tokenizer
 from atommem.demo.worlds import grpo_config, make_expert, make_tasks, world_words
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder

@@ -7,11 +7,17 @@ from dataclasses import replace
 
 from atommem.config import check_choice
 from atommem.eval.methods.a_mem import AMem
-from atommem.eval.methods.baseline import Method, suitable
+from atommem.eval.methods.baseline import (
+    FullContext,
+    Method,
+    NoMemory,
+    Oracle,
+    VanillaRAG,
+    suitable,
+)
 from atommem.eval.methods.browsing import BrowsingRAG, ReAct, Summarising
 from atommem.eval.methods.generative_agents import GenerativeAgents
 from atommem.eval.methods.mem0 import Mem0
-from atommem.eval.methods.readers import FullContext, NoMemory, Oracle, VanillaRAG
 from atommem.eval.methods.recorder import Setup
 from atommem.eval.methods.searching import AgenticSearch, RecursiveReader
 from atommem.rollout import ENCODE_THREADS, EpisodeRunner

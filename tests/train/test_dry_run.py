@@ -32,11 +32,13 @@ from atommem.train.dry_run.shapes import (
     WEIGHTS,
     Launch,
     ModelShape,
+    PromptShape,
+    Workload,
+    estimate_workload,
     measure,
     read_launch,
 )
-from atommem.train.dry_run.workload import PromptShape, Workload, estimate_workload
-from atommem.train.packing.planning import widths
+from atommem.train.packing.micro_batch import widths
 from atommem.train.settings import parse
 from atommem.train.train_cli import main
 

@@ -25,7 +25,7 @@ from atommem.policy.decoding import Row, decode
 from atommem.policy.local import LocalPolicy, evaluating
 from atommem.run import RunConfig
 from atommem.trace import write_trace
-from atommem.train.loops.policy_model import load_model
+from atommem.train.loops.models import load_model
 from atommem.train.loops.sft import trace_demonstrations
 from atommem.train.packing.micro_batch import pad_rows
 from atommem.train.packing.tree_attention import tree_obstacle

@@ -14,9 +14,8 @@ from math import exp, log, sqrt
 from statistics import NormalDist
 
 from atommem.train.devices import Device
-from atommem.train.dry_run.shapes import GRADIENTS, OPTIMIZER, WEIGHTS, Launch, ModelShape
-from atommem.train.dry_run.workload import Workload
-from atommem.train.packing.planning import widths
+from atommem.train.dry_run.shapes import GRADIENTS, OPTIMIZER, WEIGHTS, Launch, ModelShape, Workload
+from atommem.train.packing.micro_batch import widths
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PHASES = ("rollout", "training")

@@ -24,8 +24,14 @@ from atommem.policy.local import read_tokenizer
 from atommem.tokens import ApproximateTokenizer
 from atommem.train.devices import DEVICES, DryRunConfig
 from atommem.train.dry_run import costs
-from atommem.train.dry_run.shapes import measure, parameters_of, read_launch
-from atommem.train.dry_run.workload import Workload, estimate_workload, measure_prompt
+from atommem.train.dry_run.shapes import (
+    Workload,
+    estimate_workload,
+    measure,
+    measure_prompt,
+    parameters_of,
+    read_launch,
+)
 from atommem.train.settings import parse
 
 THINKING_TOKENS = 570.5

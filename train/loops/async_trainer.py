@@ -25,7 +25,7 @@ from atommem.policy.local import LocalPolicy
 from atommem.rollout import EpisodeRunner
 from atommem.train.episode_logs import WAIT, RolloutLog
 from atommem.train.loops.episode_trainer import EpisodeTrainer
-from atommem.train.loops.policy_model import load_model
+from atommem.train.loops.models import load_model
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
 from atommem.train.loops.update_step import Batch, batch_of, update_counter
 from atommem.train.objective.advantages import has_variance

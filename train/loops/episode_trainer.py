@@ -28,8 +28,7 @@ from atommem.train.episode_logs import (
     check_failed,
     rollout_entry,
 )
-from atommem.train.loops.models import tune_lm_head_for_cpu
-from atommem.train.loops.policy_model import make_policy, make_reference
+from atommem.train.loops.models import make_policy, make_reference, tune_lm_head_for_cpu
 from atommem.train.loops.update_step import Batch, UpdateStep, policy_loss
 from atommem.train.objective.advantages import signal_report
 from atommem.train.resumable_trainer import ResumableTrainer

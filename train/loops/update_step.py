@@ -17,8 +17,7 @@ from transformers import logging
 
 from atommem.episode import Episode
 from atommem.train.errors import MemoryFault
-from atommem.train.loops.models import reduce_in_float32
-from atommem.train.loops.policy_model import use_reference
+from atommem.train.loops.models import reduce_in_float32, use_reference
 from atommem.train.objective.advantages import gradient_shares, group_advantages
 from atommem.train.objective.loss import CORRECTION, PolicyLoss, sums_by_length
 from atommem.train.objective.rows import (
@@ -29,8 +28,13 @@ from atommem.train.objective.rows import (
     episode_rows,
     normalizer,
 )
-from atommem.train.packing.micro_batch import MicroBatch, pack_rows, pad_rows
-from atommem.train.packing.planning import MicroBatchPlanner, pair_cost
+from atommem.train.packing.micro_batch import (
+    MicroBatch,
+    MicroBatchPlanner,
+    pack_rows,
+    pad_rows,
+    pair_cost,
+)
 from atommem.train.packing.tree_attention import (
     ATTENTION_NAME,
     describe_kernel,
