@@ -11,7 +11,7 @@ import asyncio
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -128,11 +128,13 @@ class Reader(Baseline):
     """A baseline that reads documents, in environments of the class `needs`."""
 
     needs: ClassVar[type[QAEnvironments]] = LongDocEnvironments
+    pieces: ClassVar[Mapping[str, str]] = {}
+    """Templates beside those of ``prompts.yaml``."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.documents = suitable(setup, self.name, self.needs)
-        section = Section({**SHARED["answering"], **PROMPTS.get(self.name, {})})
+        section = Section({**SHARED["answering"], **PROMPTS.get(self.name, {}), **self.pieces})
         words = {"system": SHARED["system"], "empty": SHARED["nothing"]}
         self.plain = self.make_prompts(Templates(**words), section)
         self.remembering = self.make_prompts(Templates(**words, **SHARED["memory"]), section)
