@@ -18,15 +18,8 @@ from accelerate.utils import gather_object
 from rich.console import Console
 from transformers import logging
 
+from atommem.demo import results
 from atommem.demo.recipe import Recipe
-from atommem.demo.results import (
-    ABLATIONS,
-    LABELS,
-    SUMMARY_FILE,
-    print_outcome,
-    results_table,
-    summarize,
-)
 from atommem.demo.tiny_policy import make_model, pretrain_copying, prompt_words, word_tokenizer
 from atommem.demo.worlds import grpo_config, make_expert, make_tasks, world_words
 from atommem.dialects import get_dialect
@@ -103,7 +96,7 @@ class Demo:
         if self._ranks.is_main_process:
             for name in _FOLDERS:
                 shutil.rmtree(out / name, ignore_errors=True)
-            for name in (SUMMARY_FILE, PLOT_FILE):
+            for name in (results.SUMMARY_FILE, PLOT_FILE):
                 (out / name).unlink(missing_ok=True)
             out.mkdir(parents=True, exist_ok=True)
         self._ranks.wait_for_everyone()
@@ -179,7 +172,7 @@ class Demo:
         `name` is ``before``, ``after``, or one of `ABLATIONS`, which switches something off.
         """
         policy = LocalPolicy(self.model, self.tokenizer)
-        runner = EpisodeRunner(self._agent(policy, ABLATIONS.get(name, ())))
+        runner = EpisodeRunner(self._agent(policy, results.ABLATIONS.get(name, ())))
         tasks = self.heldout if tasks is None else tasks
         if name == "tools_off":
             tasks = [replace(task, documents=(), metadata={}) for task in tasks]
@@ -204,7 +197,7 @@ class Demo:
                 found |= theirs
                 self.seconds = {**seconds, **self.seconds}
         for name in names:
-            self.console.print(f"held-out EM, {LABELS[name].strip()}: {found[name].em:.3f}")
+            self.console.print(f"held-out EM, {results.LABELS[name].strip()}: {found[name].em:.3f}")
         return {name: found[name] for name in names}
 
     def grpo(self) -> None:
@@ -258,7 +251,7 @@ class Demo:
 def check_out(out: Path) -> None:
     """Raise `ConfigError` if the demo would replace folders that are not a demo's."""
     found = [name for name in _FOLDERS if (out / name).exists()]
-    if found and not any((out / name).is_file() for name in (HELDOUT_FILE, SUMMARY_FILE)):
+    if found and not any((out / name).is_file() for name in (HELDOUT_FILE, results.SUMMARY_FILE)):
         raise ConfigError(f"out={out}: {', '.join(found)} in it would be lost. Give a new folder.")
 
 
@@ -277,16 +270,16 @@ def run_demo(
     results = demo.evaluate_all(["before"])
     demo.grpo()
     results |= demo.evaluate_all(["after", *recipe.ablations])
-    summary = summarize(results, demo.seconds, time.perf_counter() - started, seed)
+    summary = results.summarize(results, demo.seconds, time.perf_counter() - started, seed)
     if not PartialState().is_main_process:
         return summary
     lines = {"held-out EM after": summary["em_after"], "held-out EM before": summary["em_before"]}
     plot = plot_training(read_metrics(out / "grpo" / METRICS_FILE), out / PLOT_FILE, lines)
-    write_json(out / SUMMARY_FILE, summary)
+    write_json(out / results.SUMMARY_FILE, summary)
     console.print()
-    console.print(results_table(results))
-    print_outcome(summary, console)
-    console.print(f"summary: {out / SUMMARY_FILE}; training: {plot}", soft_wrap=True)
+    console.print(results.results_table(results))
+    results.print_outcome(summary, console)
+    console.print(f"summary: {out / results.SUMMARY_FILE}; training: {plot}", soft_wrap=True)
     console.print(f"policies: {out / 'grpo'}, before GRPO {out / 'cold_start'}", soft_wrap=True)
     trace = min((out / "eval" / "after" / TRACES).iterdir())
     console.print(f"Replay an episode: atommem trace {trace}", soft_wrap=True)
