@@ -37,13 +37,7 @@ from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import Agent, EpisodeRunner
 from atommem.run import build_agent
-from atommem.train.console import (
-    GRPO_COLUMNS,
-    METRICS_FILE,
-    SFT_COLUMNS,
-    read_metrics,
-    use_console,
-)
+from atommem.train.console import GRPO_COLUMNS, METRICS_FILE, SFT_COLUMNS, read_metrics, use_console
 from atommem.train.errors import TrainingInterrupted
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.sft import ColdStartTrainer, demonstrations, sft_dataset

@@ -58,11 +58,7 @@ async def _run(evaluation: eval_config.EvalRun) -> EvalResult:
     async with eval_config.EvalContext() as context:
         method, settings = await context.open(evaluation)
         return await evaluate(
-            tasks,
-            method,
-            config.out,
-            samples_per_task=config.samples_per_task,
-            settings=settings,
+            tasks, method, config.out, samples_per_task=config.samples_per_task, settings=settings
         )
 
 

@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atommem.arguments import Parser, make, split_config
-from atommem.config import (
-    PolicyConfig,
-    check_choice,
-    check_least,
-    check_probabilities,
-    setting,
-)
+from atommem.config import PolicyConfig, check_choice, check_least, check_probabilities, setting
 from atommem.embedding import make_embedder
 from atommem.environment import EnvironmentFactory, make_factory
 from atommem.envs.scoring.judge import judge_settings

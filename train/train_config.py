@@ -310,10 +310,7 @@ class AsyncTrainConfig(EpisodeConfig, TrainingArguments):
         "Sample from vLLM servers (vllm_server_base_url, several with commas); otherwise from a "
         "second copy of the model in this process.",
     )
-    beta: float = setting(
-        0.0,
-        "KL coefficient, to the model without its adapter; 0 is none.",
-    )
+    beta: float = setting(0.0, "KL coefficient, to the model without its adapter; 0 is none.")
     shuffle_dataset: bool = setting(True, "Take the tasks in random order.")
 
     model_init_kwargs: dict[str, Any] | None = setting(

@@ -76,8 +76,7 @@ def _scatter(scores: pd.DataFrame, cost: str, name: str) -> alt.LayerChart:
 
 def _curves(scores: pd.DataFrame, name: str) -> alt.LayerChart:
     base = alt.Chart(scores[["row", "documents", "mean", "low", "high"]]).encode(
-        x=alt.X("documents:O"),
-        color=alt.Color("row", scale=_PALETTE, sort=None, title=None),
+        x=alt.X("documents:O"), color=alt.Color("row", scale=_PALETTE, sort=None, title=None)
     )
     title = f"{name}, percent"
     bars = base.mark_rule().encode(y=alt.Y("low", title=title), y2="high")

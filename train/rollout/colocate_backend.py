@@ -38,10 +38,7 @@ class ColocateBackend(Backend):
     """
 
     def __init__(
-        self,
-        runner: EpisodeRunner,
-        publisher: AdapterPublisher | None,
-        sleeps: bool,
+        self, runner: EpisodeRunner, publisher: AdapterPublisher | None, sleeps: bool
     ) -> None:
         super().__init__(runner)
         self.policy: Any = runner.agent.policy
