@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -44,7 +43,7 @@ class Audit:
     evicted: dict[str, list[int]] = field(default_factory=dict)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     parser = Parser(
         "atommem audit",
         "Inspect a memory: near-duplicates, entries never shown, and the entries that each rule "
@@ -58,7 +57,6 @@ def main(argv: list[str] | None = None) -> int:
     flags = ("embedder", "embedder_model", "embedder_url")
     parser.add_settings("embedder", EmbedderConfig, names=flags)
     parser.add_argument("--out", type=Path, help="Write everything as JSON.")
-    argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
     check_writable("out", args.out, folder=False)
     if args.budget is not None and args.budget < 1:

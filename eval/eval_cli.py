@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 from atommem.environment import find_environment
@@ -17,13 +16,12 @@ from atommem.eval.reporting.tables import make_tables
 from atommem.eval.runner import evaluate
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Run ``atommem eval``.
 
     Returns 0; 3 if more episodes failed or overflowed than ``--max_failed_fraction`` allows; 4 if
     ``--call_budget`` was spent before all had run; 130 after Ctrl-C or SIGTERM.
     """
-    argv = sys.argv[1:] if argv is None else argv
     if any(argument.partition("=")[0] == "--suite" for argument in argv):
         from atommem.eval.suite_cli import main as run_suite
 

@@ -29,8 +29,7 @@ SHARDED_MODEL = "pytorch_model_fsdp_0"
 
 
 def name_of(update: Any) -> str:
-    """Return the name that transformers gives to the checkpoint of an update."""
-    return f"checkpoint-{update}"
+    return f"checkpoint-{update}"  # as transformers names it
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,6 @@ def remove_checkpoint(folder: Path) -> None:
     if folder.exists():
         removed = folder.parent / PARTIAL / f"removed-{folder.name}"
         removed.parent.mkdir(exist_ok=True)
-        shutil.rmtree(removed, ignore_errors=True)
         folder.rename(removed)
         shutil.rmtree(removed, ignore_errors=True)
 
@@ -120,10 +118,9 @@ def list_checkpoints(output_dir: str | Path) -> list[Path]:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
-    return manifest
 
 
 def last_checkpoint(output_dir: str | Path) -> Path | None:

@@ -68,8 +68,7 @@ class ConsoleTable(TrainerCallback):
     """Prints one line per log entry, with the time left; a terminal cuts it at its width."""
 
     def __init__(self, columns: Sequence[Column], console: Console) -> None:
-        self.console = console
-        self.columns = columns
+        self.console, self.columns = console, columns
         self._printed = 0
         self._began = (0.0, 0)
 
@@ -82,11 +81,8 @@ class ConsoleTable(TrainerCallback):
         if score := held_out_score(logs):
             key, name = score
             interval = f"{logs[f'{key}_low']:.3f} to {logs[f'{key}_high']:.3f}"
-            failed = f"{logs['eval_failed']:.0f} failed"
-            self._print(
-                f"{state.global_step:>6}  held-out {name} {logs[key]:.3f} ({interval}), {failed}",
-                "bold",
-            )
+            line = f"{state.global_step:>6}  held-out {name} {logs[key]:.3f} ({interval})"
+            self._print(f"{line}, {logs['eval_failed']:.0f} failed", "bold")
         if "loss" not in logs:
             return
         if self._printed % _HEADING_EVERY == 0:
@@ -104,12 +100,8 @@ class ConsoleTable(TrainerCallback):
             self.console.print(report, soft_wrap=True)
 
     def _print(self, line: str, style: str = "") -> None:
-        self.console.print(
-            Text(line, style=style),
-            no_wrap=True,
-            overflow="crop",
-            soft_wrap=not self.console.is_terminal,
-        )
+        wraps = not self.console.is_terminal
+        self.console.print(Text(line, style), no_wrap=True, overflow="crop", soft_wrap=wraps)
 
     def _time_left(self, state: Any) -> str:
         began, first = self._began
@@ -123,8 +115,7 @@ class ConsoleTable(TrainerCallback):
 def episode_bar(console: Console, name: str, total: int) -> Iterator[Any]:
     """Show how many of a rollout's episodes have ended; yields the callback of `run_all`."""
     columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn())
-    bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
-    with bar:
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
         task = bar.add_task(name, total=total)
         yield lambda index, episode: bar.advance(task)
 
@@ -163,8 +154,8 @@ def use_console(trainer: Any, columns: Sequence[Column]) -> None:
 
     A log file gets the table, a terminal also the bar of the running rollout.
     """
-    for callback in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(callback)
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
     console = Console(highlight=False)
     if console.is_terminal and trainer.is_world_process_zero():
         trainer.console = console

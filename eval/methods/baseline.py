@@ -7,7 +7,6 @@ divergences from the authors' methods.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from abc import ABC, abstractmethod
@@ -22,7 +21,7 @@ import yaml
 from atommem.actions import ActionSpec
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, Section, Templates, get_dialect
-from atommem.environment import EnvironmentFactory, Score
+from atommem.environment import Score
 from atommem.envs.longdoc.environment import LongDocEnvironments
 from atommem.envs.longdoc.recall import gold_documents
 from atommem.envs.question_answering import QAEnvironments
@@ -62,17 +61,11 @@ class Baseline(ABC):
     """A method with prompts of its own, without and with memory. Subclasses implement `drive`."""
 
     name: ClassVar[str]
-    setup: Setup
     plain: PromptBuilder
     remembering: PromptBuilder
 
-    @property
-    def factory(self) -> EnvironmentFactory:
-        return self.setup.factory
-
-    @property
-    def max_in_flight(self) -> int | asyncio.Semaphore | None:
-        return self.setup.max_in_flight
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.factory, self.max_in_flight = setup, setup.factory, setup.max_in_flight
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that its scores depend on, as JSON values."""
@@ -132,7 +125,7 @@ class Reader(Baseline):
     """Templates beside those of ``prompts.yaml``."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup = setup
+        super().__init__(setup)
         self.documents = suitable(setup, self.name, self.needs)
         section = Section({**SHARED["answering"], **PROMPTS.get(self.name, {}), **self.pieces})
         words = {"system": SHARED["system"], "empty": SHARED["nothing"]}

@@ -40,8 +40,8 @@ class Browsing(Baseline):
     shows_entries: ClassVar[bool] = False
 
     def __init__(self, setup: Setup) -> None:
-        web = self.find_web(setup)
-        self.setup, self.web = setup, web
+        super().__init__(setup)
+        web = self.web = self.find_web(setup)
         self._grammar = get_dialect("paper", "full").grammar(web.actions, web.phases)
         own = web.section("full", web.config)
         section = Section(

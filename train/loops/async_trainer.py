@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 from accelerate.utils import broadcast_object_list
 from peft import PeftModel
-from torch.utils.data import DataLoader
 
 from atommem.config import MemoryConfig
 from atommem.errors import BudgetSpentError, ConfigError, OutageError
@@ -27,7 +26,7 @@ from atommem.train.episode_logs import WAIT, RolloutLog
 from atommem.train.loops.episode_trainer import EpisodeTrainer
 from atommem.train.loops.models import load_model
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
-from atommem.train.loops.update_step import Batch, batch_of, update_counter
+from atommem.train.loops.update_step import Batch, batch_of
 from atommem.train.objective.advantages import has_variance
 from atommem.train.rollout.rollouts import Rollouts, TaskOrder
 from atommem.train.rollout.server_backend import WeightSync, make_server_pool, make_weight_sync
@@ -120,9 +119,6 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
 
     # Updates ------------------------------------------------------------------------------------
 
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        return update_counter(self._order.updates_per_epoch)
-
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:
@@ -139,9 +135,10 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
             try:
                 count, update = self._order.groups_per_update, self.state.global_step
                 numbers = range(update * count, (update + 1) * count)
-                stale_after = self.args.heartbeat_stale_after_s
+                stop, stale_after = self.stop_request, self.args.heartbeat_stale_after_s
                 with self._rollout_log.clock.busy(WAIT):
-                    groups = self.rollout_worker.take(numbers, stale_after, self._is_stopped)
+                    take = self.rollout_worker.take
+                    groups = take(numbers, stale_after, lambda: stop.requested)
                 if len(groups) == count:
                     self._log_groups(groups)
                     episodes = [episode for group in groups for episode in group.episodes]
@@ -157,9 +154,6 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         if isinstance(payload[0], Exception):
             raise payload[0]
         return Batch(batch.rows, payload[0])
-
-    def _is_stopped(self) -> bool:
-        return self.stop_request.requested
 
     def _log_groups(self, groups: Sequence[Group]) -> None:
         episodes = [episode for group in groups for episode in group.episodes]

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import gather_object, set_seed
+from torch.utils.data import DataLoader
 from trl import SyncRefModelCallback
 
 from atommem.envs.scoring.records import EpisodeRecord, record_of, summarize
@@ -88,6 +89,13 @@ class EpisodeTrainer(ResumableTrainer):
             reference=self.reference,
             **update,
         )
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return a loader that yields one placeholder per update of an epoch."""
+        count = self._order.updates_per_epoch * getattr(self.args, "updates_per_rollout", 1)
+        updates: Any = [{"update": index} for index in range(count)]
+        # Its own generator, so that it does not draw from the global one.
+        return DataLoader(updates, generator=torch.Generator())
 
     def run_update(self, model: Any, batch: Batch) -> torch.Tensor:
         started = time.perf_counter()

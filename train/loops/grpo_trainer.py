@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import gather_object
-from torch.utils.data import DataLoader
 
 from atommem.episode import Episode
 from atommem.process import no_full_collection
@@ -30,7 +29,6 @@ from atommem.train.loops.update_step import (
     load_batches,
     make_batches,
     save_batches,
-    update_counter,
 )
 from atommem.train.objective.advantages import gradient_shares, group_advantages
 from atommem.train.objective.rows import EpisodeSize, advantages_of_steps, merge_equal_rows
@@ -99,9 +97,6 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         return self._loop.run(work)
 
     # Updates ------------------------------------------------------------------------------------
-
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        return update_counter(self._order.updates_per_epoch * self.args.updates_per_rollout)
 
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None

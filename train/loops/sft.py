@@ -60,15 +60,11 @@ def sft_dataset(rows: Sequence[Demonstration], max_length: int | None = None) ->
     return Dataset.from_dict({"input_ids": input_ids, "labels": labels})
 
 
-def demonstrations(episodes: Iterable[Episode], min_reward: float = 0.0) -> list[Demonstration]:
-    """Make one row per step of the episodes with a reward of at least `min_reward`."""
-    return [
-        (step.prompt_ids, step.token_ids)
-        for episode in episodes
-        if episode.reward is not None and episode.reward >= min_reward
-        for step in episode.steps
-        if step.token_ids
-    ]
+def demonstrations(episodes: Iterable[Episode]) -> list[Demonstration]:
+    """Make one row per step of the episodes that have a reward."""
+    scored = (episode for episode in episodes if episode.reward is not None)
+    steps = (step for episode in scored for step in episode.steps)
+    return [(step.prompt_ids, step.token_ids) for step in steps if step.token_ids]
 
 
 def trace_demonstrations(

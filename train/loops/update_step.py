@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from accelerate.utils import DistributedType, gather_object
-from torch.utils.data import DataLoader
 from transformers import logging
 
 from atommem.episode import Episode
@@ -301,13 +300,6 @@ class UpdateStep:
         if last or deepspeed or self.accelerator.is_fsdp2:
             return nullcontext()
         return self.accelerator.no_sync(model)
-
-
-def update_counter(count: int) -> DataLoader[Any]:
-    """Return a data loader that yields one placeholder per update."""
-    updates: Any = [{"update": index} for index in range(count)]
-    # Its own generator, so that it does not draw from the global one.
-    return DataLoader(updates, generator=torch.Generator())
 
 
 def save_batches(folder: Path, rank: int, rollout: int, batches: Sequence[Batch]) -> None:
