@@ -39,9 +39,7 @@ class EvalConfig:
     context_tokens: int = setting(
         32_768, "Longest prompt and completion together (full_context truncates to it)."
     )
-    max_turns: int = setting(
-        40, "Calls of tools of an episode (agentic_search, recursive); then it must answer."
-    )
+    max_turns: int = setting(40, "Calls of tools in an episode; then it must answer.")
     yarn_factor: float | None = setting(
         None, "YaRN factor of the server or model config, stated in the result."
     )

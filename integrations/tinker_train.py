@@ -81,9 +81,7 @@ class TinkerConfig(TrainConfig):
     refused: ClassVar = (*TrainConfig.refused, "tinker")
 
     base_url: str | None = setting(None, "The Tinker server; unset: hosted Tinker.")
-    loss_fn: str = setting(
-        "", "Loss on the server: ppo, cispo or importance_sampling; unset: as loss_type has it."
-    )
+    loss_fn: str = setting("", "ppo, cispo or importance_sampling; unset: as loss_type has it.")
     server_reduction: str = setting(
         "sum",
         "How the server adds up token losses: sum (Tinker; SkyRL's FSDP and Megatron), or row_mean "
