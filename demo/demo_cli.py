@@ -1,7 +1,5 @@
 """The command `atommem demo`."""
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import os

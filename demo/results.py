@@ -1,7 +1,5 @@
 """Results of the demo: the summary file, the table, and the claims that it is held to."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The demo: make a policy, show it faulty demonstrations, train it, measure it."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import time

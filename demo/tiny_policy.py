@@ -5,8 +5,6 @@ that has occurred before determines how it continues: the model has to find it b
 which it cannot learn to use a memory.
 """
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The two kinds of world of the demo: documents to read, and sites to browse."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

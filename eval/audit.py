@@ -1,7 +1,5 @@
 """``atommem audit``: what a store holds, and what rules would drop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

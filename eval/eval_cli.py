@@ -1,7 +1,5 @@
 """``atommem eval``: evaluate a checkpoint or a server on a task file, or run a suite."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

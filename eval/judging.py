@@ -1,7 +1,5 @@
 """``atommem judge``: the same answers under several judge prompts, in one table."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence

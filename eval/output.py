@@ -8,8 +8,6 @@
 ==================  ============================================================================
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Evaluate a method on tasks: run the episodes that are left, and record each as it ends."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing

@@ -1,7 +1,5 @@
 """``atommem eval --suite``: run every evaluation of a suite, and report them together."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import sys

@@ -5,8 +5,6 @@ TRL's `HarnessRolloutWorker` makes a session for each episode, waits for it, and
 row of its own, and all rows of a session get the advantage of its reward.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import Counter

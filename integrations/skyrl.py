@@ -4,8 +4,6 @@ Its step-wise trajectories are our episodes: a row for each step, the advantage 
 and the same for all of them. Other arguments are SkyRL's own overrides, KEY=VALUE.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace

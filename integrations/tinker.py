@@ -5,8 +5,6 @@ every token. Its losses have neither normalizer nor token weights nor a KL term,
 are multiplied into the advantages.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -6,8 +6,6 @@ episodes, failed ones leave it), makes a row of every step and sends ``forward_b
 the memories, the environment and the logs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -4,8 +4,6 @@ Its agent loop runs an episode and returns a row for each step. Other arguments 
 overrides, KEY=VALUE.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The application: routes, middleware, errors, and the page."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager

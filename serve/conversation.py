@@ -1,7 +1,5 @@
 """One conversation in use: a session whose every step is committed to the log before it counts."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time

@@ -1,7 +1,5 @@
 """Durable log of all conversations: events, memory operations, and cached vectors."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The conversations of a server; the most recently used stay in memory."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

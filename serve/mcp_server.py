@@ -4,8 +4,6 @@ The protocol has no session (specification of 2026-07-28): every tool takes the 
 which `remember` returns.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 from collections.abc import AsyncIterator

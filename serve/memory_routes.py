@@ -1,7 +1,5 @@
 """AtomMem's own routes: the memory, its log and past, forks, and edits by its owner."""
 
-from __future__ import annotations
-
 import base64
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Checks before every request (host, origin, bearer key), and the request log."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

@@ -1,7 +1,5 @@
 """Routes of OpenAI's API: conversations and their items, responses, chat completions, models."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from collections.abc import Sequence

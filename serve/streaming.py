@@ -1,7 +1,5 @@
 """Answers and server-sent events of responses and chats; work ends when its client disconnects."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The API's format: requests as pydantic models, and the objects of answers."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict

@@ -6,8 +6,6 @@ process that is killed at any moment therefore leaves complete checkpoints and a
 folder, which the next start cleans up.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Logs without a service: a table in the console, and a JSON Lines file."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Devices by their data sheets, and the settings of the dry run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from atommem.config import check_choice, check_least, setting

@@ -15,8 +15,6 @@ the end (``store_fill``, 0 to 1), and the seconds of an update, each a mean over
 optimizer's step and saving.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path

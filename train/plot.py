@@ -1,7 +1,5 @@
 """``atommem train plot RUN``: scores, action rates and store size over training."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

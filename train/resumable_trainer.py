@@ -1,7 +1,5 @@
 """A transformers Trainer with atomic checkpoints, whose ranks stop and save together."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The stages of ``atommem train``: from parsed settings to a saved model."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shlex

@@ -1,7 +1,5 @@
 """Stop a run from outside: SIGTERM and SIGUSR1 as schedulers send them, and Ctrl-C."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """``atommem train``: cold start and GRPO from YAML files and flags."""
 
-from __future__ import annotations
-
 import sys
 
 from atommem.errors import ConfigError

@@ -3,8 +3,6 @@
 A TRL field that cannot be honoured is refused with its reason, never ignored.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The methods of an evaluation by name: AtomMem and what it is compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 

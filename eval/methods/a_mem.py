@@ -5,8 +5,6 @@ rewrites context and tags of those neighbours (3.2, 3.3). A question gets the ne
 their links (3.4). A note is a document and takes two calls, as in the authors' code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

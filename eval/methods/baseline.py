@@ -5,8 +5,6 @@ episode, so calls, tokens, traces and outages count as in the loop. docs/evaluat
 divergences from the authors' methods.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from abc import ABC, abstractmethod

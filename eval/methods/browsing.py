@@ -3,8 +3,6 @@
 They drive the environment's own episode: tools, budget, page parts and scores equal AtomMem's.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

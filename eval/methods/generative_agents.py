@@ -5,8 +5,6 @@ and relevance rank memories. Section 4.2: after enough importance, the model ask
 and stores the insights that memories give. Planning, which serves acting, is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ one call decides for all facts: add, update, delete or nothing. This follows ``m
 1.0; from 2.0 on it only adds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

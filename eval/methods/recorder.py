@@ -1,7 +1,5 @@
 """Shared by baselines: the parts of a comparison, and the recording of an episode."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """Agents that search the documents of a task with tools, instead of reading all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """The charts of a report, drawn with altair from its results."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

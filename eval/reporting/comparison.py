@@ -1,7 +1,5 @@
 """``atommem compare A B``: two evaluations task by task, with a test and the tasks that changed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any

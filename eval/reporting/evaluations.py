@@ -1,7 +1,5 @@
 """Finished evaluations, read from their folders."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping, Sequence

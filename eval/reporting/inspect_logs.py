@@ -5,8 +5,6 @@ are the steps of the trace. Scores of samples are the episode's; those of the lo
 questions, with their intervals. The format is JSON, so Inspect need not be installed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """``atommem report``: evaluations as tables, charts and a page, and exports for other tools."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache

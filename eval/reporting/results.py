@@ -1,7 +1,5 @@
 """``results.json``: evaluations as flat records of scores, breakdowns, means and tests."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

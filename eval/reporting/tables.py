@@ -1,7 +1,5 @@
 """The tables of a report: data frames of text, as Markdown, LaTeX and HTML."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

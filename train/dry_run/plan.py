@@ -1,7 +1,5 @@
 """The dry run: settings -> shapes -> workload -> memory and timeline, printed and as JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Shapes that a dry run starts from: processes, a model without its weights, and an update."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from math import ceil

@@ -5,8 +5,6 @@ takes the groups of one update from the worker and trains on their rows
 (`atommem.train.loops.update_step`), with the ratio against the log-probabilities at sampling.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence

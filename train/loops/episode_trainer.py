@@ -1,7 +1,5 @@
 """The trainer of episodes: model and reference, updates and their log, held-out evaluation."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -4,8 +4,6 @@ Its data loader only counts updates, and `training_step` is one update: it runs 
 rollout, makes a row of every step, and trains on them (`atommem.train.loops.update_step`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

@@ -1,7 +1,5 @@
 """The model in training and its reference: loaded, with TRL's fused LM head, and placed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The cold start: supervised fine-tuning on demonstrations, with TRL's `SFTTrainer`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

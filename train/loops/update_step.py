@@ -1,7 +1,5 @@
 """One update on rows of episodes: forward and backward passes, on-policy or asynchronous."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext

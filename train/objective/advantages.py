@@ -1,7 +1,5 @@
 """Group-relative advantages, and whose gradient they make an update."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import stdev
 from typing import Any

@@ -17,8 +17,6 @@ gradient is that of log pi. `tests/train/test_objective.py` compares values, gra
 logged means with TRL's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Sampling from a vLLM engine inside every training process."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

@@ -4,8 +4,6 @@ With `dynamic_sampling` (DAPO, arXiv 2503.14476, section 3.2; bounded here), oth
 groups without variance.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Sequence

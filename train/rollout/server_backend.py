@@ -4,8 +4,6 @@ LoRA adapters are saved to a folder that every server loads. Full weights go to 
 NCCL (`WeightTransfer`); `vllm serve --data-parallel-size N` makes a server of N engines.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
