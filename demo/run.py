@@ -17,9 +17,8 @@ from rich.console import Console
 from transformers import logging
 
 from atommem.demo import results
-from atommem.demo.recipe import Recipe
+from atommem.demo.recipe import Recipe, grpo_config, make_expert, make_tasks, world_words
 from atommem.demo.tiny_policy import make_model, pretrain_copying, prompt_words, word_tokenizer
-from atommem.demo.worlds import grpo_config, make_expert, make_tasks, world_words
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
 from atommem.envs.scoring.records import EvalResult
@@ -35,11 +34,18 @@ from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import Agent, EpisodeRunner
 from atommem.run import build_agent
-from atommem.train.console import GRPO_COLUMNS, METRICS_FILE, SFT_COLUMNS, read_metrics, use_console
+from atommem.train.console import (
+    GRPO_COLUMNS,
+    METRICS_FILE,
+    PLOT_FILE,
+    SFT_COLUMNS,
+    plot_training,
+    read_metrics,
+    use_console,
+)
 from atommem.train.errors import TrainingInterrupted
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.sft import ColdStartTrainer, demonstrations, sft_dataset
-from atommem.train.plot import PLOT_FILE, plot_training
 from atommem.train.rollout.backends import make_local_backend
 from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.settings import Settings, read_settings

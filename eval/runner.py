@@ -50,7 +50,7 @@ async def evaluate(
     with ExitStack() as stack:
         records, folder = {}, None
         if out is not None:
-            manifest = make_manifest(tasks, runner, samples_per_task, settings or {})
+            manifest = make_manifest(tasks, runner, settings or {}, samples_per_task)
             folder = stack.enter_context(closing(OutputFolder(out, manifest)))
             records = {key: record for key, record in folder.finished.items() if not record.failed}
         pending = [(task, key[1]) for key, task in jobs.items() if key not in records]
@@ -88,7 +88,7 @@ async def evaluate(
 
 
 def make_manifest(
-    tasks: Sequence[Any], runner: Method, samples_per_task: int, settings: Mapping[str, Any]
+    tasks: Sequence[Any], runner: Method, settings: Mapping[str, Any], samples_per_task: int
 ) -> dict[str, Any]:
     """Return everything that scores depend on, as JSON values."""
     if isinstance(runner, Baseline):

@@ -88,12 +88,6 @@ async def run_all(runs: Sequence[SuiteRun], tasks: Mapping[str, Sequence[Any]]) 
     def tasks_of(run: SuiteRun) -> Sequence[Any]:
         return tasks[run.column.key][: run.evaluation.config.limit]
 
-    async def check(run: SuiteRun) -> None:
-        method, settings = await context.open(run.evaluation)
-        samples = run.evaluation.config.samples_per_task
-        manifest = make_manifest(tasks_of(run), method, samples, settings)
-        OutputFolder(run.folder, manifest).close()
-
     async def start(run: SuiteRun) -> None:
         try:
             method, settings = await context.open(run.evaluation)
@@ -115,8 +109,12 @@ async def run_all(runs: Sequence[SuiteRun], tasks: Mapping[str, Sequence[Any]]) 
     slots = asyncio.Semaphore(runs[0].evaluation.policy.max_in_flight)
     async with EvalContext(slots) as context:
         for run in runs:
+            samples = run.evaluation.config.samples_per_task
             try:
-                await check(run)
+                manifest = make_manifest(
+                    tasks_of(run), *await context.open(run.evaluation), samples
+                )
+                OutputFolder(run.folder, manifest).close()
             except AtomMemError as error:
                 raise type(error)(f"{run.name}: {error}") from error
         for _, group in groupby(runs, key=lambda run: run.evaluation.models):

@@ -28,9 +28,8 @@ from common import command_line, last_line
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from atommem.demo.recipe import FULL, WEB, Recipe, quick
+from atommem.demo.recipe import FULL, WEB, Recipe, make_expert, quick
 from atommem.demo.run import Demo
-from atommem.demo.worlds import make_expert
 from atommem.dialects import get_dialect
 from atommem.envs.scoring.records import EvalResult, compare
 from atommem.envs.synthetic.expert import ExpertPolicy

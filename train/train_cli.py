@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0 if argv else 2
     stage, arguments = (argv[0], argv[1:]) if not argv[0].startswith("-") else ("grpo", argv)
     if stage == "plot":
-        from atommem.train.plot import main as plot_main
+        from atommem.train.console import main as plot_main
 
         return plot_main(arguments)
     stages = names("atommem.stages")

@@ -1,6 +1,6 @@
 """The methods of an evaluation by name: AtomMem and what it is compared with."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from atommem.config import check_choice
@@ -52,13 +52,9 @@ def _memagent(setup: Setup) -> EpisodeRunner:
 
 
 _READERS = (FullContext, VanillaRAG, GenerativeAgents, AMem, Mem0, NoMemory, Oracle)
-_SEARCHERS = (AgenticSearch, RecursiveReader)
-_BROWSERS = (ReAct, Summarising, BrowsingRAG)
-_MAKERS: Mapping[str, Callable[[Setup], Method]] = {
-    "atommem": _atommem,
-    "memagent": _memagent,
-    **{method.name: method for method in (*_READERS, *_SEARCHERS, *_BROWSERS)},
-}
+_AGENTS = (AgenticSearch, RecursiveReader, ReAct, Summarising, BrowsingRAG)
+_MAKERS: dict[str, Callable[[Setup], Method]] = {"atommem": _atommem, "memagent": _memagent}
+_MAKERS |= {method.name: method for method in (*_READERS, *_AGENTS)}
 METHODS = tuple(_MAKERS)
 
 

@@ -6,7 +6,6 @@ and stores the insights that memories give. Planning, which serves acting, is le
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +52,8 @@ class GenerativeAgents(Reader):
     async def _keep(self, record: Recorder, ratings: Ratings, text: str, label: str) -> float:
         statement = Piece("statement", {"statement": text})
         step, reply = await record.ask_json(label, statement, Piece("rate"))
-        rating = rating_of(reply)
+        found = reply.get("importance")
+        rating = float(min(10, max(1, found)) if isinstance(found, int | float) else UNRATED)
         (vector,) = await record.embed([text])
         ratings[record.create(step, text, vector)] = rating
         return rating
@@ -104,9 +104,3 @@ def stream_scores(
         if span := part.max() - part.min():
             total += weight * (part - part.min()) / span
     return total
-
-
-def rating_of(reply: dict[str, Any]) -> float:
-    """Return the importance in a reply, clamped to 1..10; `UNRATED` without a number."""
-    rating = reply.get("importance")
-    return float(min(10, max(1, rating))) if isinstance(rating, int | float) else float(UNRATED)

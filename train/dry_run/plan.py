@@ -78,7 +78,11 @@ def run_dry(stage: str, argv: Sequence[str], settings: DryRunConfig) -> None:
         return
     print_plan(plan)
     if settings.dry_run_json:
-        write_plan(plan, settings.dry_run_json)
+        parts = {part.name: part.bytes for part in plan.parts}
+        memory = {"parts": parts, "phases": plan.phases, "fits": plan.fits, "host": plan.host}
+        values = {**asdict(plan), "memory": memory, "hours": plan.hours}
+        text = json.dumps(values, indent=2, default=str)  # a model's configuration has its own form
+        write_text(settings.dry_run_json, text + "\n")
 
 
 def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan | None:
@@ -262,15 +266,6 @@ def diverging(args: Any, environment: Any) -> list[str]:
     }
     names = [name for name, is_set in unstable.items() if is_set]
     return names if len(names) > 1 else []
-
-
-def write_plan(plan: Plan, path: str | Path) -> None:
-    """Write the plan as one JSON object; bytes and seconds are plain numbers."""
-    parts = {part.name: part.bytes for part in plan.parts}
-    memory = {"parts": parts, "phases": plan.phases, "fits": plan.fits, "host": plan.host}
-    values = {**asdict(plan), "memory": memory, "hours": plan.hours}
-    text = json.dumps(values, indent=2, default=str)  # a model's configuration has its own form
-    write_text(path, text + "\n")
 
 
 def print_plan(plan: Plan) -> None:
