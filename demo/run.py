@@ -115,7 +115,6 @@ class Demo:
         return make_tasks(world or self.recipe.world, count, 10 * self.seed + stream, capacities)
 
     def learn_to_copy(self) -> None:
-        """Pretrain the ability to look something up in the context."""
         title = "Pretraining on copying (a policy that cannot copy cannot use a memory)"
         with self._timed("pretrain", title):
             ranks = self._ranks.process_index, self._ranks.num_processes

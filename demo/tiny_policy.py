@@ -30,9 +30,7 @@ def word_tokenizer(texts: Iterable[str]) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     words = dict.fromkeys([PAD, EOS, UNK, *(word for text in texts for word in text.split())])
-    tokenizer = Tokenizer(
-        WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNK)
-    )
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=UNK))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -111,9 +111,8 @@ async def run_all(runs: Sequence[SuiteRun], tasks: Mapping[str, Sequence[Any]]) 
         for run in runs:
             samples = run.evaluation.config.samples_per_task
             try:
-                manifest = make_manifest(
-                    tasks_of(run), *await context.open(run.evaluation), samples
-                )
+                opened = await context.open(run.evaluation)
+                manifest = make_manifest(tasks_of(run), *opened, samples)
                 OutputFolder(run.folder, manifest).close()
             except AtomMemError as error:
                 raise type(error)(f"{run.name}: {error}") from error
@@ -181,7 +180,6 @@ def _read(run: SuiteRun) -> Evaluation:
 
 
 def _report(suite: Suite, evaluations: Mapping[SuiteRun, Evaluation], out: Path) -> None:
-    """Write the report on all finished episodes to ``out/report`` and print its scores."""
     found = {run: item for run, item in evaluations.items() if item.records}
     if not found:
         print("No episode has finished: there is nothing to report.")
@@ -199,7 +197,6 @@ def _report(suite: Suite, evaluations: Mapping[SuiteRun, Evaluation], out: Path)
 
 
 def _exit_status(evaluations: Mapping[SuiteRun, Evaluation]) -> int:
-    """Print failures to standard error, and return the exit status."""
     found = {0}
     for run, item in evaluations.items():
         count, failed = len(item.records), sum(record.failed for record in item.records)

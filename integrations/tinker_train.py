@@ -90,9 +90,8 @@ class TinkerConfig(TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.loss_fn = self.loss_fn or LOSS_FNS[self.loss_type]
-        check_choice(
-            "loss_fn", self.loss_fn, (*dict.fromkeys(LOSS_FNS.values()), "importance_sampling")
-        )
+        losses = (*LOSS_FNS.values(), "importance_sampling")
+        check_choice("loss_fn", self.loss_fn, tuple(dict.fromkeys(losses)))
         check_choice("server_reduction", self.server_reduction, REDUCTIONS)
 
 
@@ -143,7 +142,6 @@ class TinkerTrainer:
         return self.service.create_training_client_from_state_with_optimizer(saved["state"])
 
     def _context_length(self) -> int | None:
-        """Return the server's context length of the model, if it says one."""
         models = self.service.get_server_capabilities().supported_models
         known = {model.model_name: model.max_context_length for model in models}
         if self.base_model not in known:

@@ -236,7 +236,6 @@ class Conversation:
     async def _commit_edit(
         self, new: list[Event], written: Sequence[Operation], request: RequestKey | None = None
     ) -> Operations:
-        """Commit events, the first with the operations of an edit; return these."""
         operations = [to_json(operation) for operation in written]
         await self._commit([replace(new[0], operations=operations), *new[1:]], request)
         return operations

@@ -173,9 +173,8 @@ class ConversationLog:
                 if vector_rows:
                     connection.execute(insert(vectors).on_conflict_do_nothing(), vector_rows)
             except sa.exc.IntegrityError as error:
-                raise ConflictError(
-                    f"conversation {conversation} has changed or was deleted."
-                ) from error
+                message = f"conversation {conversation} has changed or was deleted."
+                raise ConflictError(message) from error
 
         future: Future[None] = Future()
         self._waiting.put((append, future))
@@ -193,7 +192,6 @@ class ConversationLog:
             self._write(batch)
 
     def _write(self, batch: Sequence[_Write]) -> None:
-        """Write in one transaction, or in one each if that fails."""
         try:
             with self._write_engine.begin() as connection:
                 for append, _ in batch:
@@ -248,9 +246,7 @@ class ConversationLog:
         """Return the events of these kinds that were not deleted, oldest first."""
         found = self.events(conversation, (*kinds, "deleted"))
         deleted = {event.parent for event in found if event.kind == "deleted"}
-        return [
-            event for event in found if event.kind != "deleted" and event.version not in deleted
-        ]
+        return [e for e in found if e.kind != "deleted" and e.version not in deleted]
 
     def unread(self, conversation: str) -> Unread:
         return self._state(conversation)[0].unread

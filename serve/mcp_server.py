@@ -57,9 +57,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
     """Make an MCP server; without an `owner`, each request's key has one."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    mcp: MCPServer[Any] = MCPServer(
-        "atommem", instructions=_INSTRUCTIONS, version=version("atommem")
-    )
+    mcp = MCPServer[Any]("atommem", instructions=_INSTRUCTIONS, version=version("atommem"))
     # The package logs texts of clients, by a handler on the root logger.
     root.handlers[:] = handlers
     root.setLevel(level)

@@ -225,7 +225,6 @@ def _response_id(call: Call) -> str:
 
 
 async def _ask(call: Call, response: str, body: wire.AskCreate) -> AskEvents:
-    """Read the messages before the last one, which asks; yield the events of its answer."""
     server, key = call.server, call.key
     if body.model is not None:
         _check_model(server, body.model)

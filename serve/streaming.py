@@ -65,13 +65,8 @@ class ResponseForm:
     ) -> None:
         self._id = response
         self._head: dict[str, Any] = {
-            "error": None,
-            "incomplete_details": None,
-            "instructions": None,
-            "previous_response_id": None,
-            "temperature": None,
-            "top_p": None,
-            "usage": None,
+            **dict.fromkeys(("error", "incomplete_details", "instructions")),
+            **dict.fromkeys(("previous_response_id", "temperature", "top_p", "usage")),
             "id": response,
             "object": "response",
             "created_at": int(time.time()) if created_at is None else created_at,

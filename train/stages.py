@@ -49,7 +49,6 @@ def make_grpo_trainer(settings: Settings) -> MemoryGRPOTrainer:
 
 
 def make_backend(rollouts: Rollouts, model: Any) -> Backend:
-    """Make the backend that ``use_vllm`` and ``vllm_mode`` ask for, of the trained `model`."""
     if rollouts.args.use_vllm and rollouts.args.vllm_mode == "server":
         from atommem.train.rollout.server_backend import make_server_backend
 
@@ -90,7 +89,6 @@ def make_sft_trainer(settings: Settings) -> ColdStartTrainer:
 
 
 def make_rollouts(settings: Settings, tokenizer: Any) -> Rollouts:
-    """Load the embedder, whole on every rank, beside the other parts of an episode."""
     with loading_whole():
         embedder = make_embedder(settings.run.embedder)
     return Rollouts(settings.args, settings.run, tokenizer, embedder)

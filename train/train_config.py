@@ -248,9 +248,7 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         kwargs = self.vllm_engine_kwargs or {}
         colocated = self.use_vllm and self.vllm_mode == "colocate"
         if kwargs and not colocated:
-            raise ConfigError(
-                "vllm_engine_kwargs: for a colocated engine only. Give a server its own flags."
-            )
+            raise ConfigError("vllm_engine_kwargs: a server has its own flags. Drop it.")
         parallel = kwargs.get("tensor_parallel_size", self.vllm_tensor_parallel_size)
         if colocated and parallel != 1:
             raise ConfigError(

@@ -59,9 +59,7 @@ class VllmServer:
             while not self.healthy():
                 if time.monotonic() > deadline or self._process.poll() is not None:
                     tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
-                    raise PolicyError(
-                        f"vLLM did not come up at {self.url}. The end of {self.log}:\n{tail}"
-                    )
+                    raise PolicyError(f"vLLM did not start at {self.url}. {self.log} ends:\n{tail}")
                 time.sleep(0.2)
         except BaseException:  # also an interrupted wait
             self.__exit__()

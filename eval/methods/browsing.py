@@ -56,9 +56,7 @@ class Browsing(Baseline):
     def find_web(self, setup: Setup) -> WebEnvironments:
         web = setup.factory
         if not isinstance(web, WebEnvironments) or web.config.calls != "json":
-            raise ConfigError(
-                f"method={self.name}: browses. Give --environment web with --calls json."
-            )
+            raise ConfigError(f"method={self.name}: needs --environment web with --calls json.")
         return web
 
     def fits(self, record: Recorder, shown: Observation) -> bool:

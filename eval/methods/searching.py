@@ -70,9 +70,8 @@ class RecursiveReader(AgenticSearch):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self.remembering = self.make_prompts(
-            Templates(SHARED["system"]), Section(PROMPTS[self.name])
-        )
+        templates, section = Templates(SHARED["system"]), Section(PROMPTS[self.name])
+        self.remembering = self.make_prompts(templates, section)
 
     def find_web(self, setup: Setup) -> WebEnvironments:
         web = super().find_web(setup)
@@ -96,8 +95,6 @@ class RecursiveReader(AgenticSearch):
         return await self._read(record, episode, replace(task, documents=self.pages(task)))
 
     async def _read(self, record: Recorder, episode: Episode, task: Task) -> Score:
-        """Answer the questions of `task` with tools over its documents."""
-
         async def ask(arguments: Mapping[str, Any], numbered: Task) -> ToolResult:
             shown = await _show(arguments, numbered)
             if shown.is_error:

@@ -17,7 +17,6 @@ Charts = dict[str, Any]
 
 
 def make_charts(results: Results) -> Charts:
-    """Draw every chart for which there is data."""
     scores = main_scores(results)
     charts: Charts = {}
     if scores.empty:
@@ -36,7 +35,6 @@ def make_charts(results: Results) -> Charts:
 
 
 def write_charts(charts: Charts, folder: Path) -> None:
-    """Write each chart as PNG and SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     for title, chart in charts.items():
         for form in ("png", "svg"):

@@ -138,7 +138,6 @@ def scores_by_key(results: Results) -> dict[tuple[str, str, str], Mapping[str, A
 
 
 def _lost_answers(records: Iterable[EpisodeRecord]) -> dict[str, int]:
-    """Count questions by stage, as far as tasks mark gold documents."""
     counts = dict.fromkeys(STAGES, 0)
     for record in records:
         for question in record.questions if not record.overflowed else ():

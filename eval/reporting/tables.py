@@ -100,7 +100,6 @@ def format_estimate(score: Mapping[str, Any], bold: bool = False) -> str:
 
 
 def _format_score(group: Mapping[str, Any], score: Mapping[str, Any] | None, bold: bool) -> str:
-    """Format a score with its n, its spread, and warnings about episodes without one."""
     warnings = []
     if group["overflow"]:
         warnings.append(f"{group['overflow']:,} of {group['episodes']:,} episodes overflow")

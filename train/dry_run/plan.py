@@ -86,7 +86,6 @@ def run_dry(stage: str, argv: Sequence[str], settings: DryRunConfig) -> None:
 
 
 def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan | None:
-    """Estimate a run after checking its settings; None for a cold start."""
     launch = read_launch(settings.dry_run_launcher, settings.dry_run_processes)
     device = DEVICES[settings.dry_run_device]
     # Checked here on the CPU, as for these processes on this device.
@@ -200,9 +199,8 @@ def _rollout_bytes(args: Any, run: costs.Run, load: Workload) -> float:
     row = min(load.sampled_row, run.model.config.max_position_embeddings)
     episodes = load.episodes * load.sharing
     limits = (episodes, getattr(args, "max_in_flight", None) or episodes, args.rollout_batch_size)
-    return costs.local_rollout_bytes(
-        run, max(1, min(*limits, args.rollout_batch_tokens // row)), row
-    )
+    rows = max(1, min(*limits, args.rollout_batch_tokens // row))
+    return costs.local_rollout_bytes(run, rows, row)
 
 
 def _embedder_bytes(config: EmbedderConfig) -> float | None:
@@ -287,9 +285,8 @@ def print_plan(plan: Plan) -> None:
     table = Table("GB", *costs.PHASES, title="Memory, one process", title_justify="left")
     for part in plan.parts:
         gigabytes = f"{part.bytes / 1e9:,.2f}"
-        table.add_row(
-            part.name, *(gigabytes if phase in part.phases else "" for phase in costs.PHASES)
-        )
+        cells = (gigabytes if phase in part.phases else "" for phase in costs.PHASES)
+        table.add_row(part.name, *cells)
     table.add_row("total", *(f"{total / 1e9:,.2f}" for total in plan.phases.values()))
     console.print(table)
     fits = "fits" if plan.fits else "does not fit"
@@ -299,9 +296,7 @@ def print_plan(plan: Plan) -> None:
         needs, has = plan.engine / 1e9, plan.engine_share / 1e9
         console.print(f"a vLLM engine needs {needs:,.1f} GB at least, of its {has:,.1f} GB")
     console.print(f"host memory of a node with {processes} processes: {plan.host / 1e9:,.0f} GB")
-    table = Table(
-        "seconds an update", "all", "sampling", "training", title="costs.Timeline, estimated"
-    )
+    table = Table("seconds an update", "all", "sampling", "training", title="Timeline, estimated")
     for line in plan.timelines:
         seconds = (line.seconds, line.sampling, line.training)
         table.add_row(line.name, *(f"{value:,.0f}" for value in seconds))

@@ -95,9 +95,8 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
 
     def _make_worker(self, runner: EpisodeRunner) -> RolloutWorker:
         args, groups = self.args, self._order.groups_per_update
-        self._rollout_log = RolloutLog(
-            map(runner.agent.factory.describe, self.tasks), runner.agent.memory
-        )
+        agent = runner.agent
+        self._rollout_log = RolloutLog(map(agent.factory.describe, self.tasks), agent.memory)
         return RolloutWorker(
             runner=runner,
             tasks=self.tasks,
@@ -126,7 +125,6 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         return self.run_update(model, self._next_batch())
 
     def _next_batch(self) -> Batch:
-        """Make the rows of the next update, all of them on the main process; collective."""
         batch, payload = Batch([], 0.0), list[Any]([None])
         broken: Exception | None = None
         if self.rollout_worker is not None:

@@ -155,7 +155,6 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         replaced: Sequence[int],
         seconds: float,
     ) -> None:
-        """Log a rollout; `rewards` and `replaced` are of all ranks."""
         log = outcome_log(rewards, replaced, self.args) | {"seconds/rollout": seconds}
         every = [e for group in groups for e in (*group.episodes, *group.replaced)]
         sums = self._rollout_log.sums(every, self.runner.agent.activity)

@@ -113,9 +113,7 @@ def tune_lm_head_for_cpu(device_type: str) -> None:
         return
     head: Any = trl.trainer.utils
     if find_spec("triton") is None and not hasattr(head, "_use_triton"):
-        raise ConfigError(
-            f"trl={trl.__version__}: its LM head needs Triton. pip install 'trl>=1.16'."
-        )
+        raise ConfigError(f"trl={trl.__version__}: its LM head needs Triton. Install trl>=1.16.")
     head._CHUNKED_LOGPROB_CHUNK_SIZE = CPU_TILE_WIDTH
     head._use_triton = lambda device: True
 
@@ -224,7 +222,6 @@ def _cast_head(model: Any) -> None:
 
 
 def _add_reference_adapter(model: PeftModel) -> None:
-    """Keep the adapter as it was loaded under the name ``ref``."""
     model.add_adapter("ref", model.peft_config["default"])
     for name, parameter in model.named_parameters():
         if ".default." in name:

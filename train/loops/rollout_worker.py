@@ -106,7 +106,6 @@ class RolloutWorker:
         self._running = self.spawn(self._run(first))
 
     def stop(self) -> None:
-        """Cancel running episodes, close policy and embedder, and end the thread."""
         if self._running is not None:
             self._running.cancel()
         self.spawn(self._close()).result()

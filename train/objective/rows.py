@@ -84,9 +84,7 @@ class EpisodeSize:
         if episode.reward is not None and not isfinite(episode.reward):
             raise DataError(f"task {episode.task_id!r}: the reward {episode.reward} is not finite.")
         if episode.reward is None and not episode.failed:
-            raise DataError(
-                f"task {episode.task_id!r}: it has no gold answer, so no reward. Remove it."
-            )
+            raise DataError(f"task {episode.task_id!r}: no gold answer, so no reward. Remove it.")
         if not is_trained(episode, overlong_filtering):
             return cls(0, 0)
         lengths = [len(step.token_ids) for step in episode.steps if step.token_ids]

@@ -164,9 +164,7 @@ class MicroBatchPlanner:
         running = [0.0, *accumulate(row_costs(lengths, shared, self.pair_cost))]
         costs = gather_object([[running[end] - running[start] for start, end in spans]])
         owners = balance(costs)[self.rank]
-        groups = [
-            (owner, rows[start:end]) for owner, (start, end) in zip(owners, spans, strict=True)
-        ]
+        groups = [(owner, rows[a:b]) for owner, (a, b) in zip(owners, spans, strict=True)]
         sent = gather_object([group for group in groups if group[0] != self.rank])
         own = [row for owner, group in groups if owner == self.rank for row in group]
         return own + [row for owner, group in sent if owner == self.rank for row in group]

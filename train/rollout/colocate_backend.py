@@ -101,7 +101,6 @@ class ColocateBackend(Backend):
 
 
 def clear_device_cache() -> None:
-    """Return the memory that torch keeps to the device."""
     gc.collect()
     torch.cuda.empty_cache()
 

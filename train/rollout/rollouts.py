@@ -42,9 +42,8 @@ class Rollouts:
             encode_threads=ENCODE_THREADS,
             keep_prompts=True,
         )
-        limits = Limits(
-            max_tokens=self.args.episode_max_tokens, max_seconds=self.args.episode_max_seconds
-        )
+        args = self.args
+        limits = Limits(max_tokens=args.episode_max_tokens, max_seconds=args.episode_max_seconds)
         slots = asyncio.Semaphore(max_in_flight) if max_in_flight else None
         return EpisodeRunner(agent, limits=limits, max_in_flight=slots)
 
