@@ -94,8 +94,7 @@ class Recipe:
     size: PolicySize = field(default_factory=PolicySize)
     copying: CopyingConfig = field(default_factory=CopyingConfig)
     cold_start: ColdStart = field(default_factory=ColdStart)
-    updates: int | None = None
-    """Updates of GRPO; None: as in the YAML file."""
+    updates: int | None = None  # updates of GRPO; None: as in the YAML file
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Other values of the YAML file's fields, as words of a command line."""
     heldout: int = 300
@@ -170,8 +169,7 @@ def quick(recipe: Recipe) -> Recipe:
 
 
 World = WorldConfig | SiteConfig
-_UNLIMITED = 8
-"""Facts of a store without a limit, as of one of so many entries."""
+_UNLIMITED = 8  # facts of a store without a limit, as of one of so many entries
 
 
 def grpo_config(world: World) -> Path:

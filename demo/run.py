@@ -55,8 +55,7 @@ HELDOUT_FILE = "heldout.parquet"
 _FOLDERS = ("cold_start", "grpo", "eval")
 _GRPO_HEADINGS = {"reward", "create", "read", "update", "scratch", "malform", "store", "tokens"}
 _GRPO_HEADINGS |= {"no var", "roll s", "train s"}
-_HELDOUT, _DEMONSTRATIONS, _TRAINING = 1, 2, 3
-"""Streams of tasks with different seeds."""
+_HELDOUT, _DEMONSTRATIONS, _TRAINING = 1, 2, 3  # streams of tasks with different seeds
 
 
 def load_settings(out: Path, recipe: Recipe, seed: int = 0) -> Settings:

@@ -23,10 +23,8 @@ from atommem.errors import AtomMemError, ConfigError
 from atommem.eval.eval_config import EvalRun, parse_arguments
 from atommem.plugins import find_file
 
-TRAINED = "trained"
-"""The policy of ``--policy``, as rows name it."""
-_SUITE_SETTINGS = ("data", "out", "method", "seed")
-"""Settings that the suite itself determines."""
+TRAINED = "trained"  # the policy of ``--policy``, as rows name it
+_SUITE_SETTINGS = ("data", "out", "method", "seed")  # settings that the suite itself determines
 _SHARED_SETTINGS = ("environment", "limit", "max_in_flight", "max_failed_fraction")
 """Settings that are the same for all rows and columns."""
 _SERVER_SETTINGS = ("model", "tokenizer", "api")

@@ -14,8 +14,7 @@ from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.served_model import ServedModel
 
 WAITING = Gauge("atommem_requests_waiting", "Requests in work or waiting")
-MAX_RECENT = 500
-"""Conversations that stay in memory."""
+MAX_RECENT = 500  # conversations that stay in memory
 
 
 class BusyError(AtomMemError):

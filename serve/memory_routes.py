@@ -25,8 +25,7 @@ from atommem.serve.wire import (
 
 router = APIRouter(prefix="/v1/conversations/{conversation}")
 files = APIRouter(prefix="/v1")
-_SECONDS = 60
-"""Bounds the extraction of a text: a file may be made to take forever."""
+_SECONDS = 60  # bounds the extraction of a text: a file may be made to take forever
 At = Annotated[Number | None, Query(description="Number of operations; default: all.")]
 
 

@@ -23,8 +23,7 @@ from atommem.serve.wire import error_response
 
 LOGGER = logging.getLogger("atommem.serve")
 REQUESTS = Counter("atommem_requests", "Requests", ["route", "status"])
-LOCAL = "local"
-"""Owner of everything on a server without keys, which listens on this machine only."""
+LOCAL = "local"  # owner of everything on a server without keys, which listens on this machine only
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 KEYS_VARIABLE = "ATOMMEM_SERVE_KEYS"
 _PUBLIC = ("/health", "/ready", "/ui")

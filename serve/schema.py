@@ -12,8 +12,7 @@ import sqlalchemy as sa
 
 from atommem.errors import AtomMemError, ConfigError
 
-VERSION = 2
-"""Version of the tables; a database of another version is refused."""
+VERSION = 2  # version of the tables; a database of another version is refused
 
 metadata = sa.MetaData()
 _Json = sa.JSON(none_as_null=True)

@@ -17,8 +17,7 @@ from atommem.memory.log import Operation, Outcome
 from atommem.serve.schema import Event
 from atommem.serve.wire import SERVE_ERRORS, answer_message, entry_object, public_error
 
-AskEvents = AsyncGenerator[Event | Step | Answer, None]
-"""As of `Conversation.ask`."""
+AskEvents = AsyncGenerator[Event | Step | Answer, None]  # as of `Conversation.ask`
 _Result = TypeVar("_Result")
 
 

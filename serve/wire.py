@@ -22,8 +22,7 @@ from atommem.serve.conversations import BusyError
 from atommem.serve.schema import ConversationInfo, Event, KeyReusedError, NotFoundError
 from atommem.text_safety import clean
 
-_RETRY_AFTER = {429: "1", 503: "5"}
-"""Seconds, by status."""
+_RETRY_AFTER = {429: "1", 503: "5"}  # seconds, by status
 _STATUS: list[tuple[type[Exception], int, str]] = [
     (NotFoundError, 404, "not_found"),
     (BusyError, 429, "too_busy"),
@@ -36,8 +35,7 @@ _STATUS: list[tuple[type[Exception], int, str]] = [
     (PolicyError, 502, "policy_refused"),
 ]
 """Status and code by type of error; the first match counts."""
-SERVE_ERRORS = (AtomMemError, StepTimeoutError)
-"""Errors with a message for the client."""
+SERVE_ERRORS = (AtomMemError, StepTimeoutError)  # errors with a message for the client
 CLEAN = AfterValidator(clean)
 """Stands after bounds of the length: errors of those after it count "items"."""
 Text = Annotated[str, CLEAN]
@@ -62,8 +60,7 @@ class Message(BaseModel):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"] = "user"
     content: Text | list[TextPart]
-    name: Name = ""
-    """Source name of its text; by default its id."""
+    name: Name = ""  # source name of its text; by default its id
 
     @property
     def texts(self) -> list[str]:

@@ -23,8 +23,7 @@ from atommem.train.objective.advantages import signal_report
 
 METRICS_FILE = "metrics.jsonl"
 
-Column = tuple[str, str, str]
-"""Heading, key in the log, format."""
+Column = tuple[str, str, str]  # heading, key in the log, format
 
 _HEADING_EVERY = 25
 

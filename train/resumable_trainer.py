@@ -31,8 +31,7 @@ from atommem.train.errors import (
 )
 from atommem.train.stop_request import StopRequest
 
-_CONTINUE, _STOP, _BROKEN = range(3)
-"""Reports of a rank in `sync_stop`; the largest wins."""
+_CONTINUE, _STOP, _BROKEN = range(3)  # reports of a rank in `sync_stop`; the largest wins
 
 
 class ResumableTrainer(Trainer):
@@ -48,8 +47,7 @@ class ResumableTrainer(Trainer):
     def __init__(self, *args: Any, settings: Sequence[Any] = (), **kwargs: Any) -> None:
         self.stop_request = StopRequest()
         self.settings = settings
-        self.console: Console | None = None
-        """A terminal that shows progress bars."""
+        self.console: Console | None = None  # a terminal that shows progress bars
         self._saved_step: int | None = None
         """The last update that is in a checkpoint (0: none is needed); unset before training."""
         super().__init__(*args, **kwargs)

@@ -18,8 +18,7 @@ EXIT_INTERRUPTED = 75
 SAME_REQUEST_SECONDS = 2.0
 """Launchers forward a signal that the workers received too; within this time it is one request."""
 
-CANCEL_SECONDS = 10.0
-"""How long to wait for the threads of a cancelled rollout; usually one token."""
+CANCEL_SECONDS = 10.0  # how long to wait for the threads of a cancelled rollout; usually one token
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 

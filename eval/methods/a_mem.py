@@ -15,10 +15,8 @@ from atommem.episode import Piece
 from atommem.eval.methods.baseline import Reader
 from atommem.eval.methods.recorder import Found, Recorder, text_of, texts_in
 
-NEIGHBOURS = 5
-"""Nearest notes that a new one is compared with (as in the authors' code)."""
-EVOLUTIONS = 100
-"""Notes that changed something before all are embedded anew."""
+NEIGHBOURS = 5  # nearest notes that a new one is compared with (as in the authors' code)
+EVOLUTIONS = 100  # notes that changed something before all are embedded anew
 NO_CONTEXT = "General"
 
 

@@ -119,8 +119,7 @@ class Reader(Baseline):
     """A baseline that reads documents, in environments of the class `needs`."""
 
     needs: ClassVar[type[QAEnvironments]] = LongDocEnvironments
-    pieces: ClassVar[Mapping[str, str]] = {}
-    """Templates beside those of ``prompts.yaml``."""
+    pieces: ClassVar[Mapping[str, str]] = {}  # templates beside those of ``prompts.yaml``
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)

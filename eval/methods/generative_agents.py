@@ -22,11 +22,9 @@ WEIGHTS = (0.5, 3.0, 2.0)
 DECAY = 0.99
 THRESHOLD = 150
 QUESTIONS, EVIDENCE, INSIGHTS = 3, 30, 5  # as in the prompts
-UNRATED = 4
-"""Importance without a rating."""
+UNRATED = 4  # importance without a rating
 
-Ratings = dict[int, float]
-"""Importance of each memory by its id; the least recently used first."""
+Ratings = dict[int, float]  # importance of each memory by its id; the least recently used first
 
 
 class GenerativeAgents(Reader):

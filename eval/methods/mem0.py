@@ -13,8 +13,7 @@ from atommem.episode import Piece, Step
 from atommem.eval.methods.baseline import Reader
 from atommem.eval.methods.recorder import Recorder, merged, objects_in, text_of, texts_in
 
-SIMILAR = 5
-"""Nearest memories that each fact is compared with (``mem0ai``; the paper has 10)."""
+SIMILAR = 5  # nearest memories that each fact is compared with (``mem0ai``; the paper has 10)
 
 
 class Mem0(Reader):

@@ -33,8 +33,7 @@ from atommem.run import RunConfig
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
 
-Found = Sequence[tuple[int, float]]
-"""Ids of entries and their scores, best first."""
+Found = Sequence[tuple[int, float]]  # ids of entries and their scores, best first
 _JSON_REPLY = ActionSpec("reply", Body.TEXT)
 
 

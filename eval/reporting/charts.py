@@ -12,8 +12,7 @@ from atommem.eval.reporting.results import Results, label, scores_by_key
 # Okabe and Ito's palette for colour-blind readers; shapes repeat the distinction.
 _COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C564B"]
 _PALETTE = alt.Scale(range=_COLORS)
-Charts = dict[str, Any]
-"""Charts of altair by title."""
+Charts = dict[str, Any]  # charts of altair by title
 
 
 def make_charts(results: Results) -> Charts:

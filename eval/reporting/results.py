@@ -16,8 +16,7 @@ from atommem.text_safety import clean
 
 RESULTS = "results.json"
 ALPHA = 0.05
-BOUNDS = ("no_memory", "oracle")
-"""Methods that bound the possible scores; they enter no test."""
+BOUNDS = ("no_memory", "oracle")  # methods that bound the possible scores; they enter no test
 WORDS: dict[str, Any] = yaml.safe_load(
     Path(__file__).with_name("report.yaml").read_text(encoding="utf-8")
 )

@@ -20,10 +20,8 @@ from atommem.eval.reporting.results import (
     scores_by_key,
 )
 
-Lines = dict[str, dict[str, str]]
-"""Cells by row and heading."""
-Tables = dict[str, Lines]
-"""By title."""
+Lines = dict[str, dict[str, str]]  # cells by row and heading
+Tables = dict[str, Lines]  # by title
 
 
 @dataclass(frozen=True)

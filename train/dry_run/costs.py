@@ -19,10 +19,8 @@ from atommem.train.packing.micro_batch import widths
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PHASES = ("rollout", "training")
-CUDA_CONTEXT = 0.6e9
-"""A process's CUDA context with loaded kernels."""
-TILE_TOKENS, TILE_COLUMNS = 4096, 32768
-"""A tile of TRL's fused LM head."""
+CUDA_CONTEXT = 0.6e9  # a process's CUDA context with loaded kernels
+TILE_TOKENS, TILE_COLUMNS = 4096, 32768  # a tile of TRL's fused LM head
 UTILISATION, DECODE_BANDWIDTH = 0.4, 0.6
 """Shares of a device's peak FLOPs, and of its memory bandwidth in decoding: assumed."""
 LOCAL_LAYER_SECONDS = 0.7e-3
@@ -33,8 +31,7 @@ EXCHANGE_SECONDS = 20e-6
 """One all-reduce of a decoding step among the devices of a tensor-parallel engine: assumed."""
 SYNC_BANDWIDTH, WAKE_SECONDS = 20e9, 2.0
 """Bytes/s of new weights to an engine; for a colocated one to wake and sleep: assumed."""
-SPREAD = 0.3
-"""Standard deviation over mean of the tokens of an episode, log-normal: assumed."""
+SPREAD = 0.3  # standard deviation over mean of the tokens of an episode, log-normal: assumed
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from atommem.train.train_config import check_parallelism
 SHIPPED = Path(__file__).parent.parent / "architectures"
 """Configs of the models that our recipes name, by the last part of their hub name in lower case."""
 
-NODE = 8
-"""Most devices of a node, where the launcher does not say."""
+NODE = 8  # most devices of a node, where the launcher does not say
 OPTIMIZER, GRADIENTS, WEIGHTS = 1, 2, 3
 """ZeRO's stages from which optimizer, gradients and weights are sharded."""
 

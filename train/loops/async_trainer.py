@@ -75,8 +75,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         self._weight_sync: WeightSync | CopySync = (
             make_weight_sync(args, lora, kept) if args.use_vllm else CopySync()
         )
-        self.model_version = 0
-        """How often the weights were published."""
+        self.model_version = 0  # how often the weights were published
         self._published = -1  # by this many updates
         self._rollout_log = RolloutLog([], MemoryConfig())
         self.rollout_worker: Any = None

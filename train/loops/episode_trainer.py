@@ -34,8 +34,7 @@ from atommem.train.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.rollouts import TaskOrder
 
 Result = TypeVar("Result")
-Job = tuple[Any, int]
-"""A task, and the number of its sample."""
+Job = tuple[Any, int]  # a task, and the number of its sample
 
 
 class EpisodeTrainer(ResumableTrainer):

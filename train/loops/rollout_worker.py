@@ -19,8 +19,7 @@ from atommem.train.rollout.rollouts import TaskOrder
 
 Result = TypeVar("Result")
 
-POLL_SECONDS = 0.2
-"""Between two checks for a stop request while waiting for groups."""
+POLL_SECONDS = 0.2  # between two checks for a stop request while waiting for groups
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from atommem.train.packing.micro_batch import IGNORED
 from atommem.train.resumable_trainer import ResumableTrainer
 from atommem.train.train_config import ColdStartConfig
 
-Demonstration = tuple[list[int], list[int]]
-"""Prompt ids and completion ids of one step."""
+Demonstration = tuple[list[int], list[int]]  # prompt ids and completion ids of one step
 
 _NOT_TRACES = ("episodes.jsonl", "metrics.jsonl")
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from atommem.train.objective.rows import EpisodeSize
 
-EPSILON = 1e-4
-"""Added to a standard deviation before dividing by it, as in TRL."""
+EPSILON = 1e-4  # added to a standard deviation before dividing by it, as in TRL
 QUARTERS = ("q1", "q2", "q3", "q4")
 _FLAT = "frac_reward_zero_std"
 

@@ -18,8 +18,7 @@ from accelerate.utils import gather_object
 from atommem.train.objective.rows import Row
 from atommem.train.packing.tree_attention import Tree
 
-IGNORED = -100
-"""Label of a token that is not scored, as in transformers."""
+IGNORED = -100  # label of a token that is not scored, as in transformers
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,7 @@ def shared_prefixes(rows: Sequence[Row]) -> list[int]:
     return shared
 
 
-TOLERANCE = 0.02
-"""Ranks are balanced if their costs differ by at most this fraction of the mean."""
+TOLERANCE = 0.02  # ranks are balanced if their costs differ by at most this fraction of the mean
 GATHERED = 8
 """FlashAttention-3 gets keys of whole rows, with shared prefixes again: at most so many budgets."""
 
