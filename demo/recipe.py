@@ -1,7 +1,5 @@
 """Recipes of the demo: models, data and durations; and its worlds, documents and sites."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

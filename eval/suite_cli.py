@@ -27,8 +27,8 @@ from atommem.eval.eval_config import (
     print_interrupted,
 )
 from atommem.eval.output import OutputFolder
-from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.report_cli import write_report
+from atommem.eval.reporting.results import Evaluation, read_evaluation
 from atommem.eval.runner import evaluate, make_manifest
 from atommem.eval.suite import Column, Suite, SuiteRun, expand, load_suite
 

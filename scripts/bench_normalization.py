@@ -36,8 +36,7 @@ from atommem.envs.synthetic.expert import ExpertPolicy
 from atommem.eval.output import EPISODES, parse_records
 from atommem.rollout import EpisodeRunner
 from atommem.train.console import METRICS_FILE, read_metrics
-from atommem.train.objective.advantages import QUARTERS, gradient_shares, group_advantages
-from atommem.train.objective.rows import EpisodeSize
+from atommem.train.objective.rows import QUARTERS, EpisodeSize, gradient_shares, group_advantages
 
 NORMALIZATIONS = ("token", "step", "trajectory")
 WORLDS: dict[str, Recipe] = {

@@ -26,7 +26,7 @@ from common import command_line
 
 FILES = """
 atommem/grammar.py atommem/prompts.py atommem/memory/memory.py atommem/rollout.py
-train/objective/advantages.py train/objective/loss.py train/packing/micro_batch.py
+train/objective/rows.py train/objective/loss.py train/packing/micro_batch.py
 envs/scoring/metrics.py envs/scoring/statistics.py
 serve/conversation_log.py
 """

@@ -1,7 +1,5 @@
 """Logs without a service: a table in the console, a JSON Lines file, and ``atommem train plot``."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +17,7 @@ from atommem.arguments import Parser
 from atommem.episode import action_names
 from atommem.errors import DataError
 from atommem.files import replacing
-from atommem.train.objective.advantages import signal_report
+from atommem.train.objective.rows import signal_report
 
 METRICS_FILE = "metrics.jsonl"
 

@@ -15,7 +15,7 @@ from typing import Any
 from atommem.envs.scoring.records import EpisodeRecord, summarize
 from atommem.episode import Step
 from atommem.eval.output import EPISODES, MANIFEST, file_stem, trace_path
-from atommem.eval.reporting.evaluations import Evaluation
+from atommem.eval.reporting.results import Evaluation
 from atommem.files import write_text
 from atommem.text_safety import clean
 from atommem.trace import read_trace

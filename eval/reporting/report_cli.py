@@ -16,9 +16,16 @@ from atommem.arguments import Parser
 from atommem.config import check_choice, fields_of
 from atommem.errors import DataError, check_writable
 from atommem.eval.reporting.charts import Charts, make_charts, write_charts
-from atommem.eval.reporting.evaluations import Evaluation, correct_golds, read_evaluation
 from atommem.eval.reporting.inspect_logs import write_inspect_logs
-from atommem.eval.reporting.results import RESULTS, Results, make_results, scores_by_key
+from atommem.eval.reporting.results import (
+    RESULTS,
+    Evaluation,
+    Results,
+    correct_golds,
+    make_results,
+    read_evaluation,
+    scores_by_key,
+)
 from atommem.eval.reporting.tables import Table, make_tables
 from atommem.files import write_json, write_text
 from atommem.plugins import find_file

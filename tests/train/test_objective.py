@@ -21,12 +21,6 @@ from trl import GRPOTrainer
 
 from atommem.errors import DataError
 from atommem.train.loops.update_step import policy_loss as configured_loss
-from atommem.train.objective.advantages import (
-    gradient_shares,
-    group_advantages,
-    signal_report,
-    sums_of_quarters,
-)
 from atommem.train.objective.loss import (
     CORRECTION,
     MASKED,
@@ -41,8 +35,12 @@ from atommem.train.objective.rows import (
     Tokens,
     advantages_of_steps,
     episode_rows,
+    gradient_shares,
+    group_advantages,
     merge_equal_rows,
     normalizer,
+    signal_report,
+    sums_of_quarters,
     token_weight,
 )
 from tests.train.harness import make_config

@@ -25,7 +25,7 @@ from atommem.train.loops.episode_trainer import EpisodeTrainer
 from atommem.train.loops.models import load_model
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
 from atommem.train.loops.update_step import Batch, batch_of
-from atommem.train.objective.advantages import has_variance
+from atommem.train.objective.rows import has_variance
 from atommem.train.rollout.rollouts import Rollouts, TaskOrder
 from atommem.train.rollout.server_backend import WeightSync, make_server_pool, make_weight_sync
 from atommem.train.rollout.weight_sync import check_servable, named_weights

@@ -29,7 +29,7 @@ from atommem.train.episode_logs import (
 )
 from atommem.train.loops.models import make_policy, make_reference, tune_lm_head_for_cpu
 from atommem.train.loops.update_step import Batch, UpdateStep, policy_loss
-from atommem.train.objective.advantages import signal_report
+from atommem.train.objective.rows import signal_report
 from atommem.train.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.rollouts import TaskOrder
 

@@ -28,8 +28,13 @@ from atommem.train.loops.update_step import (
     make_batches,
     save_batches,
 )
-from atommem.train.objective.advantages import gradient_shares, group_advantages
-from atommem.train.objective.rows import EpisodeSize, advantages_of_steps, merge_equal_rows
+from atommem.train.objective.rows import (
+    EpisodeSize,
+    advantages_of_steps,
+    gradient_shares,
+    group_advantages,
+    merge_equal_rows,
+)
 from atommem.train.rollout.backends import Backend
 from atommem.train.rollout.rollouts import (
     RolloutGroup,

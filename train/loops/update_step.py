@@ -15,7 +15,6 @@ from transformers import logging
 from atommem.episode import Episode
 from atommem.train.errors import MemoryFault
 from atommem.train.loops.models import reduce_in_float32, use_reference
-from atommem.train.objective.advantages import gradient_shares, group_advantages
 from atommem.train.objective.loss import CORRECTION, PolicyLoss, sums_by_length
 from atommem.train.objective.rows import (
     EpisodeSize,
@@ -23,6 +22,8 @@ from atommem.train.objective.rows import (
     Tokens,
     advantages_of_steps,
     episode_rows,
+    gradient_shares,
+    group_advantages,
     normalizer,
 )
 from atommem.train.packing.micro_batch import (

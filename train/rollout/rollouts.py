@@ -20,8 +20,7 @@ from atommem.errors import ConfigError
 from atommem.policy.contract import Policy
 from atommem.rollout import ENCODE_THREADS, EpisodeRunner, Limits, run_jobs
 from atommem.run import RunConfig, build_agent
-from atommem.train.objective.advantages import has_variance
-from atommem.train.objective.rows import EpisodeSize
+from atommem.train.objective.rows import EpisodeSize, has_variance
 
 
 @dataclass(frozen=True, slots=True)
