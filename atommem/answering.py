@@ -95,7 +95,6 @@ def unboxed_answer(step: Step, tag: str) -> str | None:
 
 
 def _note(session: Session, last: Step, text: str | None) -> str:
-    """Explain an answer without a box, or that there is none."""
     cut = last.finish_reason == "length"
     ended = f"{last.completion_tokens} tokens, {'cut at max_tokens' if cut else last.finish_reason}"
     log = session.memory.log

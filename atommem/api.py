@@ -287,7 +287,6 @@ class AsyncMemory(_Contents):
 
 
 def _silence(step: Step) -> str:
-    """Return the warning about chunks that led to no action."""
     problems = ", ".join(sorted({problem.reason for problem in step.problems})) or "no tags"
     return (
         f"{_SILENT} chunks in a row led to no action ({problems}); the last completion begins "

@@ -194,7 +194,6 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def _parts(hint: Any) -> list[Any]:
-    """Return the types of a union without None, or the one type."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return [part for part in (typing.get_args(hint) if union else (hint,)) if part is not NoneType]
 

@@ -62,7 +62,6 @@ class ProbePolicy:
         self.kind, self.dialect, self.actions = kind, dialect, actions
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Return the probe's text."""
         await asyncio.sleep(0)
         return Completion([0], [0.0], self._write(random.Random(sampling.seed)), "stop")
 

@@ -197,6 +197,14 @@ def check_least(config: object, **least: float) -> None:
             raise ConfigError(f"{name}={value}: must be at least {low}. Give a larger value.")
 
 
+def check_ranges(config: object, **most: int) -> None:
+    """Raise ConfigError if a setting of `config` is not a range from 1 to at most that."""
+    for name, highest in most.items():
+        low, high = getattr(config, name)
+        if not 1 <= low <= high <= highest:
+            raise ConfigError(f"{name}={low}-{high}: not a range within 1-{highest}. Give one.")
+
+
 def check_probabilities(config: object, *names: str) -> None:
     """Raise ConfigError if a setting of `config` is not a probability."""
     for name in names:

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 import msgspec.yaml
+import yaml
 
 from atommem.actions import (
     ANSWER,
@@ -26,7 +27,6 @@ from atommem.actions import (
     CALL,
     MEMORY_ACTIONS,
     MEMORY_KINDS,
-    SCRATCHPAD,
     ActionSpec,
 )
 from atommem.errors import DialectError, suggest
@@ -199,34 +199,8 @@ def get_dialect(name: str, templates: str = "full") -> Dialect:
     return dialect
 
 
-# arXiv 2601.08323, Table 5 and Figures 7 and 8.
-register_dialect(
-    "paper",
-    {
-        "scratchpad": "update_scratchpad",
-        "create": "create_memory",
-        "read": "read_memory",
-        "update": "update_memory",
-        "delete": "delete_memory",
-        "call": "tool_call",
-        "answer": "final_answer",
-    },
-)
-# The tags that the published checkpoint AtomMem-8B was trained on.
-register_dialect(
-    "released",
-    {
-        "scratchpad": "update_memory",
-        "create": "add_memory",
-        "read": "update_query",
-        "update": "modify_memory",
-        "delete": "delete_memory",
-        "call": "tool_call",
-        "answer": "final_answer",
-    },
-)
-# MemAgent (arXiv 2507.02259): the memory is one text, and every completion overwrites it.
-register_dialect("memagent", {}, whole={"reading": SCRATCHPAD, "answering": ANSWER})
+for _name, _texts in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_bytes()).items():
+    register_dialect(_name, **_texts)
 
 
 @cache

@@ -150,7 +150,6 @@ def _read_html(source: bytes | str) -> tuple[str, list[str]]:
 
 
 def _read_docx(raw: bytes) -> tuple[str, list[str]]:
-    """Return the text of a Word document, with its tables and notes."""
     import mammoth
 
     converted = mammoth.convert_to_html(
@@ -166,7 +165,6 @@ def _read_docx(raw: bytes) -> tuple[str, list[str]]:
 
 
 def _read_pdf(raw: bytes) -> tuple[str, list[str]]:
-    """Return the text of all pages; those without text are left out."""
     from pypdf import PdfReader
 
     reader = PdfReader(io.BytesIO(raw))

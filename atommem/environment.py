@@ -114,15 +114,12 @@ class Environment(Protocol):
 
     async def reset(self, task: Any) -> Observation:
         """Start a task."""
-        ...
 
     async def step(self, step: Step) -> StepResult:
         """Advance by one step, whose memory actions have been applied."""
-        ...
 
     async def score(self) -> Score:
         """Score the episode; called once, at its end."""
-        ...
 
 
 @dataclass

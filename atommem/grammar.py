@@ -196,7 +196,6 @@ class Grammar:
         return [tag for _, tag in sorted((thoughts | found).items())]
 
     def _element(self, spec: ActionSpec, tag: _Tag, body: str, end: int) -> list[_Item]:
-        """Return the actions of a closed element, or its problem."""
         if tag.name == self.call_tag:
             return [_tool_call(self.tools, tag.name, body, tag.start, end)]
         return _element(spec, tag.name, body, tag.start, end)
@@ -367,7 +366,6 @@ def _validator(schema: str) -> Any:
 
 
 def _json_object(text: str) -> tuple[dict[str, Any], str]:
-    """Return a JSON object, or an error."""
     try:
         loaded = read_json(text, _MAX_DEPTH)
     except (ValueError, RecursionError) as error:

@@ -5,20 +5,10 @@ from __future__ import annotations
 import re
 from unicodedata import normalize
 
-_ACCENTS = {
-    "`": "\u0300",
-    "'": "\u0301",
-    "^": "\u0302",
-    "~": "\u0303",
-    "=": "\u0304",
-    "u": "\u0306",
-    ".": "\u0307",
-    '"': "\u0308",
-    "H": "\u030b",
-    "v": "\u030c",
-    "c": "\u0327",
-    "k": "\u0328",
-}
+_ACCENTS = str.maketrans(
+    "`'^~=u.\"Hvck",
+    "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030b\u030c\u0327\u0328",
+)
 _LETTERS = {
     **{"ss": "ß", "o": "ø", "O": "Ø", "l": "ł", "L": "Ł", "ae": "æ", "AE": "Æ"},
     **{"oe": "œ", "OE": "Œ", "aa": "å", "AA": "Å", "pounds": "£", "euro": "€", "degree": "°"},
@@ -85,7 +75,7 @@ def _replacement(match: re.Match[str]) -> str:
         return match["escaped"]
     accent = match["accent"] or match["over"] or match["umlaut"]
     if accent:
-        return normalize("NFC", (match["braced"] or match["letter"]) + _ACCENTS[accent])
+        return normalize("NFC", (match["braced"] or match["letter"]) + accent.translate(_ACCENTS))
     if match["name"] in _LETTERS:
         return _LETTERS[match["name"]]
     return match[0] if match["name"] else ""

@@ -1,12 +1,16 @@
-"""A process at work: the seconds spent waiting, and the garbage collector."""
+"""A process at work: concurrent jobs, the seconds spent waiting, and the garbage collector."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 _frozen = False  # gc.get_freeze_count takes a tenth of a second
 
@@ -17,9 +21,8 @@ class ActivityClock:
     A second with 200 pending requests counts as one, so that times are shares of the wall clock.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
-        self._last = now()
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
         self._running, self._total = Counter[str](), dict[str, float]()
 
     @contextmanager
@@ -40,11 +43,55 @@ class ActivityClock:
         return total
 
     def _add_elapsed(self) -> None:
-        now = self._now()
+        now = time.perf_counter()
         for kind, running in self._running.items():
             if running:
                 self._total[kind] = self._total.get(kind, 0.0) + now - self._last
         self._last = now
+
+
+class StepTimeoutError(Exception):
+    """The time of `time_limit` was up."""
+
+
+@asynccontextmanager
+async def time_limit(seconds: float | None) -> AsyncIterator[None]:
+    """Cancel the block after some seconds and raise StepTimeoutError."""
+    try:
+        async with asyncio.timeout(seconds) as clock:
+            yield
+    except TimeoutError as error:
+        if not clock.expired():  # a TimeoutError of the policy, the embedder or the environment
+            raise
+        raise StepTimeoutError from error
+
+
+async def run_jobs(
+    run: Callable[[Any, int], Awaitable[Result]],
+    jobs: Sequence[tuple[Any, int]],
+    on_episode: Callable[[int, Result], None] | None = None,
+    max_in_flight: int | asyncio.Semaphore | None = None,
+) -> list[Result]:
+    """Run `run(task, sample)` for all jobs; see `atommem.rollout.EpisodeRunner.run_all`."""
+    slots = max_in_flight
+    if not isinstance(slots, asyncio.Semaphore):
+        slots = asyncio.Semaphore(slots or max(1, len(jobs)))
+    episodes: dict[int, Result] = {}
+
+    async def one(index: int, task: Any, sample: int) -> None:
+        async with slots:
+            episodes[index] = await run(task, sample)
+        if on_episode is not None:
+            on_episode(index, episodes[index])
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for index, (task, sample) in enumerate(jobs):
+                group.create_task(one(index, task, sample))
+    except BaseExceptionGroup as failures:
+        # The first failure is the cause; the others only repeat it.
+        raise failures.exceptions[0] from None
+    return [episodes[index] for index in sorted(episodes)]
 
 
 @contextmanager

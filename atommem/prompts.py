@@ -139,7 +139,6 @@ class PromptBuilder:
         factory: EnvironmentFactory,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> PromptBuilder:
-        """Make the builder of an environment's prompts."""
         section = factory.section(config.templates, factory.config)
         return cls(tokenizer, dialect, config, section, factory.actions, chat_template_kwargs)
 
@@ -251,7 +250,6 @@ class PromptBuilder:
         return pieces
 
     def _guarded(self, segment: Segment) -> str:
-        """Return the text of a segment, headings in data marked."""
         if segment.place is None:
             return segment.text
         return self._headings.guard(clean(segment.text), *segment.place)
@@ -264,7 +262,6 @@ class PromptBuilder:
     # Template text ---
 
     def _split_templates(self) -> dict[str, list[TemplatePart]]:
-        """Return the parts of every piece's template, tags filled in."""
         memory = {name: getattr(self._templates, name) for name in _MEMORY_PIECES}
         if self._config.read_past:
             memory["past"] = self._templates.past or f"Past {memory['entry']}"
@@ -283,7 +280,6 @@ class PromptBuilder:
         }
 
     def _instructions(self, actions: Sequence[ActionSpec]) -> str:
-        """Return the system message."""
         templates, section = self._templates, self._section
         explained = [templates.actions[name] for name in self._enabled if name in templates.actions]
         explained += [text for text in map(self._explanation, actions) if text]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 from atommem.actions import Parsed, ProblemReason
 from atommem.config import MemoryConfig, check_least
@@ -23,15 +21,21 @@ from atommem.errors import ConfigError, OutageError, PromptTooLongError, TraceEr
 from atommem.memory.log import MemoryView, Source
 from atommem.memory.memory import WorkingMemory
 from atommem.memory.rules import RuleSet
-from atommem.policy.contract import BatchPolicy, Completion, MessagePolicy, Policy, Sampling
-from atommem.process import ActivityClock
+from atommem.policy.contract import (
+    BatchPolicy,
+    Completion,
+    MessagePolicy,
+    Policy,
+    Sampling,
+    derived_seed,
+    request_sampling,
+)
+from atommem.process import ActivityClock, StepTimeoutError, run_jobs, time_limit
 from atommem.prompts import PromptBuilder
 from atommem.session_state import SessionState
 from atommem.text_safety import clean
 from atommem.thinking import THINK, thoughts_end
 from atommem.tokens import Tokenizer
-
-Result = TypeVar("Result")
 
 ENCODE_THREADS = 2
 """Enough for a server of 128 completions a second; more threads compete for the interpreter."""
@@ -45,7 +49,6 @@ class ObservationPolicy(Protocol):
         self, observation: Observation, view: MemoryView, sampling: Sampling
     ) -> Completion:
         """Return a completion."""
-        ...
 
 
 @dataclass(kw_only=True, eq=False)
@@ -250,36 +253,6 @@ class Session:
         return twin
 
 
-class StepTimeoutError(Exception):
-    """The time of `time_limit` was up."""
-
-
-@asynccontextmanager
-async def time_limit(seconds: float | None) -> AsyncIterator[None]:
-    """Cancel the block after some seconds and raise StepTimeoutError."""
-    try:
-        async with asyncio.timeout(seconds) as clock:
-            yield
-    except TimeoutError as error:
-        if not clock.expired():  # a TimeoutError of the policy, the embedder or the environment
-            raise
-        raise StepTimeoutError from error
-
-
-def request_sampling(
-    sampling: Sampling, key: str, index: int, affinity: str | None = None
-) -> Sampling:
-    """Return the sampling of a session's request number `index`, with its own seed."""
-    seed = None if sampling.seed is None else derived_seed(f"{sampling.seed}/{key}/{index}")
-    return replace(sampling, affinity=affinity, seed=seed)
-
-
-def derived_seed(name: str) -> int:
-    """Return a seed of 31 bits that depends on `name`."""
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).digest()
-    return int.from_bytes(digest, "big") >> 1
-
-
 @dataclass(frozen=True)
 class Limits:
     """Limits of an episode: steps, sampled tokens of all steps, and wall-clock time."""
@@ -375,11 +348,21 @@ class EpisodeRunner:
                 while True:
                     if past:
                         step = past.popleft()
-                        _check_observation(step, observation, episode)
+                        if step.observation != observation:
+                            raise TraceError(
+                                f"step {step.index + 1} of task {episode.task_id!r} "
+                                f"({step.observation.label}) showed another observation. Continue "
+                                "with the same task, environment and settings."
+                            )
                     elif reason := self._reached_limit(session):
                         return reason
                     else:
-                        step = await self._take_step(episode, session, observation)
+                        limit = self.limits.max_tokens
+                        left = None if limit is None else limit - session.sampled
+                        step = await session.sample(observation, episode.task_id, left)
+                        # If an outage prevents its actions, its tokens still count.
+                        episode.steps.append(step)
+                        await session.apply(step)
                     result = await environment.step(step)
                     if result.observation is None:
                         return result.reason or StopReason.ANSWERED
@@ -397,55 +380,9 @@ class EpisodeRunner:
             return StopReason.TOKEN_LIMIT
         return None
 
-    async def _take_step(
-        self, episode: Episode, session: Session, observation: Observation
-    ) -> Step:
-        limit = self.limits.max_tokens
-        tokens_left = None if limit is None else limit - session.sampled
-        step = await session.sample(observation, episode.task_id, tokens_left)
-        episode.steps.append(step)  # if an outage prevents its actions, its tokens still count
-        await session.apply(step)
-        return step
-
-
-def _check_observation(step: Step, observation: Observation, episode: Episode) -> None:
-    if step.observation != observation:
-        raise TraceError(
-            f"step {step.index + 1} of task {episode.task_id!r} ({step.observation.label}) showed "
-            "another observation. Continue with the same task, environment and settings."
-        )
-
 
 def set_score(episode: Episode, score: Score) -> None:
     """Copy a score into its episode."""
     episode.reward, episode.answers = score.reward, score.answers
     episode.metrics, episode.question_metrics = dict(score.metrics), score.question_metrics
     episode.question_notes = score.question_notes
-
-
-async def run_jobs(
-    run: Callable[[Any, int], Awaitable[Result]],
-    jobs: Sequence[tuple[Any, int]],
-    on_episode: Callable[[int, Result], None] | None = None,
-    max_in_flight: int | asyncio.Semaphore | None = None,
-) -> list[Result]:
-    """Run `run(task, sample)` for all jobs; see `EpisodeRunner.run_all`."""
-    slots = max_in_flight
-    if not isinstance(slots, asyncio.Semaphore):
-        slots = asyncio.Semaphore(slots or max(1, len(jobs)))
-    episodes: dict[int, Result] = {}
-
-    async def one(index: int, task: Any, sample: int) -> None:
-        async with slots:
-            episodes[index] = await run(task, sample)
-        if on_episode is not None:
-            on_episode(index, episodes[index])
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for index, (task, sample) in enumerate(jobs):
-                group.create_task(one(index, task, sample))
-    except BaseExceptionGroup as failures:
-        # The first failure is the cause; the others only repeat it.
-        raise failures.exceptions[0] from None
-    return [episodes[index] for index in sorted(episodes)]

@@ -234,7 +234,6 @@ class Runtime:
             raise ConfigError("this memory is closed. Memory.load opens a saved one.")
 
     async def close(self) -> None:
-        """Free models and connections."""
         self.closed = True
         await self.agent.factory.close()
         await self.agent.policy.close()

@@ -1,4 +1,4 @@
-"""Thoughts in completions: the forms in which model families mark them, in one table.
+"""Thoughts in completions, in the forms in which model families mark them (``thinking.yaml``).
 
 A thought runs from an opening mark to the next closing mark of its form. The prompt may have opened
 it already. ``gpt-oss`` (harmony), Kimi K3 and Muse write messages: all but the one to the user are
@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
+
+import yaml
 
 THINK = "think"
 _NEVER = r"(?!)"
 
 
 class Form(NamedTuple):
-    """One way to mark a thought: a closing mark as text, and regular expressions.
-
-    `answer` also begins the answer where no thought was opened; `closing` only closes one.
-    """
+    """One way to mark a thought: a closing mark as text, and regular expressions."""
 
     written: str
     opening: str
@@ -27,48 +27,8 @@ class Form(NamedTuple):
     closing: str = _NEVER
 
 
-_TO_USER = r"<\|channel\|>\s*final\b[^<]{0,40}(?:<\|constrain\|>[^<]{0,40})?<\|message\|>"
-_FORMS = {
-    "harmony": Form(
-        "<|end|><|start|>assistant<|channel|>final<|message|>",
-        r"<\|channel\|>(?!\s*final\b)[^<]{0,80}(?:<\|constrain\|>[^<]{0,40})?<\|message\|>",
-        rf"(?:<\|(?:end|call)\|>)?(?:<\|start\|>assistant)?{_TO_USER}",
-        r"<\|(?:end|call)\|>(?:<\|start\|>assistant(?!<\|channel\|>final))?",
-    ),
-    "muse": Form(
-        "<|eom|><|start|>assistant to=user<|message|>",
-        r"(?:<\|start\|>assistant )?to=(?!user<)[^\s<]{1,80}<\|message\|>",
-        r"(?:<\|eom\|>)?(?:<\|start\|>assistant )?to=user<\|message\|>",
-        r"<\|eom\|>(?:<\|start\|>assistant(?! to=user))?",
-    ),
-    "kimi": Form(
-        "<|close|>think<|sep|><|open|>response<|sep|>",
-        r"<\|open\|>think<\|sep\|>",
-        r"<\|close\|>think<\|sep\|>(?:<\|open\|>response<\|sep\|>)?",
-    ),
-    "cohere": Form(
-        "<|END_THINKING|><|START_RESPONSE|>",
-        r"<\|START_THINKING\|>",
-        r"<\|END_THINKING\|>(?:<\|START_RESPONSE\|>)?",
-    ),
-    "open": Form("<|end_of_thought|>", r"<\|begin_of_thought\|>", r"<\|end_of_thought\|>"),
-    "apertus": Form("<|inner_suffix|>", r"<\|inner_prefix\|>", r"<\|inner_suffix\|>"),
-    "gemma": Form("<channel|>", r"<\|channel>\s*thought\b", r"<channel\|>"),
-    "bracketed": Form("[/THINK]", r"\[THINK\]", r"\[/THINK\]"),
-    "triangled": Form("◁/think▷", "◁think▷", "◁/think▷"),
-    # In words, so only at the start, with the answer marked too, or at the end of a prompt.
-    "granite": Form(
-        "Here is my response:",
-        r"\AHere(?:'s| is) my thought process:(?=.*\bmy response:)"
-        r"|Here(?:'s| is) my thought process:(?=\s?\Z)",
-        closing=r"Here(?:'s| is) my response:",
-    ),
-    "apriel": Form(
-        "[BEGIN FINAL RESPONSE]",
-        r"\AHere are my reasoning steps:(?=.*\[BEGIN FINAL)|Here are my reasoning steps:(?=\s?\Z)",
-        r"\[BEGIN FINAL RESPONSE\]",
-    ),
-}
+_TEXTS: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_bytes())
+_FORMS = {name: Form(**texts) for name, texts in _TEXTS.items()}
 # <think>, <thinking>, <seed:think>, <mm:think>, <ifm|think_fast>, <think:opensource>, ...
 _ELEMENT = (
     r"<(?P<slash>/?)(?P<element>"

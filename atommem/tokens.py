@@ -17,19 +17,15 @@ class Tokenizer(Protocol):
 
     def __call__(self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool) -> Any:
         """Encode with the character span of every token."""
-        ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Convert text to token ids."""
-        ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Convert token ids to text."""
-        ...
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any:
         """Render chat messages."""
-        ...
 
 
 def token_offsets(tokenizer: Tokenizer, text: str) -> list[tuple[int, int]]:
@@ -76,12 +72,10 @@ class ApproximateTokenizer:
     def __call__(
         self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool
     ) -> dict[str, Any]:
-        """Encode with the character span of every token."""
         spans = [match.span() for match in _PIECE.finditer(text)]
         return {"input_ids": self.encode(text), "offset_mapping": spans}
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Convert text to token ids."""
         pieces = _PIECE.findall(text)
         return [zlib.crc32(piece.encode("utf-8", "surrogatepass")) for piece in pieces]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from tqdm import tqdm
@@ -24,12 +25,13 @@ from atommem.envs.benchmarks.multihop import (
     get_benchmark,
     with_aliases,
 )
-from atommem.envs.benchmarks.rows import read_rows
+from atommem.envs.benchmarks.rows import QARow, read_rows
 from atommem.envs.benchmarks.tables import Columns, find_rows, read_table
+from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, listed_rows
 from atommem.envs.synthetic import ledger, oolong, ruler, told
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.synthetic.writing import SPLITS as TEXT_SPLITS
-from atommem.envs.task import Task
+from atommem.envs.task import Question, Task
 from atommem.envs.task_files import (
     check_out,
     describe_file,
@@ -38,7 +40,7 @@ from atommem.envs.task_files import (
     save_tasks,
     write_provenance,
 )
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, DataError
 from atommem.text_safety import printable
 
 _GENERATED: dict[str, tuple[type[Any], Callable[..., Iterable[Task]]]] = {
@@ -84,7 +86,7 @@ def build_long_documents(argv: Sequence[str]) -> int:
     benchmark = get_benchmark(args.benchmark)
     if args.aliases is not None:
         benchmark = with_aliases(benchmark, args.aliases)
-    folders = args.input or [Path(os.environ.get("ATOMMEM_DATA") or "data")]
+    folders = args.input or [_data_folder()]
     files = [file for folder in folders for file in benchmark.find(args.split, folder)]
     check_out(args.out, files)
     progress = tqdm(files, "reading", unit="file", disable=None)
@@ -108,23 +110,105 @@ def build_long_documents(argv: Sequence[str]) -> int:
     return _save(tqdm(tasks, "building", config.n, unit="task", disable=None), args.out, settings)
 
 
+def _data_folder() -> Path:
+    return Path(os.environ.get("ATOMMEM_DATA") or "data")
+
+
 def _generate(name: str, argv: Sequence[str]) -> int:
-    config_class, generated = _GENERATED[name]
     parser = Parser("atommem data build", f"Write the tasks of {name}.")
     parser.add_argument("--benchmark", required=True, choices=list(_GENERATED), help="Which.")
     parser.add_argument("--split", default="train", choices=TEXT_SPLITS, help="(%(default)s)")
+    return _write_generated(parser, argv, name, "texts", *_GENERATED[name])
+
+
+def _synthetic(argv: list[str]) -> int:
+    parser = Parser("atommem data synthetic", "Generate tasks of the synthetic world.")
+    return _write_generated(parser, argv, "synthetic", "world", WorldConfig, generate)
+
+
+def _write_generated(
+    parser: Parser,
+    argv: Sequence[str],
+    source: str,
+    title: str,
+    config_class: type[Any],
+    generate: Callable[..., Iterable[Task]],
+) -> int:
     parser.add_argument("--n", type=int, required=True, help="Tasks to write.")
     parser.add_argument("--seed", type=int, default=42, help="Seed of every draw (%(default)s).")
     parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
-    parser.add_settings("texts", config_class)
+    parser.add_settings(title, config_class)
     args = parser.parse_args(argv)
     config = make(config_class, args)
     check_least(args, n=1)
     check_out(args.out)
-    settings = {"source": name, "split": args.split, "n": args.n, "seed": args.seed}
-    tasks = generated(config, args.n, args.seed, args.split)
-    progress = tqdm(tasks, "generating", args.n, unit="task", disable=None)
-    return _save(progress, args.out, {**settings, "texts": asdict(config)})
+    split = {"split": args.split} if hasattr(args, "split") else {}
+    tasks = generate(config, args.n, args.seed, **split)
+    settings = {"source": source, **split, "n": args.n, "seed": args.seed, title: asdict(config)}
+    return _save(tqdm(tasks, "generating", args.n, unit="task", disable=None), args.out, settings)
+
+
+def build_web_questions(argv: Sequence[str]) -> int:
+    """Build a task file of a benchmark without documents; return the exit status."""
+    args = _web_parser().parse_args(argv)
+    check_least(args, n=1)
+    benchmark = WEB_BENCHMARKS[args.benchmark]
+    files = benchmark.find(args.split, args.input or _data_folder())
+    check_out(args.out, files)
+    rows = [row for file in files for row in benchmark.read(file)]
+    if args.only is not None:
+        rows = listed_rows(rows, args.only)
+    if not rows:
+        raise DataError(f"{args.out}: would have no tasks. Correct --only.")
+    if args.n is not None and args.n < len(rows):
+        places = Random(f"{args.seed}:questions").sample(range(len(rows)), args.n)
+        rows = [rows[place] for place in sorted(places)]
+    tasks = [_web_task(row, benchmark.name, args.split, args.start_page) for row in rows]
+    beside = write_provenance(
+        args.out,
+        {
+            "command": ["atommem", "data", "build", "--environment", "web", *argv],
+            "benchmark": benchmark.name,
+            "split": args.split,
+            "inputs": [describe_file(file) for file in files],
+            "only": None if args.only is None else describe_file(args.only),
+            "seed": args.seed,
+            "counts": {"tasks": save_tasks(tasks, args.out)},
+        },
+    )
+    secret = sum(not row.answers for row in rows)
+    print(f"{args.out}: {len(tasks)} tasks, {secret} without a known answer; provenance: {beside}")
+    return 0
+
+
+def _web_task(row: QARow, source: str, split: str, start_page: bool) -> Task:
+    metadata = {"split": split}
+    if start_page and "root_url" in row.metadata:
+        metadata["start"] = row.metadata["root_url"]
+    question = Question(row.question, row.answers, row.id, row.metadata)
+    return Task(f"{source}-{split}-{row.id}", (question,), source=source, metadata=metadata)
+
+
+def _web_parser() -> Parser:
+    parser = Parser(
+        "atommem data build --environment web",
+        "Build tasks of questions that are asked of the web.",
+    )
+    parser.add_argument("--benchmark", required=True, choices=list(WEB_BENCHMARKS))
+    splits = {split for benchmark in WEB_BENCHMARKS.values() for split in benchmark.files}
+    parser.add_argument("--split", required=True, choices=sorted(splits), help="Official file.")
+    folder = "Default: $ATOMMEM_DATA, else the folder data."
+    parser.add_argument("--input", type=Path, metavar="PATH", help=folder)
+    parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
+    parser.add_argument("--n", type=int, help="Tasks, drawn by the seed (default: all).")
+    parser.add_argument("--seed", type=int, default=42, help="Seed of the draw (%(default)s).")
+    listed = (
+        "Only questions of this file, by id or text: a published subset, as GAIA's 103 of text."
+    )
+    parser.add_argument("--only", type=Path, metavar="FILE", help=listed)
+    start = "Show WebWalkerQA's root page first."
+    parser.add_argument("--start_page", action="store_true", help=start)
+    return parser
 
 
 def _build_parser() -> Parser:
@@ -229,21 +313,6 @@ def _convert(argv: list[str]) -> int:
     if left_out:
         print(f"{len(left_out)} rows left out: they have no answer", file=sys.stderr)
     return status
-
-
-def _synthetic(argv: list[str]) -> int:
-    parser = Parser("atommem data synthetic", "Generate tasks of the synthetic world.")
-    parser.add_argument("--n", type=int, required=True, help="Tasks to generate.")
-    parser.add_argument("--seed", type=int, default=42, help="Seed of every draw (%(default)s).")
-    parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
-    parser.add_settings("world", WorldConfig)
-    args = parser.parse_args(argv)
-    config = make(WorldConfig, args)
-    check_least(args, n=1)
-    check_out(args.out)
-    tasks = generate(config, args.n, args.seed)
-    settings = {"source": "synthetic", "n": args.n, "seed": args.seed, "world": asdict(config)}
-    return _save(tqdm(tasks, "generating", args.n, unit="task", disable=None), args.out, settings)
 
 
 def _save(tasks: Iterable[Task], out: Path, settings: Mapping[str, Any]) -> int:

@@ -115,18 +115,14 @@ def joined_text(task: Task) -> str:
     )
 
 
-def chunk_text(
-    text: str, tokenizer: Tokenizer, chunk_tokens: int, whole_sentences: bool = False
-) -> list[str]:
+def chunk_text(text: str, tokenizer: Tokenizer, chunk_tokens: int) -> list[str]:
     """Cut `text` into pieces of at most `chunk_tokens` tokens, which joined are `text`.
 
     Tokens are counted in the whole text; a chunk encoded by itself may differ by a token at its
-    edges. No character is cut. With `whole_sentences` a chunk ends where a sentence ends, unless a
-    single sentence is longer than a chunk.
+    edges. No character is cut.
     """
     offsets = token_offsets(tokenizer, text)
     starts = [start for start, _ in offsets]
-    ends = [match.end() for match in SENTENCE_END.finditer(text)] if whole_sentences else []
     chunks: list[str] = []
     begin, token = 0, 0
     while token < len(offsets):
@@ -135,9 +131,6 @@ def chunk_text(
             chunks.append(text[begin:])
             break
         end = cut_position(offsets, limit)
-        last = bisect_right(ends, end) - 1
-        if last >= 0 and ends[last] > begin:
-            end = ends[last]
         if end <= begin:
             # A character of more tokens than a chunk holds stays whole.
             end = next((start for start in starts[token:] if start > begin), len(text))

@@ -70,7 +70,6 @@ def iter_tasks(found: Iterable[Row]) -> Iterator[Task]:
 
 
 def _parse(row: Row, documents: dict[Document, Document]) -> Task:
-    """Return the task of a row of `save_tasks`; `documents` interns equal documents."""
     if "questions" not in row.values:
         raise row.error(
             "questions",

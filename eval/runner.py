@@ -15,8 +15,8 @@ from atommem.errors import DataError
 from atommem.eval.methods.baseline import Baseline, Method
 from atommem.eval.output import SUMMARY, OutputFolder
 from atommem.files import write_json
-from atommem.process import frozen_heap
-from atommem.rollout import EpisodeRunner, run_jobs
+from atommem.process import frozen_heap, run_jobs
+from atommem.rollout import EpisodeRunner
 
 
 async def evaluate(

@@ -35,7 +35,7 @@ from atommem.envs.scoring.statistics import wilson_interval
 from atommem.envs.synthetic.world import generate
 from atommem.episode import Episode
 from atommem.memory.log import replay
-from atommem.rollout import run_jobs
+from atommem.process import run_jobs
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.objective.rows import EpisodeSize, group_advantages, has_variance
 from papers.inputs import load_demo

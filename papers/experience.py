@@ -26,9 +26,10 @@ from atommem.memory.log import (
     Outcome,
     Source,
 )
-from atommem.memory.memory import Plan
+from atommem.memory.plan import Plan
 from atommem.memory.rules import Candidate, Merged, Numbers, Refused, RuleSet, StoreState
 from atommem.memory.store import VectorStore, best
+from papers.banks import rule_path
 from papers.inputs import read_json_rows
 
 Similarity = Callable[[str, StoreState], Numbers]
@@ -118,7 +119,10 @@ class Bank:
             raise ConfigError(f"capacity={capacity}: must be at least 1, or None for no limit.")
         check_choice("evaluator", evaluator, tuple(EVALUATORS))
         self._embedder, self._capacity, self._seed = embedder, capacity, seed
-        self._rules, self._evaluator = RuleSet(admission, retention), evaluator
+        self._rules, self._evaluator = (
+            RuleSet(rule_path(admission), rule_path(retention)),
+            evaluator,
+        )
         self._newest_first = newest_first
         self._contents, self._store = Contents(), VectorStore(embedder.dim)
         self._last: tuple[str, Vectors] | None = None

@@ -16,7 +16,7 @@ import numpy as np
 
 from atommem.embedding.embedder import Vectors
 from atommem.memory.rules import Numbers, StoreState
-from atommem.rules.banks import MemoBank, broken_failure
+from papers.banks import MemoBank, broken_failure
 from papers.experience import Bank, Experience, read_memento
 from papers.experiment import Journal, Report, main, progress
 from papers.inputs import (
@@ -64,21 +64,21 @@ def read_questions(folder: Path) -> list[Question]:
 class ByLabel(MemoBank):
     """Control: the same pruning, by the label alone."""
 
-    def _utilities(self, store: StoreState) -> Numbers:
+    def scores(self, store: StoreState) -> Numbers:
         return np.nan_to_num(store.column("outcome"))
 
 
 class Newest(MemoBank):
     """Control: the same pruning, by age alone."""
 
-    def _utilities(self, store: StoreState) -> Numbers:
+    def scores(self, store: StoreState) -> Numbers:
         return store.column("created")
 
 
 class AtRandom(MemoBank):
     """Control: the same pruning, at random."""
 
-    def _utilities(self, store: StoreState) -> Numbers:
+    def scores(self, store: StoreState) -> Numbers:
         return store.rng.random(len(store.ids))
 
 

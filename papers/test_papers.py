@@ -17,8 +17,8 @@ from atommem.embedding.embedder import HashingEmbedder
 from atommem.errors import ConfigError, DataError
 from atommem.memory.log import Outcome
 from atommem.memory.rules import StoreState
-from atommem.rules.banks import LINEAR, TraceRetain
 from papers import experiment, inputs
+from papers.banks import LINEAR, TraceRetain
 from papers.experience import Bank, Experience, read_memento
 from papers.experiment import Journal, Report, resumable
 from papers.inputs import StoredVectors, embed_all

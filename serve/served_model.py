@@ -15,7 +15,8 @@ from atommem.environment import find_environment
 from atommem.episode import Observation, Step
 from atommem.errors import ConfigError
 from atommem.policy.opening import fingerprint
-from atommem.rollout import Session, time_limit
+from atommem.process import time_limit
+from atommem.rollout import Session
 from atommem.run import Runtime
 
 STAGES = Histogram(

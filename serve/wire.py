@@ -17,7 +17,7 @@ from atommem.errors import (
     PromptTooLongError,
 )
 from atommem.memory.log import Entry
-from atommem.rollout import StepTimeoutError
+from atommem.process import StepTimeoutError
 from atommem.serve.conversations import BusyError
 from atommem.serve.schema import ConversationInfo, Event, KeyReusedError, NotFoundError
 from atommem.text_safety import clean

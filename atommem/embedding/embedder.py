@@ -18,6 +18,7 @@ TextKind = Literal["query", "entry"]
 Vectors = npt.NDArray[np.float32]
 PROBES = 8
 """Signed places per word. With several, a collision of two words is an eighth of a match."""
+_CACHED_VECTORS = 16_384
 _Request = tuple[tuple[str, ...], TextKind]
 
 
@@ -34,11 +35,9 @@ class Embedder(Protocol):
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
         """Embed `texts`: shape (len(texts), dim), float32, every row of norm 1."""
-        ...
 
     async def close(self) -> None:
         """Free threads and connections."""
-        ...
 
 
 def unit_rows(vectors: npt.NDArray[np.floating]) -> tuple[Vectors, int]:
@@ -105,19 +104,13 @@ class MicroBatcher:
     """Batch and cache calls of an embedder.
 
     Texts requested at the same time go to the embedder together: one call per kind and per
-    `max_batch` texts.
-
-    Args:
-        embedder: Its ``embed`` may be called concurrently.
-        max_batch: Most texts in one call.
-        cache_size: Vectors kept, oldest dropped first.
+    `max_batch` texts. Its ``embed`` may be called concurrently.
     """
 
-    def __init__(self, embedder: Embedder, max_batch: int = 1024, cache_size: int = 16_384) -> None:
+    def __init__(self, embedder: Embedder, max_batch: int = 1024) -> None:
         self.embedder = embedder
         self.id, self.dim = embedder.id, embedder.dim
         self._max_batch = max_batch
-        self._cache_size = cache_size
         self._cache: dict[tuple[TextKind, str], Vectors] = {}
         self._batcher: RequestBatcher[_Request, Vectors] = RequestBatcher(self._embed_all)
 
@@ -159,7 +152,7 @@ class MicroBatcher:
                 # A copy: a view would keep the whole call's array alive in the cache.
                 found[kind, text] = vector.copy()
         self._cache |= found
-        while len(self._cache) > self._cache_size:
+        while len(self._cache) > _CACHED_VECTORS:
             del self._cache[next(iter(self._cache))]
         for item in waiting:
             texts, kind = item.request

@@ -54,14 +54,12 @@ class SentenceTransformerEmbedder:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-embedder")
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
-        """Embed `texts`: shape (len(texts), dim), float32, every row of norm 1."""
         if not texts:
             return np.empty((0, self.dim), dtype=np.float32)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._encode, texts, kind)
 
     async def close(self) -> None:
-        """End the worker thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _encode(self, texts: Sequence[str], kind: TextKind) -> Vectors:
@@ -110,7 +108,6 @@ class HttpEmbedder:
         return _directions(vectors, self.model)
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.close()
 
     async def _measure_dim(self) -> int:

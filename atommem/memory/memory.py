@@ -1,20 +1,15 @@
-"""A memory at work: a `Plan` decides the operations of a completion, `WorkingMemory` applies them.
-
-Texts are embedded before anything is decided. A plan changes nothing by itself, so an error or a
-cancellation in the middle of a completion leaves the memory as it was.
-"""
+"""A memory at work: it embeds the texts of a completion, and applies the `Plan` that decides it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
 
-from atommem.actions import CREATE, DELETE, MEMORY_KINDS, READ, SCRATCHPAD, UPDATE, Action
+from atommem.actions import CREATE, MEMORY_KINDS, READ, SCRATCHPAD, UPDATE, Action
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.errors import ConfigError
@@ -30,191 +25,10 @@ from atommem.memory.log import (
     Source,
     replay,
 )
-from atommem.memory.rules import (
-    Accepted,
-    Admission,
-    Candidate,
-    Eviction,
-    Merged,
-    Refused,
-    RuleSet,
-    StoreState,
-)
+from atommem.memory.plan import Plan, ResolvedAction
+from atommem.memory.rules import RuleSet
 from atommem.memory.store import TextVectors, VectorStore, digests_of, embed_texts
 from atommem.tokens import Tokenizer, cut_to_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedAction:
-    """A memory action with its text cut to the limit and its handle resolved."""
-
-    kind: str
-    text: str
-    handle: int | None
-    entry_id: int | None
-    reason: str = ""
-    disabled: bool = False
-
-    @property
-    def may_store_text(self) -> bool:
-        """Whether the text may become an entry's."""
-        known = self.kind == UPDATE and self.entry_id is not None
-        return not self.disabled and (self.kind == CREATE or known)
-
-
-@dataclass(slots=True)
-class Plan:
-    """Operations that have been decided and not applied yet.
-
-    `contents` (a copy) is after them, `store` before them. `vectors` has the new vector of each
-    written entry by its id, None of a deleted one.
-    """
-
-    contents: Contents
-    store: VectorStore
-    rules: RuleSet
-    step: int
-    capacity: int | None
-    seed: int
-    source: Source | None = None
-    operations: list[Operation] = field(default_factory=list)
-    vectors: dict[int, Vectors | None] = field(default_factory=dict)
-
-    def decide(self, actions: Iterable[ResolvedAction], vectors: Mapping[str, Vectors]) -> None:
-        """Add the operations of one completion; `vectors` has every text that may be stored."""
-        for action in actions:
-            entry = self.contents.entries.get(action.entry_id or 0)
-            if action.disabled:
-                self.add(action.kind, Outcome.DISABLED, handle=action.handle)
-            elif action.kind == SCRATCHPAD:
-                self._write(action, before=self.contents.scratchpad, after=action.text)
-            elif action.kind == READ:
-                self._write(action, before=self.contents.query, after=action.text or None)
-            elif action.kind == CREATE:
-                self._create(action, vectors[action.text])
-            elif entry is None:  # its handle was not shown, or it has just been deleted
-                self.add(action.kind, Outcome.UNKNOWN_HANDLE, handle=action.handle)
-            elif action.kind == DELETE:
-                self.delete(entry, handle=action.handle)
-            else:
-                self._update(action, entry, vectors[action.text])
-        self.sweep()
-
-    def add(
-        self,
-        kind: str,
-        outcome: Outcome = Outcome.APPLIED,
-        *,
-        vector: Vectors | None = None,
-        score: float | None = None,
-        **values: Any,
-    ) -> None:
-        """Add an operation; `vector` is that of the text it gives an entry."""
-        number = None if score is None else float(score)  # a rule's may be numpy's
-        operation = Operation(self.step, kind, outcome, score=number, **values)
-        self.contents.apply(operation)
-        self.operations.append(operation)
-        if outcome is Outcome.APPLIED and operation.entry_id is not None:
-            self.vectors[operation.entry_id] = vector
-
-    def _write(self, action: ResolvedAction, **values: Any) -> None:
-        self.add(action.kind, reason=action.reason, source=self.source, **values)
-
-    def _create(self, action: ResolvedAction, vector: Vectors) -> None:
-        decision = self.admit(self.candidate(action.text, vector))
-        if isinstance(decision, Refused):
-            self.add(CREATE, Outcome.REJECTED, after=action.text, **asdict(decision))
-        elif isinstance(decision, Accepted):
-            self.add(
-                CREATE,
-                vector=vector,
-                entry_id=self.contents.newest_id + 1,
-                after=action.text,
-                reason="; ".join(filter(None, (action.reason, decision.reason))),
-                score=decision.score,
-                source=self.source,
-            )
-        else:
-            entry, actor = self.contents.entries[decision.entry_id], self.rules.admission_actor
-            reason = f"{actor}: {decision.reason}"
-            self.add(CREATE, Outcome.MERGED, entry_id=entry.id, after=action.text, reason=reason)
-            self.add(
-                UPDATE,
-                vector=vector,
-                entry_id=entry.id,
-                before=entry.text,
-                after=action.text,
-                actor=actor,
-                reason=decision.reason,
-                score=decision.score,
-                source=self.source,
-            )
-
-    def _update(self, action: ResolvedAction, entry: Entry, vector: Vectors) -> None:
-        candidate = self.candidate(action.text, vector, replaces=entry.id)
-        self._write(
-            action,
-            vector=vector,
-            entry_id=entry.id,
-            handle=action.handle,
-            before=entry.text,
-            after=action.text,
-            score=self.rules.retention.rate(candidate, self.state()),
-        )
-
-    def delete(self, entry: Entry, **values: Any) -> None:
-        """Add the deletion of an entry."""
-        self.add(DELETE, **{"entry_id": entry.id, "before": entry.text, **values})
-
-    def candidate(self, text: str, vector: Vectors, replaces: int | None = None) -> Candidate:
-        """Return a text as rules see it."""
-        return Candidate(text, vector, self.source or Source(self.step), replaces=replaces)
-
-    def state(self) -> StoreState:
-        """Return the store after these operations, as rules see it."""
-        seed = (self.seed, self.contents.position)
-        entries = self.contents.entries
-        return StoreState(entries, self.store, self.step, self.capacity, seed, self.vectors)
-
-    def admit(self, candidate: Candidate) -> Admission:
-        """Ask the rules about a new entry, and add the evictions that make room for it.
-
-        The score of `Accepted` is the entry's rating; the reasons of `Accepted` and `Refused` name
-        the rule.
-        """
-        admission, retention = self.rules.admission, self.rules.retention
-        decision = admission.admit(candidate, self.state())
-        if isinstance(decision, Merged):
-            self._find_entry(decision.entry_id, self.rules.admission_actor)
-            return decision
-        reason = f"{self.rules.admission_actor}: {decision.reason}" if decision.reason else ""
-        if isinstance(decision, Refused):
-            return replace(decision, reason=reason)
-        rating = retention.rate(candidate, self.state())
-        score = decision.score if rating is None else rating
-        while self.capacity is not None and len(self.contents.entries) >= self.capacity:
-            eviction = retention.evict(replace(candidate, score=score), self.state())
-            if eviction.entry_id is None:
-                reason = f"{self.rules.retention_actor}: {eviction.reason}"
-                return Refused(reason, eviction.score)
-            self._evict(eviction)
-        return Accepted(reason, score)
-
-    def sweep(self) -> None:
-        """Add what the retention rule deletes at the end of a step."""
-        for eviction in self.rules.retention.sweep(self.state()):
-            self._evict(eviction)
-
-    def _evict(self, eviction: Eviction) -> None:
-        actor = self.rules.retention_actor
-        entry = self._find_entry(eviction.entry_id, actor)
-        self.delete(entry, actor=actor, reason=eviction.reason, score=eviction.score)
-
-    def _find_entry(self, entry_id: int | None, actor: str) -> Entry:
-        entry = self.contents.entries.get(entry_id or 0)
-        if entry is None:
-            raise ConfigError(f"{actor} names entry {entry_id}, which does not exist: fix the rule")
-        return entry
 
 
 class WorkingMemory:
@@ -250,11 +64,9 @@ class WorkingMemory:
         return self._contents
 
     def entries(self) -> list[Entry]:
-        """Return all entries, oldest first."""
         return list(self._contents.entries.values())
 
     def view(self) -> MemoryView:
-        """Return what the policy sees."""
         return self._contents.view(self._config.capacity)
 
     async def apply(
@@ -442,7 +254,6 @@ class WorkingMemory:
         return sorted(hits, key=lambda hit: -hit[1])[:k] if len(self._past) else hits
 
     def _resolve(self, actions: Sequence[Action]) -> list[ResolvedAction]:
-        """Cut the texts of memory actions, and resolve handles by the present view."""
         config, shown = self._config, self._contents.shown
         limits = {SCRATCHPAD: config.scratchpad_tokens, READ: config.query_tokens}
         entry_ids = {handle: entry_id for handle, (entry_id, _) in enumerate(shown, start=1)}
@@ -464,7 +275,6 @@ class WorkingMemory:
         return cut_to_tokens(self._tokenizer, text, limit, self._cut_marker)
 
     async def _embed(self, texts: Iterable[str]) -> dict[str, Vectors]:
-        """Embed the texts of entries, each once."""
         unique = list(dict.fromkeys(texts))
         rows = await embed_texts(self._embedder, unique, "entry")
         return dict(zip(unique, rows, strict=True))

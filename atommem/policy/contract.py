@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -41,6 +42,20 @@ class Sampling:
             raise PolicyError(f"max_tokens={self.max_tokens}: must be at least 1.")
 
 
+def request_sampling(
+    sampling: Sampling, key: str, index: int, affinity: str | None = None
+) -> Sampling:
+    """Return the sampling of a session's request number `index`, with its own seed."""
+    seed = None if sampling.seed is None else derived_seed(f"{sampling.seed}/{key}/{index}")
+    return replace(sampling, affinity=affinity, seed=seed)
+
+
+def derived_seed(name: str) -> int:
+    """Return a seed of 31 bits that depends on `name`."""
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A policy's completion.
@@ -75,11 +90,9 @@ class Policy(Protocol):
             PromptTooLongError: The prompt does not fit the context window.
             PolicyError: The back end refused the request.
         """
-        ...
 
     async def close(self) -> None:
         """Free connections and threads."""
-        ...
 
 
 @runtime_checkable
@@ -88,7 +101,6 @@ class MessagePolicy(Protocol):
 
     async def complete_chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:
         """Sample one completion; raises as `Policy.complete` does."""
-        ...
 
 
 @runtime_checkable

@@ -86,12 +86,10 @@ class LocalPolicy:
         return cls(model.to(device), read_tokenizer(path, revision), **options)
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Sample one completion in the next batch; raises as `Policy.complete` does."""
         check_request(prompt_ids, sampling, self.context_length)
         return await self._batcher.submit((prompt_ids, sampling))
 
     async def close(self) -> None:
-        """End the worker thread; the model stays loaded."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _complete_all(self, waiting: list[Waiting[_Request, Completion]]) -> None:

@@ -49,7 +49,6 @@ class RemotePolicy:
         return self._model
 
     async def close(self) -> None:
-        """Close the connections of the running event loop."""
         await self._client.close()
 
     def _policy_error(self, error: RefusedError, prompt: str) -> PolicyError:

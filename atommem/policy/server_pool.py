@@ -45,7 +45,6 @@ class PooledServer(ServerPolicy):
         self.probe: asyncio.Task[None] | None = None  # polls its health while it is dropped
 
     async def healthy(self) -> bool:
-        """Return whether the server and its engine answer soon."""
         try:
             async with asyncio.timeout(HEALTH_SECONDS):
                 await self._admin.request("GET", "/health", text=True)
@@ -76,13 +75,11 @@ class PooledServer(ServerPolicy):
             await self._admin.request("POST", "/v1/unload_lora_adapter", body, text=True)
 
     def stop_probe(self) -> None:
-        """Stop polling its health."""
         if self.probe is not None:
             self.probe.cancel()
             self.probe = None
 
     async def close(self) -> None:
-        """Close the connections of the running event loop."""
         self.stop_probe()
         await super().close()
         await self._admin.close()
@@ -213,7 +210,6 @@ class ServerPool:
         self._homes.clear()
 
     async def close(self) -> None:
-        """Close the connections of the running event loop and stop the health checks."""
         for server in self.servers:
             await server.close()
 

@@ -48,7 +48,6 @@ class VllmEnginePolicy:
         return self._engine
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Sample one completion; raises as `Policy.complete` does."""
         check_request(prompt_ids, sampling, self.context_length)
         name = str(next(self._numbers))
         future: Future[Completion] = Future()
@@ -61,13 +60,11 @@ class VllmEnginePolicy:
             raise
 
     def use_adapter(self, adapter: Adapter) -> None:
-        """Use this LoRA adapter for new requests."""
         from vllm.lora.request import LoRARequest
 
         self._lora_request = LoRARequest(adapter.name, next(self._adapters), adapter.path)
 
     async def close(self) -> None:
-        """Free the engine after its current step."""
         self._call(self._waiting.clear)
         self._thread.shutdown()
         self._engine = None

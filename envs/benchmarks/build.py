@@ -125,7 +125,6 @@ def build_tasks(
 
 
 def _drawn_questions(pool: Pool, config: BuildConfig) -> Iterator[tuple[int, ...]]:
-    """Yield the indices of every task's questions."""
     rng = Random(f"{config.seed}:questions")
     keys = [normalize(question.text) for question in pool.questions]
     order = _endless_orders(rng, len(keys))

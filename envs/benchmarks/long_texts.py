@@ -198,7 +198,6 @@ def _probes(
 
 
 def _numbers(value: Any) -> Iterator[int]:
-    """Yield all whole numbers in nested lists and objects."""
     if isinstance(value, int):
         yield value
     elif isinstance(value, list | dict):
@@ -282,7 +281,6 @@ def parse_oolong(row: Row) -> Iterator[Task]:
 
 
 def _answers(row: Row, name: str, truth: Any, count: int) -> list[tuple[str, ...]]:
-    """Return the accepted answers of each of `count` questions."""
     groups = listed(truth)
     if count == 1 and not (len(groups) == 1 and isinstance(decoded(groups[0]), list)):
         groups = [groups]

@@ -6,7 +6,7 @@ unanswerable ones) are not `answerable`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,14 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from atommem.config import check_choice
-from atommem.envs.benchmarks.rows import (
-    Benchmark,
-    QARow,
-    Row,
-    Text,
-    decoded,
-    read_rows,
-)
+from atommem.envs.benchmarks.rows import Benchmark, QARow, Row, Text, decoded, read_rows
 from atommem.envs.task import Document
 from atommem.errors import ConfigError
 
@@ -148,14 +141,12 @@ def _pairs(row: Row, name: str, kind: Any, *keys: str) -> list[tuple[str, Any]]:
 
 
 def _pair(item: Any) -> Any:
-    """Return a pair whose both halves may be JSON, as `datasets` stores them."""
     if isinstance(item, list) and all(isinstance(half, str) for half in item):
         return [decoded(half) if half.startswith('"') else half for half in item]
     return item
 
 
 def _unique(documents: Sequence[Document]) -> tuple[Document, ...]:
-    """Drop repeated documents; one is gold if any repetition is."""
     found: dict[tuple[str, str], Document] = {}
     for document in documents:
         key = (document.title, document.text)
@@ -164,30 +155,11 @@ def _unique(documents: Sequence[Document]) -> tuple[Document, ...]:
     return tuple(found.values())
 
 
-def _benchmark(
-    name: str, parse: Callable[[Row], QARow], train: tuple[str, ...], dev: tuple[str, ...]
-) -> Benchmark:
-    def downloads(split: str) -> tuple[str, ...]:
-        shards = (f"{folder}{split}-*.parquet" for folder in ("distractor/", "data/", ""))
-        return (*shards, f"{split}.parquet")
-
-    dev = (*dev, *downloads("validation"), "dev.parquet")
-    return Benchmark(name, parse, {"train": (*train, *downloads("train")), "dev": dev})
-
-
-_BENCHMARKS = (
-    _benchmark(
-        HOTPOTQA, parse_hotpotqa, ("hotpot_train_v1.1.json",), ("hotpot_dev_distractor_v1.json",)
-    ),
-    _benchmark(TWOWIKI, parse_twowiki, ("train.json",), ("dev.json",)),
-    _benchmark(
-        MUSIQUE,
-        parse_musique,
-        ("musique_ans_v1.0_train.jsonl", "musique_full_v1.0_train.jsonl"),
-        ("musique_ans_v1.0_dev.jsonl", "musique_full_v1.0_dev.jsonl"),
-    ),
-)
-BENCHMARKS = {benchmark.name: benchmark for benchmark in _BENCHMARKS}
+BENCHMARKS = {
+    HOTPOTQA: Benchmark(HOTPOTQA, parse_hotpotqa),
+    TWOWIKI: Benchmark(TWOWIKI, parse_twowiki),
+    MUSIQUE: Benchmark(MUSIQUE, parse_musique),
+}
 
 
 def get_benchmark(name: str) -> Benchmark:

@@ -13,7 +13,7 @@ import math
 import re
 import sys
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
@@ -23,26 +23,28 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+import yaml
 from msgspec import inspect
 
 from atommem.config import check_choice
 from atommem.envs.task import Document
 from atommem.errors import DataError, suggest_path
+from atommem.text_safety import clean
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 """The type of a field that must not be empty. (msgspec 0.22 crashes on a `pattern` in unions.)"""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _REFUSED = (
-    (
-        b"version https://git-lfs",
-        "is a pointer of Git LFS. Get the file with: git lfs pull",
-    ),
+    (b"version https://git-lfs", "is a pointer of Git LFS. Get the file with: git lfs pull"),
     (b"\x1f\x8b", "is compressed. Unpack it: gunzip"),
     (b"PK\x03\x04", "is an archive. Unpack it: unzip"),
     (b"\x28\xb5\x2f\xfd", "is compressed. Unpack it: unzstd"),
 )
 """First bytes of files that cannot be read as they are."""
 _Kind = TypeVar("_Kind")
+_FILES: dict[str, dict[str, list[str]]] = yaml.safe_load(
+    Path(__file__).with_name("files.yaml").read_bytes()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +327,7 @@ def load_json(text: str) -> Any:
     value = json.loads(text, parse_constant=_refuse_constant)
     if not _SURROGATE.search(text):
         return value
-    encoded = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
-    return json.loads(encoded.decode("utf-16", "replace"))
+    return json.loads(clean(json.dumps(value, ensure_ascii=False)))
 
 
 def _refuse_constant(name: str) -> None:
@@ -335,17 +336,15 @@ def _refuse_constant(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A benchmark: how its files are found and read.
-
-    Attributes:
-        parse: Makes one of its questions of a row.
-        files: Split -> file name patterns, the official name first, then those of Hugging Face
-            downloads. The first pattern that matches counts, with all of its files (shards).
-    """
+    """A benchmark of ``files.yaml``; `parse` makes one of its questions of a row."""
 
     name: str
     parse: Callable[[Row], QARow]
-    files: Mapping[str, tuple[str, ...]]
+
+    @property
+    def files(self) -> Mapping[str, Sequence[str]]:
+        """Patterns of the names of its files, by split."""
+        return _FILES[self.name]
 
     def read(self, path: str | Path) -> Iterator[QARow]:
         """Yield the questions of a file; DataError if it is damaged or has another layout."""

@@ -87,7 +87,6 @@ def parse_browsecomp_plus(row: Row) -> QARow:
 
 
 def _answers(row: Row, name: str) -> list[str]:
-    """Return one answer or several."""
     kind = Annotated[list[Text], Meta(min_length=1)]
     answers: list[str] = row.convert(name, listed(row.get(name)), kind)
     return answers
@@ -100,34 +99,13 @@ def _question(
     return QARow(str(name), question.strip(), known, (), source, place=row.place, metadata=facts)
 
 
-def _gaia_files(split: str) -> tuple[str, ...]:
-    names = (f"{split}/metadata.jsonl", f"{split}/metadata*.parquet")
-    return (*(f"2023/{name}" for name in names), *names)
-
-
-_BENCHMARKS = (
-    Benchmark(GAIA, parse_gaia, {split: _gaia_files(split) for split in ("validation", "test")}),
-    Benchmark(
-        WEBWALKERQA,
-        parse_webwalkerqa,
-        {"test": ("main.jsonl", "data/main-*.parquet", "main-*.parquet")},
-    ),
-    Benchmark(
-        ASEARCHER,
-        parse_asearcher,
-        {
-            "train": ("ASearcher-Base-35k.jsonl", "ASearcher-LRM-35k.jsonl"),
-            "test": ("test.jsonl",),
-        },
-    ),
-    Benchmark(WEBDANCER, parse_webdancer, {"train": ("sample_qa.jsonl",)}),
-    Benchmark(
-        BROWSECOMP_PLUS,
-        parse_browsecomp_plus,
-        {"test": ("data/browsecomp_plus_decrypted.jsonl", "browsecomp_plus_decrypted.jsonl")},
-    ),
-)
-WEB_BENCHMARKS = {benchmark.name: benchmark for benchmark in _BENCHMARKS}
+WEB_BENCHMARKS = {
+    GAIA: Benchmark(GAIA, parse_gaia),
+    WEBWALKERQA: Benchmark(WEBWALKERQA, parse_webwalkerqa),
+    ASEARCHER: Benchmark(ASEARCHER, parse_asearcher),
+    WEBDANCER: Benchmark(WEBDANCER, parse_webdancer),
+    BROWSECOMP_PLUS: Benchmark(BROWSECOMP_PLUS, parse_browsecomp_plus),
+}
 
 
 def listed_rows(rows: Iterable[QARow], path: str | Path) -> list[QARow]:

@@ -146,7 +146,6 @@ class LongDocEnvironments(QAEnvironments):
         return [name for name in cls.pieces if name not in left_out]
 
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
-        """Return the recall of facts."""
         return fact_recall(task, episode)
 
     def reading(self, text: str | Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
@@ -167,11 +166,9 @@ class LongDocEnvironments(QAEnvironments):
         ]
 
     def asking(self, question: str) -> Task:
-        """Return a task without documents."""
         return Task("", (Question(question, ()),))
 
     def blank(self, phase: str) -> Observation:
-        """Return an empty chunk, or an empty question."""
         task, open_ended = self.asking(""), self.config.open_ended
         if phase == "reading":
             return chunk_observation(task, [""], 0, open_ended=open_ended)
@@ -235,7 +232,6 @@ class LongDocEnvironments(QAEnvironments):
             await asyncio.get_running_loop().run_in_executor(self._thread, self.chunks, task)
 
     async def close(self) -> None:
-        """Close the judge's connections and end the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         await super().close()
 
@@ -254,7 +250,6 @@ class LongDocEnvironment:
         self._shared = shared
 
     async def reset(self, task: Task) -> Observation:
-        """Start on `task`; raise ConfigError if it cannot be asked or scored."""
         self._shared.check(task)
         config = self._shared.config
         self._task = task
@@ -305,7 +300,6 @@ class LongDocEnvironment:
         return not (self._questions.reads_left and first(step.actions, READ))
 
     def _observation(self) -> Observation:
-        """Return the next chunk, or the next questions."""
         task, open_ended = self._task, self._shared.config.open_ended
         if not self._is_asked:
             shown = self._mode == "reading"

@@ -27,7 +27,7 @@ from atommem.text_safety import guard_text
 from atommem.words import fold_case
 
 PRESETS: dict[str, str] = yaml.safe_load(
-    Path(__file__).with_name("judge_presets.yaml").read_text(encoding="utf-8")
+    Path(__file__).with_name("judge_presets.yaml").read_bytes()
 )
 """Prompts of ours by name."""
 _PLACES = ("{question}", "{golds}", "{answer}")
@@ -142,7 +142,6 @@ class LLMJudge:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Close the connections of the running event loop."""
         await self._client.close()
 
     async def _judge(self, prompt: str) -> Verdict:
@@ -159,7 +158,6 @@ class LLMJudge:
         return verdict
 
     async def _ask(self, prompt: str) -> Verdict:
-        """Return a verdict, readable or not."""
         max_tokens = self._config.judge_max_tokens
         for attempt in range(_ATTEMPTS):
             try:

@@ -68,7 +68,6 @@ class ScriptedExpert(ABC):
         """
 
     def element(self, kind: str, body: str) -> str:
-        """Return the action of a kind as an XML element."""
         tag = self._tags[kind]
         return " ".join(part for part in (f"<{tag}>", body, f"</{tag}>") if part)
 
@@ -85,7 +84,6 @@ class Expert(ScriptedExpert):
     faults_class = Faults
 
     def act(self, observation: Observation, view: MemoryView, draw: int | None = None) -> str:
-        """Return the completion of one step."""
         step = _Step(self, observation, view, random.getrandbits(64) if draw is None else draw)
         if observation.question is None:
             step.read("".join(observation.values("chunk")))
@@ -265,7 +263,6 @@ class _Step:
         return [search.name for search in ends if not empty or search.level == _HOME][:_MOST_NAMES]
 
     def _look_for(self, names: Sequence[str]) -> None:
-        """Set the query to `names`, unless it is that already."""
         wanted = [
             name
             for name in dict.fromkeys(names)

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from atommem.config import check_choice, check_probabilities, setting
+from atommem.config import check_probabilities, check_ranges, setting
 from atommem.envs.synthetic.notes import Note
-from atommem.envs.synthetic.writing import SPLITS, TEXTS, Name, Saying, Writer, written
+from atommem.envs.synthetic.writing import TEXTS, Name, Saying, Writer, written
 from atommem.envs.task import Question, Task
-from atommem.errors import ConfigError
 
 SOURCE = "ledger"
 _TEXTS = TEXTS["ledger"]
@@ -36,18 +35,8 @@ class LedgerConfig:
     distractors: float = setting(0.7, "Share of the other paragraphs with entries of others.")
 
     def __post_init__(self) -> None:
-        for name, most in (("paragraphs", 1000), ("questions", 4), ("updates", 40)):
-            low, high = getattr(self, name)
-            if not 1 <= low <= high <= most:
-                raise ConfigError(f"{name}={low}-{high}: not a range within 1-{most}. Give one.")
+        check_ranges(self, paragraphs=1000, questions=4, updates=40)
         check_probabilities(self, "corrections", "distractors")
-
-
-def generate(config: LedgerConfig, count: int, seed: int, split: str) -> Iterator[Task]:
-    """Yield `count` tasks. Task i depends on `config`, `split`, `seed` and i only."""
-    check_choice("split", split, SPLITS)
-    for index in range(count):
-        yield _LedgerWriter(f"{SOURCE}-{split}-{seed}-{index:05d}", split).task(config)
 
 
 @dataclass
@@ -82,8 +71,9 @@ class _Account:
 
 
 class _LedgerWriter(Writer):
+    source = SOURCE
+
     def task(self, config: LedgerConfig) -> Task:
-        """Return the task."""
         rng = self._rng
         accounts: dict[tuple[str, str], _Account] = {}
         for _ in range(rng.randint(*config.questions)):
@@ -114,7 +104,7 @@ class _LedgerWriter(Writer):
             question = Question(text, (str(account.value),), f"{self._id}-{number}", details)
             gold = [place for place, said in places.items() if said.key == key]
             asked.append((question, gold))
-        return self._task(SOURCE, asked, texts, " ".join(name for _, name in accounts), notes)
+        return self._task(asked, texts, " ".join(name for _, name in accounts), notes)
 
     def _entries(self, config: LedgerConfig, account: _Account) -> Iterator[tuple[float, Saying]]:
         """Yield the entries of an account and what becomes of them, with their times."""
@@ -148,3 +138,6 @@ class _LedgerWriter(Writer):
         text = self._wording_of_split(_TEXTS["entry" if said.kind == "fact" else said.kind])
         wording = text.replace("{verb}", said.relation)
         return written(wording, said.subject.text, said.value, said.old)
+
+
+generate = _LedgerWriter.generate

@@ -47,7 +47,6 @@ class NotesExpert(ScriptedExpert):
         self._answers = [question.answers[0] for question in task.questions]
 
     def act(self, observation: Observation, view: MemoryView, draw: int | None = None) -> str:
-        """Return the notes of a chunk, or the answer."""
         if observation.question is not None:
             shown = {item.text for item in view.retrieved}
             known = shown.issuperset(self._taken) and not self._notes

@@ -11,13 +11,12 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from atommem.config import check_choice, check_least, setting
+from atommem.config import check_least, setting
 from atommem.envs.scoring.metrics import OOLONG_SOURCE
 from atommem.envs.synthetic.told import RELATIONS
-from atommem.envs.synthetic.writing import SPLITS, Writer, written
+from atommem.envs.synthetic.writing import Writer, written
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError
 
@@ -46,16 +45,10 @@ class OolongConfig:
             raise ConfigError(f"labels={self.labels}: there are {len(_LABELS)}. Give at most that.")
 
 
-def generate(config: OolongConfig, count: int, seed: int, split: str) -> Iterator[Task]:
-    """Yield `count` tasks. Task i depends on `config`, `split`, `seed` and i only."""
-    check_choice("split", split, SPLITS)
-    for index in range(count):
-        yield _LinesWriter(f"{OOLONG_SOURCE}-{split}-{seed}-{index:05d}", split).task(config)
-
-
 class _LinesWriter(Writer):
+    source = OOLONG_SOURCE
+
     def task(self, config: OolongConfig) -> Task:
-        """Return the task."""
         rng = self._rng
         labels = rng.sample(list(_LABELS), config.labels)
         weights = [rng.random() for _ in labels]
@@ -83,7 +76,6 @@ class _LinesWriter(Writer):
         return written(wording, self._drawn("person").text, self._drawn(relation["gives"]))
 
     def _question(self, lines: list[Line], labels: list[str]) -> Question:
-        """Draw a question that has one answer."""
         rng = self._rng
         date, user, _ = rng.choice(lines)
         groups = {
@@ -110,3 +102,6 @@ class _LinesWriter(Writer):
         text, gold, kind = rng.choice(asked)
         details = {"type": group, "answer_type": f"ANSWER_TYPE.{kind}"}
         return Question(f"{where}, {text}", (gold,), self._id, details)
+
+
+generate = _LinesWriter.generate

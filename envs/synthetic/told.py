@@ -9,14 +9,12 @@ that train splits never show.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from atommem.config import check_choice, check_probabilities, setting
+from atommem.config import check_probabilities, check_ranges, setting
 from atommem.envs.synthetic.notes import Note
-from atommem.envs.synthetic.writing import GENDERS, SPLITS, TEXTS, Name, Saying, Writer, written
+from atommem.envs.synthetic.writing import GENDERS, TEXTS, Name, Saying, Writer, written
 from atommem.envs.task import Question, Task
-from atommem.errors import ConfigError
 
 SOURCE = "told"
 RELATIONS: dict[str, dict[str, str]] = TEXTS["relations"]
@@ -40,9 +38,7 @@ class ToldConfig:
     early: float = setting(0.4, "Chance that the second fact of a question is told first.")
 
     def __post_init__(self) -> None:
-        low, high = self.levels
-        if not 1 <= low <= high <= len(_LEVELS):
-            raise ConfigError(f"levels={low}-{high}: not a range within 1-4. Give one.")
+        check_ranges(self, levels=len(_LEVELS))
         check_probabilities(self, "distractors", "early")
 
 
@@ -55,25 +51,14 @@ _LEVELS = (
 )
 
 
-def generate(config: ToldConfig, count: int, seed: int, split: str) -> Iterator[Task]:
-    """Yield `count` tasks. Task i depends on `config`, `split`, `seed` and i only."""
-    check_choice("split", split, SPLITS)
-    for index in range(count):
-        yield _ToldWriter(config, split, f"{seed}-{index:05d}").task()
-
-
 class _ToldWriter(Writer):
-    """Writes one task."""
+    source = SOURCE
 
-    def __init__(self, config: ToldConfig, split: str, number: str) -> None:
-        super().__init__(f"{SOURCE}-{split}-{number}", split)
-        self._config = config
-        self._level = self._rng.randint(*config.levels)
-        self._count, self._two_hops, self._corrections = _LEVELS[self._level - 1]
-
-    def task(self) -> Task:
-        """Return the task."""
+    def task(self, config: ToldConfig) -> Task:
         rng = self._rng
+        self._config = config
+        self._level = rng.randint(*config.levels)
+        self._count, self._two_hops, self._corrections = _LEVELS[self._level - 1]
         relation = rng.choice(list(RELATIONS))
         links = [name for name in RELATIONS if name != relation and self._leads(name, relation)]
         link = rng.choice(links) if links and rng.random() < self._two_hops else ""
@@ -98,7 +83,7 @@ class _ToldWriter(Writer):
         }
         question = Question(ask.format(s=topic), (reader.answer,), self._id, details)
         gold = [n for n, said in enumerate(paragraphs) if not {*needed}.isdisjoint(said)]
-        return self._task(SOURCE, [(question, gold)], texts, subject.text, reader.notes)
+        return self._task([(question, gold)], texts, subject.text, reader.notes)
 
     def _leads(self, link: str, relation: str) -> bool:
         gives, of = RELATIONS[link]["gives"], RELATIONS[relation]["of"]
@@ -242,6 +227,8 @@ class _Reader:
 
     @property
     def answer(self) -> str:
-        """The value that is asked for."""
         owner = self._values[self._link, self._subject] if self._link else self._subject
         return self._values[self._relation, owner]
+
+
+generate = _ToldWriter.generate

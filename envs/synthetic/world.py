@@ -16,7 +16,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from atommem.config import check_choice, check_least, check_probabilities, setting
+from atommem.config import check_choice, check_least, check_probabilities, check_ranges, setting
 from atommem.envs.synthetic.prose import (
     KINDS,
     MOST_NAMES,
@@ -70,10 +70,7 @@ class WorldConfig:
     def __post_init__(self) -> None:
         check_choice("prose", self.prose, PROSES)
         check_choice("evidence", self.evidence, ("anywhere", *_THIRDS, "mixed"))
-        limits = (("hops", self.hops, len(RELATIONS)), ("questions", self.questions, MOST_NAMES))
-        for name, (low, high), most in limits:
-            if not 1 <= low <= high <= most:
-                raise ConfigError(f"{name}={low}-{high}: not a range within 1-{most}. Give one.")
+        check_ranges(self, hops=len(RELATIONS), questions=MOST_NAMES)
         check_probabilities(self, "early", "opening", "corrections")
         check_least(self, distractors=0, facts_per_document=1, filler=0)
         needed = 2 * (self.questions[1] + self.distractors)

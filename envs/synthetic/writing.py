@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import md5
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -17,9 +17,7 @@ from atommem.envs.synthetic.notes import Note
 from atommem.envs.task import Document, Question, Task
 
 SPLITS = ("train", "test")
-TEXTS: dict[str, Any] = yaml.safe_load(
-    Path(__file__).with_name("told.yaml").read_text(encoding="utf-8")
-)
+TEXTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("told.yaml").read_bytes())
 GENDERS = {"person": ("she", "he"), "woman": ("she",), "man": ("he",)}
 _WITH_ARTICLE = ("thing", "event", "building")
 _MONTHS = TEXTS["months"].split()
@@ -53,6 +51,18 @@ class Saying:
 class Writer:
     """Writes one text. Names and values differ within it; splits share no name."""
 
+    source: ClassVar[str]
+
+    @classmethod
+    def generate(cls, config: Any, count: int, seed: int, split: str) -> Iterator[Task]:
+        """Yield `count` tasks. Task i depends on `config`, `split`, `seed` and i only."""
+        for index in range(count):
+            yield cls(f"{cls.source}-{split}-{seed}-{index:05d}", split).task(config)
+
+    def task(self, config: Any) -> Task:
+        """Return the task."""
+        raise NotImplementedError
+
     def __init__(self, task_id: str, split: str) -> None:
         self._id, self._split = task_id, split
         self._rng = random.Random(task_id)
@@ -61,7 +71,6 @@ class Writer:
 
     def _task(
         self,
-        source: str,
         asked: Sequence[tuple[Question, Sequence[int]]],
         texts: Sequence[str],
         query: str,
@@ -73,7 +82,7 @@ class Writer:
             id=self._id,
             questions=tuple(question.with_documents(places) for question, places in asked),
             documents=tuple(Document("", text, n in gold) for n, text in enumerate(texts)),
-            source=source,
+            source=self.source,
             metadata={
                 "split": self._split,
                 "query": query,
@@ -129,7 +138,6 @@ class Writer:
         return re.sub(r"\{(\w)\}", fill, text)
 
     def _name(self, kind: str, like: Name | None = None) -> Name:
-        """Draw a name or value that the task does not use yet; `like` another one in one part."""
         for _ in range(100):
             name = self._drawn(kind, like)
             if name.text not in self._used:

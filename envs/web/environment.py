@@ -20,8 +20,11 @@ from atommem.actions import (
     Call,
     first,
 )
+from atommem.arguments import find_flag
+from atommem.config import check_choice
 from atommem.environment import Score, StepResult, TaskShape
 from atommem.envs.question_answering import AskedInTurn, QAEnvironments, batches
+from atommem.envs.scoring.metrics import GAIA_SOURCE, OFFICIAL_SOURCES, WEB_SOURCES
 from atommem.envs.task import Task, chunk_text, questions_piece
 from atommem.envs.task_files import load_tasks
 from atommem.envs.web.sources import make_sources, make_tools
@@ -70,7 +73,6 @@ class WebEnvironments(QAEnvironments):
 
     @property
     def actions(self) -> Sequence[ActionSpec]:
-        """The tools, and the answer."""
         if self.config.calls == "compact":
             return (ActionSpec(CALL, Body.TEXT), ANSWER_ACTION)
         tools = (
@@ -82,9 +84,12 @@ class WebEnvironments(QAEnvironments):
     @classmethod
     def build(cls, argv: Sequence[str]) -> int:
         """Build tasks of a web benchmark, or of one whose documents become the web."""
-        from atommem.envs.web.questions_cli import build_questions, is_web_benchmark
+        from atommem.envs.data_cli import build_web_questions
 
-        return build_questions(argv) if is_web_benchmark(argv) else super().build(argv)
+        named = find_flag(argv, "benchmark")
+        check_choice("benchmark", named or GAIA_SOURCE, (*WEB_SOURCES, *OFFICIAL_SOURCES))
+        of_web = named in WEB_SOURCES or {"-h", "--help"}.intersection(argv)
+        return build_web_questions(argv) if of_web else super().build(argv)
 
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
         """Return, for each question, the number of ``calls`` written, and `injection_followed`."""
@@ -116,19 +121,16 @@ class WebEnvironments(QAEnvironments):
         return replace(shape, source=source, tasks=len(tasks), questions=questions)
 
     def blank(self, phase: str) -> Observation:
-        """Return the observation of a phase without a result."""
         closing = Piece("answering") if phase == "answering" else Piece("acting", {"left": 0})
         return Observation(phase, (questions_piece([""]),), (), (closing,))
 
     def identity(self) -> dict[str, Any]:
-        """Return the values of the tool sources for manifests."""
         return dict(chain.from_iterable(source.identity().items() for source in self._sources))
 
     def __call__(self) -> WebEnvironment:
         return WebEnvironment(self)
 
     async def close(self) -> None:
-        """Close the tools and the judge's connections."""
         for source in self._sources:
             await source.close()
         await super().close()
@@ -256,7 +258,6 @@ class WebEnvironment:
         return StepResult(self._observation())
 
     async def score(self) -> Score:
-        """Return means over all questions (`QAEnvironments.score`)."""
         return await self._shared.score(self._task, self._questions.answers)
 
     @property
@@ -322,7 +323,6 @@ class WebEnvironment:
         )
 
     def _question(self) -> Observation:
-        """Return the observation that asks the next of several questions."""
         index, questions = self._questions.asked.start, self._task.questions
         return Observation(
             phase="answering",

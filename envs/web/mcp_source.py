@@ -44,7 +44,6 @@ class McpSource(ToolSource):
         self.tools = [self._tool(*listed) for listed in json.loads(self._listing())]
 
     async def close(self) -> None:
-        """Close the connections; servers that were started for them end."""
         for server in self._servers:
             await asyncio.wrap_future(self._start(server.close()))
         if self._servers:
@@ -146,7 +145,6 @@ class _Server:
         return ToolResult("\n".join(map(_part_text, result.content)), bool(result.is_error))
 
     async def close(self) -> None:
-        """Close the connection."""
         if self._connection is not None:
             self._connection.cancel()
             await asyncio.wait([self._connection], timeout=self._seconds)

@@ -58,7 +58,6 @@ class Recording:
     def add(
         self, tool: str, backend: str, arguments: Mapping[str, Any], result: ToolResult
     ) -> None:
-        """Record the result of a call."""
         packed = zlib.compress(json.dumps(asdict(result)).encode())
         values = (tool, backend, _as_json(arguments), time.time(), packed)
         self._file.rows("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?)", *values)
@@ -77,7 +76,6 @@ class Recording:
             raise BudgetSpentError(f"call_budget={budget} is spent ({self.path}). Raise it.")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _decode(self, packed: Any) -> ToolResult:
@@ -108,7 +106,6 @@ class RecordedSource(ToolSource):
         self.tools = [replace(tool, run=self._recorded(tool)) for tool in source.tools]
 
     async def close(self) -> None:
-        """Close the source and the file."""
         for task in list(self._pending.values()):
             task.cancel()
         await self._source.close()

@@ -173,7 +173,6 @@ class BrowsingExpert(ScriptedExpert):
     faults_class = BrowsingFaults
 
     def act(self, observation: Observation, view: MemoryView, draw: int | None = None) -> str:
-        """Return the completion of one step."""
         rng = random.Random(draw)
         (question,) = observation.values("questions")
         work, _ = self.prose.asked(str(question))

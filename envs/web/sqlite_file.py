@@ -37,7 +37,6 @@ class SqliteFile:
             self.rows(statement)
 
     def rows(self, statement: str, *values: Any) -> list[Any]:
-        """Return the rows of a statement."""
         try:
             with self._lock:
                 return self._file.execute(statement, values).fetchall()

@@ -26,9 +26,9 @@ from atommem.episode import Episode, Observation, Piece, Step
 from atommem.grammar import parse_whole
 from atommem.memory.log import Contents, MemoryView, Operation, Retrieved
 from atommem.memory.store import VectorStore
-from atommem.policy.contract import MessagePolicy, Policy
+from atommem.policy.contract import MessagePolicy, Policy, request_sampling
 from atommem.prompts import PromptBuilder
-from atommem.rollout import begins_in_thinking, request_sampling
+from atommem.rollout import begins_in_thinking
 from atommem.run import RunConfig
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from atommem.rules.amac import kind_of
 from papers.amac.admission import (
     Array,
     Decisions,
@@ -21,6 +20,7 @@ from papers.amac.admission import (
     leave_one_out,
     type_priors,
 )
+from papers.amac.rule import kind_of
 from papers.experiment import Journal, Report, main, progress
 from papers.inputs import (
     LOCOMO,

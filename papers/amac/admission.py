@@ -22,7 +22,7 @@ import numpy.typing as npt
 from atommem.embedding.embedder import Vectors
 from atommem.envs.scoring.metrics import stem
 from atommem.envs.scoring.statistics import holm, paired_difference
-from atommem.rules.amac import PRIORS, SAME, kind_of
+from papers.amac.rule import PRIORS, SAME, kind_of
 from papers.experiment import Report, progress
 from papers.inputs import Conversation
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from atommem.errors import DataError
-from atommem.rules.amac import kind_of
 from papers.amac import admission
 from papers.amac.__main__ import published_rows
+from papers.amac.rule import kind_of
 from papers.experience import Bank, Experience
 from papers.experiment import Report
 from papers.inputs import StoredVectors, load_published, read_conversations
@@ -53,7 +53,10 @@ async def test_described_admission_equals_the_rule() -> None:
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
     cosines = (vectors @ vectors.T).astype(float)
     stream = admission.Stream(cosines, admission.type_priors(texts), np.zeros(80, bool))
-    bank = Bank(StoredVectors(texts, vectors), admission="amac(weights=0/0/.4/0/.6, threshold=.45)")
+    bank = Bank(
+        StoredVectors(texts, vectors),
+        admission="papers.amac.rule:AMac(weights=0/0/.4/0/.6, threshold=.45)",
+    )
     admitted = []
     for text in texts:
         operations = await bank.end(Experience(text, ""))

@@ -12,9 +12,9 @@ import numpy as np
 
 from atommem.errors import ConfigError
 from atommem.memory.rules import Candidate, Eviction, Rule, StoreState, lowest
-from atommem.rules.amac import PRIORS, kind_of, novelty
-from atommem.rules.banks import read_weights
 from atommem.rules.eviction import Rated, steps_of_last_use
+from papers.amac.rule import PRIORS, kind_of, novelty
+from papers.banks import read_weights, rule_path
 
 RULE_PATHS = {
     "ebbinghaus": f"{__name__}:Ebbinghaus",
@@ -22,8 +22,9 @@ RULE_PATHS = {
     "novelty": f"{__name__}:Novelty",
     "type_prior": f"{__name__}:TypePrior",
     "linear": f"{__name__}:Linear",
+    "traceretain": rule_path("traceretain"),
 }
-"""The rules of this module by the names that tables give them."""
+"""Rules by the names that tables give them."""
 
 
 class Ebbinghaus(Rule):

@@ -19,7 +19,7 @@ from atommem.envs.scoring.statistics import paired_difference, wilson_interval
 from atommem.errors import ConfigError
 from atommem.files import write_text
 from atommem.memory.rules import Numbers
-from atommem.rules.banks import LINEAR
+from papers.banks import LINEAR
 from papers.experience import Bank
 from papers.experiment import Journal, Report, main, progress
 from papers.inputs import StoredVectors, add_embedder_flag, embed_all, load_published

@@ -17,7 +17,8 @@ from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError, TraceError
 from atommem.memory.log import MemoryView, Operation
 from atommem.policy.contract import Completion, Sampling, ScriptedPolicy
-from atommem.rollout import Limits, Session, StepTimeoutError, time_limit
+from atommem.process import StepTimeoutError, time_limit
+from atommem.rollout import Limits, Session
 from atommem.session_state import SessionState
 from atommem.trace import read_trace, write_trace
 from tests.atommem.sessions import (

@@ -129,8 +129,8 @@ def entries(**columns: Sequence[Any]) -> list[Entry]:
         ("lfu", {"shown": [2, 1, 1]}, (11, "shown 1 times")),
         ("failures_first", {"outcome": [1.0, 0.2, 0.0]}, (11, "oldest failure")),
         ("length", {"score": [3.0, None, 1.0]}, (11, "words -inf")),
-        ("memobank", {"outcome": [1.0, 0.0], "shown": [0, 1]}, (11, "utility 0.0746")),
-        ("traceretain", {"outcome": [1.0, 0.0, 1.0]}, (11, "score -1.39")),
+        ("papers.banks:MemoBank", {"outcome": [1.0, 0.0], "shown": [0, 1]}, (11, "utility 0.0746")),
+        ("papers.banks:TraceRetain", {"outcome": [1.0, 0.0, 1.0]}, (11, "score -1.39")),
     ],
 )
 def test_evict_returns_entry_and_reason(name: str, columns: Any, decision: Any) -> None:
@@ -141,26 +141,30 @@ def test_evict_returns_entry_and_reason(name: str, columns: Any, decision: Any) 
 def test_sweep_deletes_by_use_and_utility() -> None:
     held = entries(uses=[6, 6, 0], mean_outcome=[0.5, 0.6, None])
     seen = store(held, step=4)
-    periodic = make_rule("retention", "periodic(period=4)")
+    periodic = make_rule("retention", "papers.banks:Periodic(period=4)")
     for step in (1, 5):
         periodic.observe([11], 1.0, step)
     assert periodic.sweep(store(held, step=5)) == ()
     # The second period began with step 5; entry 10 came before it and was not shown in it.
     assert [eviction.entry_id for eviction in periodic.sweep(store(held, step=8))] == [10, 12]
-    assert make_rule("retention", "history(n=6)").sweep(seen) == []
-    for name in ("history", "history(n=6, at_least=true)", "combined(period=4)"):
+    assert make_rule("retention", "papers.banks:History(n=6)").sweep(seen) == []
+    for name in (
+        "papers.banks:History",
+        "papers.banks:History(n=6, at_least=true)",
+        "papers.banks:Combined(period=4)",
+    ):
         assert [e.entry_id for e in make_rule("retention", name).sweep(seen)] == [10]
 
 
 def test_memobank_refuses_duplicates_and_prunes_by_utility() -> None:
-    rule = make_rule("admission", "memobank")
+    rule = make_rule("admission", "papers.banks:MemoBank")
     held = store(entries(outcome=[1.0, 0.0, 1.0, 0.0]))
     assert rule.admit(NEW, held) == Refused("duplicate", 1.0)
     other = replace(NEW, vector=np.array([0, 1], np.float32))
     assert rule.admit(other, held) == Accepted("no duplicate", 0.0)
     failed = replace(NEW, text="a long query", outcome=0.0, details={"execution": "no"})
     assert rule.admit(failed, store([])) == Refused("invalid failure: its plan is not JSON")
-    rule = make_rule("retention", "memobank(keep=.25, least_positive=2)")
+    rule = make_rule("retention", "papers.banks:MemoBank(keep=.25, least_positive=2)")
     assert [eviction.entry_id for eviction in rule.sweep(held)] == [11, 13]
 
 

@@ -123,27 +123,17 @@ class ByteTokenizer(WordTokenizer):
         return {"input_ids": list(range(len(spans))), "offset_mapping": spans}
 
 
-@given(
-    text=st.text("ab .!?\n北é😀", max_size=200), size=st.integers(1, 20), sentences=st.booleans()
-)
+@given(text=st.text("ab .!?\n北é😀", max_size=200), size=st.integers(1, 20))
 @settings(max_examples=100)
-def test_chunks_join_to_the_text_and_none_is_too_long(
-    text: str, size: int, sentences: bool
-) -> None:
-    chunks = chunk_text(text, ByteTokenizer(), size, sentences)
+def test_chunks_join_to_the_text_and_none_is_too_long(text: str, size: int) -> None:
+    chunks = chunk_text(text, ByteTokenizer(), size)
     assert "".join(chunks) == text
     for chunk in chunks:
         # A character may have more tokens than a chunk; white space at an edge may add one.
         assert len(chunk.encode()) <= size + 1 or len(chunk) == 1
 
 
-def test_chunks_are_whole_sentences_or_documents() -> None:
-    text = "One two three. Four five. Six seven eight nine ten eleven twelve. Done."
-    assert chunk_text(text, WordTokenizer(), 5, whole_sentences=True) == [
-        "One two three. Four five.",
-        " Six seven eight nine ten",
-        " eleven twelve. Done.",
-    ]
+def test_chunks_may_be_documents() -> None:
     task = Task("t", (), (Document("Ann", "She ran. "), Document("", "No title.")))
     assert joined_text(task) == "Document 1: Ann\nShe ran.\n\nNo title."
     assert chunk_task(task, WordTokenizer(), "documents", 1) == ["Ann\nShe ran. ", "No title."]

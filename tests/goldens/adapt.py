@@ -81,13 +81,20 @@ RULE_PATHS = {
     "novelty": "papers.retention.rules:Novelty",
     "type_prior": "papers.retention.rules:TypePrior",
     "linear": "papers.retention.rules:Linear",
+    "periodic": "papers.banks:Periodic",
+    "history": "papers.banks:History",
+    "combined": "papers.banks:Combined",
+    "memobank": "papers.banks:MemoBank",
+    "traceretain": "papers.banks:TraceRetain",
+    "amac": "papers.amac.rule:AMac",
 }
 """Rules that the package no longer ships."""
 
 
 def make_agent(policy: Any, tokenizer: Any, **memory: Any) -> Any:
-    name, *options = memory.get("retention", "reject").partition("(")
-    memory["retention"] = "".join([RULE_PATHS.get(name, name), *options])
+    for setting in memory.keys() & {"admission", "retention"}:
+        name, *options = memory[setting].partition("(")
+        memory[setting] = "".join([RULE_PATHS.get(name, name), *options])
     return Agent(
         policy=policy,
         embedder=HashingEmbedder(32),

@@ -142,7 +142,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     if embedder is None:
         name = found.run.embedder.embedder_model
         plan.assumptions.append(f"memory without the embedder {name}, not found here")
-    plan.warnings = find_warnings(plan, args, found.run.environment)
+    plan.warnings = find_warnings(plan, args)
     return plan
 
 
@@ -213,7 +213,7 @@ def _embedder_bytes(config: EmbedderConfig) -> float | None:
         return None
 
 
-def find_warnings(plan: Plan, args: Any, environment: Any) -> list[str]:
+def find_warnings(plan: Plan, args: Any) -> list[str]:
     found, run = [], plan.run
     name, memory, sizes = run.device.name, run.device.memory, plan.phases
     if (peak := max(sizes.values())) > memory:
@@ -237,11 +237,7 @@ def find_warnings(plan: Plan, args: Any, environment: Any) -> list[str]:
             f"a vLLM engine needs {plan.engine / 1e9:.1f} GB at least, and its share of {name} is "
             f"{plan.engine_share / 1e9:.1f} GB. {mend}"
         )
-    if unstable := diverging(args, environment):
-        found.append(
-            f"{', '.join(unstable)}: others saw training diverge with these together. In "
-            "parentheses are the settings that held."
-        )
+    found += diverging(args)
     longest, context = plan.workload.longest_row, run.model.config.max_position_embeddings
     if longest > context:
         found.append(
@@ -252,18 +248,17 @@ def find_warnings(plan: Plan, args: Any, environment: Any) -> list[str]:
     return found
 
 
-def diverging(args: Any, environment: Any) -> list[str]:
+def diverging(args: Any) -> list[str]:
     """Return settings that together made a reproduction of MemAgent diverge.
 
-    Verl's uni-agent, issue 175 and its mend 183; top_p below 1 is refused.
+    Verl's uni-agent, issue 175 and its mend 183. Its F1 as reward and its top_p are refused here.
     """
-    unstable = {
-        "reward=f1 (em)": getattr(environment, "reward", "") == "f1",
-        "beta=0 (0.001)": not args.beta,
-        f"scale_rewards={args.scale_rewards} (none)": str(args.scale_rewards) != "none",
-    }
-    names = [name for name, is_set in unstable.items() if is_set]
-    return names if len(names) > 1 else []
+    if args.beta or str(args.scale_rewards) == "none":
+        return []
+    return [
+        f"beta=0 (0.001), scale_rewards={args.scale_rewards} (none): others saw training diverge "
+        "with these together. In parentheses are the settings that held."
+    ]
 
 
 def print_plan(plan: Plan) -> None:

@@ -18,7 +18,8 @@ from atommem.embedding.embedder import Embedder
 from atommem.episode import Episode
 from atommem.errors import ConfigError
 from atommem.policy.contract import Policy
-from atommem.rollout import ENCODE_THREADS, EpisodeRunner, Limits, run_jobs
+from atommem.process import run_jobs
+from atommem.rollout import ENCODE_THREADS, EpisodeRunner, Limits
 from atommem.run import RunConfig, build_agent
 from atommem.train.objective.rows import EpisodeSize, has_variance
 

@@ -132,7 +132,6 @@ class Corpus:
         return [title for title in linked if title != page.title][:_MAX_LINKS]
 
     async def close(self) -> None:
-        """Close the files and the embedder."""
         self.pages.close()
         if self._vectors is not None:
             await self._embedder.close()
@@ -238,7 +237,6 @@ class CorpusSource(ToolSource):
         return {"corpus": self._corpus.pages.digest(), "corpus_embedder": None}
 
     async def close(self) -> None:
-        """Close the corpus."""
         await self._corpus.close()
 
     async def _search(self, query: str, task: Any) -> ToolResult:

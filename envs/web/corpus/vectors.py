@@ -107,7 +107,6 @@ class VectorIndex:
         return np.memmap(self._path, dtype=np.float32, mode="r", shape=shape)
 
     def _index_file(self) -> tuple[Path | None, int]:
-        """Return the index file, and how many rows it covers."""
         path = max(self._folder.glob("vectors-*.faiss"), default=None)
         return (None, 0) if path is None else (path, int(path.stem.removeprefix("vectors-")))
 

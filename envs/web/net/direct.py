@@ -103,7 +103,6 @@ class Direct(ToolSource):
         raise PageError(f"{url} redirects more than {_MAX_REDIRECTS} times.")
 
     async def _get(self, url: httpx.URL) -> Fetched | str:
-        """Return the page, or the target of its redirect."""
         seconds = self.config.page_seconds
         try:
             async with asyncio.timeout(seconds):

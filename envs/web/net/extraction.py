@@ -112,7 +112,6 @@ def read_html(body: bytes, url: str, charset: str | None) -> Extracted:
 
 
 def read_pdf(body: bytes) -> Extracted:
-    """Return title and text of the first pages of a PDF."""
     from pypdf import PdfReader
 
     reader = PdfReader(io.BytesIO(body))
@@ -126,7 +125,6 @@ def read_pdf(body: bytes) -> Extracted:
 
 
 def read_text(body: bytes, charset: str | None) -> Extracted:
-    """Return plain text."""
     return "", _decode(body[:_MAX_BYTES], charset or "utf-8").strip()[:_MAX_TEXT], ()
 
 

@@ -57,7 +57,6 @@ class ProviderSource(ToolSource):
         )
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.close()
 
     @abstractmethod

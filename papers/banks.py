@@ -1,4 +1,7 @@
-"""Rules of experience banks, from their papers. A step is a task; an entry is a record."""
+"""Rules of experience banks, for ``--retention papers.banks:CLASS``.
+
+A step is a task; an entry is a record.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,21 @@ from atommem.memory.rules import (
     StoreState,
 )
 from atommem.rules.eviction import Lowest, steps_of_last_use
+
+_RULES = {
+    "periodic": f"{__name__}:Periodic",
+    "history": f"{__name__}:History",
+    "combined": f"{__name__}:Combined",
+    "memobank": f"{__name__}:MemoBank",
+    "traceretain": f"{__name__}:TraceRetain",
+}
+
+
+def rule_path(rule: str) -> str:
+    """Return a rule, perhaps with options, by the name that settings take."""
+    name, bracket, options = rule.partition("(")
+    return _RULES.get(name, name) + bracket + options
+
 
 # Deletion by use and by utility (arXiv 2505.16067, section 4)
 
