@@ -73,6 +73,7 @@ class Setup:
         return self.context_tokens - self.run.sampling.max_tokens
 
 
+@dataclass(eq=False)
 class Recorder:
     """One episode of a baseline: asks the policy, and records every call and change of memory.
 
@@ -80,32 +81,28 @@ class Recorder:
     and `index` are the entries and their vectors, by id.
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        plain: PromptBuilder,
-        remembering: PromptBuilder,
-        episode: Episode,
-        task: Task,
-    ) -> None:
-        self.answers: list[str | None] = [None] * len(task.questions)
+    setup: Setup
+    plain: PromptBuilder
+    remembering: PromptBuilder
+    episode: Episode
+    task: Task
+
+    def __post_init__(self) -> None:
+        self.answers: list[str | None] = [None] * len(self.task.questions)
         self.metrics: dict[str, float] = {}
-        self.task = task
         self.texts: dict[int, str] = {}
-        self.index = VectorStore(setup.embedder.dim)
+        self.index = VectorStore(self.setup.embedder.dim)
         self.thinking = False
-        self._setup, self._episode = setup, episode
-        self._plain, self._remembering = plain, remembering
         self._contents = Contents()
 
     def count_tokens(self, shown: Observation) -> int:
         """Return the number of tokens that `ask` sends without memory."""
-        return len(self._plain.build(shown, MemoryView()))
+        return len(self.plain.build(shown, MemoryView()))
 
     async def ask(self, shown: Observation, view: MemoryView | None = None) -> Step:
         """Sample a completion and record it as a step; raises like `Policy.complete`."""
-        setup, episode = self._setup, self._episode
-        prompts = self._plain if view is None else self._remembering
+        setup, episode = self.setup, self.episode
+        prompts = self.plain if view is None else self.remembering
         size = len(self._contents.entries)
         view = view or MemoryView(size=size)
         index = len(episode.steps)
@@ -164,12 +161,12 @@ class Recorder:
 
     async def embed(self, texts: Sequence[str], kind: TextKind = "entry") -> Vectors:
         """Embed texts; shape (n, dim). Raises OutageError."""
-        return await self._setup.embedder.embed(texts, kind)
+        return await self.setup.embedder.embed(texts, kind)
 
     async def hold(self, texts: Sequence[str]) -> None:
         """Store texts from the start, numbered from 1, without an action (RAG)."""
         self.texts = dict(enumerate(texts, start=1))
-        self.index = VectorStore(self._setup.embedder.dim)
+        self.index = VectorStore(self.setup.embedder.dim)
         if texts:
             self.index.add(list(self.texts), await self.embed(texts))
 

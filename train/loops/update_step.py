@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
+from dataclasses import KW_ONLY, InitVar, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,6 +105,7 @@ def policy_loss(args: Any) -> PolicyLoss:
     return PolicyLoss(epsilon_high=high, **{name: getattr(args, name) for name in names})
 
 
+@dataclass(eq=False)
 class UpdateStep:
     """The passes of an update of `model`, which has TRL's fused LM head.
 
@@ -113,39 +114,32 @@ class UpdateStep:
     `reference`, or `model` without its adapter. See `MicroBatchPlanner` for `token_budget`.
     """
 
-    def __init__(
-        self,
-        accelerator: Any,
-        model: Any,
-        loss: PolicyLoss,
-        token_budget: int,
-        pad_token_id: int,
-        *,
-        prefix_sharing: bool = True,
-        on_policy: bool = True,
-        reference: Any = None,
-    ) -> None:
-        self.accelerator = accelerator
-        self.loss = loss
-        self.on_policy = on_policy
-        self._pad_token_id = pad_token_id
-        self._reference = reference
+    accelerator: Any
+    model: InitVar[Any]
+    loss: PolicyLoss
+    token_budget: int
+    pad_token_id: int
+    _: KW_ONLY
+    prefix_sharing: bool = True
+    on_policy: bool = True
+    reference: Any = None
+
+    def __post_init__(self, model: Any) -> None:
+        accelerator = self.accelerator
         reduce_in_float32(accelerator)
         unwrapped = accelerator.unwrap_model(model)
-        obstacle = tree_obstacle(unwrapped)
-        if prefix_sharing and obstacle is not None:
+        if self.prefix_sharing and (obstacle := tree_obstacle(unwrapped)):
             logger.warning(f"prefix_sharing is off, and rows are padded: {obstacle}.")
-        self.prefix_sharing = prefix_sharing and obstacle is None
+            self.prefix_sharing = False
         cost = pair_cost(unwrapped.config.get_text_config())
-        self.planner = MicroBatchPlanner(
-            cost, token_budget, self.prefix_sharing, accelerator.process_index
-        )
+        rank = accelerator.process_index
+        self.planner = MicroBatchPlanner(cost, self.token_budget, self.prefix_sharing, rank)
         if self.prefix_sharing:
             register_tree_attention()
             if accelerator.device.type != "cpu":
                 accelerator.print(f"attention along tries: {describe_kernel(accelerator.device)}")
-            if reference is not None:
-                accelerator.unwrap_model(reference).set_attn_implementation(ATTENTION_NAME)
+            if self.reference is not None:
+                accelerator.unwrap_model(self.reference).set_attn_implementation(ATTENTION_NAME)
 
     def run(self, model: Any, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
         """Add the update's gradients to the parameters; collective.
@@ -234,7 +228,7 @@ class UpdateStep:
 
     def _plan(self, rows: Sequence[Row]) -> list[list[Row]]:
         """Plan this rank's micro-batches; an empty one gets a row of weight 0."""
-        pad = [self._pad_token_id]
+        pad = [self.pad_token_id]
         empty = Row(pad, pad, [0.0], 0, advantage=0.0, weight=0.0)
         return [micro_batch or [empty] for micro_batch in self.planner.plan(rows)]
 
@@ -244,7 +238,7 @@ class UpdateStep:
         return use_tree_attention(self.accelerator.unwrap_model(model))
 
     def _inputs(self, rows: Sequence[Row]) -> MicroBatch:
-        inputs = pack_rows(rows) if self.prefix_sharing else pad_rows(rows, self._pad_token_id)
+        inputs = pack_rows(rows) if self.prefix_sharing else pad_rows(rows, self.pad_token_id)
         return inputs.to(self.accelerator.device)
 
     def _backward(
@@ -280,8 +274,8 @@ class UpdateStep:
     def _reference_logps(self, model: Any, inputs: MicroBatch) -> torch.Tensor:
         """Score the rows under the reference: a copy, or the model without its adapter."""
         with self.accelerator.autocast():
-            if self._reference is not None:
-                return inputs.score(self._reference)[0]
+            if self.reference is not None:
+                return inputs.score(self.reference)[0]
             adapted = self.accelerator.unwrap_model(model)
             trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
             with use_reference(adapted):
