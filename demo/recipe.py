@@ -22,8 +22,7 @@ from atommem.envs.web.site import (
     generate_sites,
 )
 
-GRPO_CONFIG = Path(__file__).with_name("grpo.yaml")
-"""Settings of GRPO, memory, embedder and environment."""
+GRPO_CONFIG = Path(__file__).with_name("grpo.yaml")  # of GRPO, memory, embedder, environment
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,7 @@ class Sequences:
     longest: int = 4
     length: int = 64
     batch_size: int = 64
-    until: float = 0.0
-    """Training on them ends when the mean loss of ten updates is below, in nats a token."""
+    until: float = 0.0  # training on them ends below this mean loss of ten updates, nats a token
 
 
 @dataclass(frozen=True)
@@ -93,8 +91,7 @@ class Recipe:
     copying: CopyingConfig = field(default_factory=CopyingConfig)
     cold_start: ColdStart = field(default_factory=ColdStart)
     updates: int | None = None  # updates of GRPO; None: as in the YAML file
-    settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Other values of the YAML file's fields, as words of a command line."""
+    settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # words for the YAML
     heldout: int = 300
     ablations: tuple[str, ...] = ("store_off", "scratchpad_off", "update_off")
     """Keys of `atommem.demo.results.ABLATIONS`."""

@@ -25,8 +25,7 @@ from atommem.plugins import find_file
 
 TRAINED = "trained"  # the policy of ``--policy``, as rows name it
 _SUITE_SETTINGS = ("data", "out", "method", "seed")  # settings that the suite itself determines
-_SHARED_SETTINGS = ("environment", "limit", "max_in_flight", "max_failed_fraction")
-"""Settings that are the same for all rows and columns."""
+_SHARED_SETTINGS = ("environment", "limit", "max_in_flight", "max_failed_fraction")  # of all rows
 _SERVER_SETTINGS = ("model", "tokenizer", "api")
 
 

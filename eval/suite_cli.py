@@ -32,8 +32,7 @@ from atommem.eval.reporting.results import Evaluation, read_evaluation
 from atommem.eval.runner import evaluate, make_manifest
 from atommem.eval.suite import Column, Suite, SuiteRun, expand, load_suite
 
-ALIASES = "id_aliases.json"
-"""2WikiMultihopQA's aliases; its names count as right if the file is beside the questions."""
+ALIASES = "id_aliases.json"  # 2WikiMultihopQA's names, which count as right if it is there
 
 
 def main(argv: Sequence[str]) -> int:

@@ -68,8 +68,7 @@ from atommem.train.stop_request import StopRequest
 from atommem.train.train_config import TrainConfig, check_refused
 
 STATE_FILE = "tinker.json"
-LOSS_FNS = {"dapo": "ppo", "grpo": "ppo", "dr_grpo": "ppo", "cispo": "cispo"}
-"""The server's loss for each of ours; normalizer and weights are in the advantages."""
+LOSS_FNS = {"dapo": "ppo", "grpo": "ppo", "dr_grpo": "ppo", "cispo": "cispo"}  # the server's loss
 
 
 @dataclass
@@ -154,8 +153,6 @@ class TinkerTrainer:
     def close(self) -> None:
         self._loop.run(self.runner.agent.embedder.close())
         self._loop.close()
-
-    # Updates ------------------------------------------------------------------------------------
 
     def train(self) -> None:
         """Run all updates; a stop request or an outage ends the run with a checkpoint."""
@@ -291,8 +288,6 @@ class TinkerTrainer:
         if self.stop_request.requested:
             raise TrainingInterrupted(f"stopped before update {self.state.global_step + 1}")
         return result
-
-    # Logs and checkpoints -----------------------------------------------------------------------
 
     def log(self, values: dict[str, float]) -> None:
         entry = {**values, "epoch": self.state.epoch}

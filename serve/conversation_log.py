@@ -33,8 +33,7 @@ from atommem.serve.schema import (
 _STATE = tuple(column for column in events.c if column.name not in ("conversation", "body"))
 """What `LogState` follows."""
 _Write = tuple[Callable[[sa.Connection], None], "Future[None]"]
-Unread = dict[int, tuple[int, int]]
-"""Items with chunks left to read: (chunks read, chunks) by the item's version."""
+Unread = dict[int, tuple[int, int]]  # (chunks read, chunks) of an item with some left, by version
 
 
 @dataclass

@@ -36,8 +36,7 @@ _STATUS: list[tuple[type[Exception], int, str]] = [
 ]
 """Status and code by type of error; the first match counts."""
 SERVE_ERRORS = (AtomMemError, StepTimeoutError)  # errors with a message for the client
-CLEAN = AfterValidator(clean)
-"""Stands after bounds of the length: errors of those after it count "items"."""
+CLEAN = AfterValidator(clean)  # after bounds of the length, whose errors would count "items"
 Text = Annotated[str, CLEAN]
 NonBlank = Annotated[Text, Field(pattern=r"\S")]
 Name = Annotated[str, Field(max_length=200), CLEAN]

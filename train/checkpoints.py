@@ -22,8 +22,7 @@ from atommem.train.errors import CheckpointError
 
 MANIFEST = "checkpoint_complete.json"
 PARTIAL = ".partial"
-SHARDED_MODEL = "pytorch_model_fsdp_0"
-"""Weights of an FSDP run (torch's distributed checkpoints); `accelerate merge-weights` reads it."""
+SHARDED_MODEL = "pytorch_model_fsdp_0"  # FSDP's weights, for `accelerate merge-weights`
 
 
 def name_of(update: Any) -> str:

@@ -30,14 +30,11 @@ from atommem.trace import Trace, write_trace
 from atommem.trace_view import render_trace
 from atommem.train.errors import RolloutFailedError
 
-SYNC, EPISODES, WAIT = "sync", "episodes", "wait"
-"""Stages that the trainer times: publishing weights, own episodes, waiting for other ranks."""
+SYNC, EPISODES, WAIT = "sync", "episodes", "wait"  # publishing, own episodes, other ranks
 
-EpisodesHook = Callable[[int, Sequence[Episode]], None]
-"""Called after each rollout with the update's number (from 0) and this rank's episodes."""
+EpisodesHook = Callable[[int, Sequence[Episode]], None]  # gets the update, from 0
 
-COLUMNS = ("task", "source", "sample", "reward", "stop", "episode")
-"""Columns of the table of sample episodes in wandb."""
+COLUMNS = ("task", "source", "sample", "reward", "stop", "episode")  # of wandb's table
 _TIME = "time/"
 
 

@@ -75,8 +75,6 @@ class ResumableTrainer(Trainer):
     def close(self) -> None:
         """Free what a subclass holds beyond the model."""
 
-    # Checkpoints --------------------------------------------------------------------------------
-
     def save_extra_state(self, folder: Path) -> None:
         """Write what else a subclass needs to resume; not collective."""
 

@@ -12,11 +12,9 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-EXIT_INTERRUPTED = 75
-"""Exit status of an interrupted run that can be resumed (EX_TEMPFAIL of sysexits.h)."""
+EXIT_INTERRUPTED = 75  # of an interrupted run that can resume (EX_TEMPFAIL of sysexits.h)
 
-SAME_REQUEST_SECONDS = 2.0
-"""Launchers forward a signal that the workers received too; within this time it is one request."""
+SAME_REQUEST_SECONDS = 2.0  # launchers forward a signal that workers received, too
 
 CANCEL_SECONDS = 10.0  # how long to wait for the threads of a cancelled rollout; usually one token
 

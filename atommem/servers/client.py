@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 Service = Literal["policy", "embedder", "judge", "serper", "searxng", "retrieve", "access", "jina"]
 PLAIN_HTTP = "ATOMMEM_ALLOW_KEYS_OVER_HTTP"
 MAX_WAIT_SECONDS = 30.0
-IDLE_SECONDS = 2.0
-"""Idle connections close after this; uvicorn (vLLM) closes its side after 5 seconds."""
+IDLE_SECONDS = 2.0  # idle connections close; uvicorn (vLLM) closes its side after 5
 
 _TOO_LONG = re.compile(
     r"maximum model length|context (length|size|window)|prompt is too long|too large to process"

@@ -35,8 +35,7 @@ PROMPTS: dict[str, Any] = yaml.safe_load(
     Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8")
 )
 SHARED = PROMPTS["shared"]
-_HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)
-"""The beginning of a document in MemAgent's files and in our own joined text."""
+_HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)  # of documents, in MemAgent's files too
 
 
 def suitable(setup: Setup, method: str, needs: type[QAEnvironments] = LongDocEnvironments) -> Any:
@@ -111,8 +110,7 @@ class Baseline(ABC):
         )
 
 
-Method = EpisodeRunner | Baseline
-"""A method turns a task into an episode, with one policy and one way to remember."""
+Method = EpisodeRunner | Baseline  # turns a task into an episode, with one policy and memory
 
 
 class Reader(Baseline):

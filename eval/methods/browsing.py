@@ -20,8 +20,7 @@ from atommem.memory.log import MemoryView
 from atommem.thinking import thoughts_end
 
 WORDS = PROMPTS["browsing"]
-Prompt = tuple[Observation, MemoryView | None]
-"""An observation, and the memory that its prompt shows."""
+Prompt = tuple[Observation, MemoryView | None]  # and the memory that it shows
 
 
 @dataclass

@@ -147,8 +147,7 @@ WORDS: dict[str, Any] = yaml.safe_load(
     Path(__file__).with_name("report.yaml").read_text(encoding="utf-8")
 )
 LABELS = WORDS["labels"]
-METRICS, FACTS = tuple(LABELS)[:-3], tuple(LABELS)[-3:]
-"""Scores of answers, which are tested, and supporting-fact recall."""
+METRICS, FACTS = tuple(LABELS)[:-3], tuple(LABELS)[-3:]  # tested, and recall of supporting facts
 
 STAGES = (
     "right",
@@ -161,8 +160,7 @@ STAGES = (
 """How a question ended: right, or the first stage at which its answer was lost."""
 
 Results = dict[str, Any]
-Groups = dict[tuple[str, str], list[Evaluation]]
-"""The evaluations of each row and column, one per seed."""
+Groups = dict[tuple[str, str], list[Evaluation]]  # of a row and column, one per seed
 
 
 def label(metric: str) -> str:

@@ -32,8 +32,7 @@ from atommem.train.dry_run.shapes import (
 )
 from atommem.train.settings import parse
 
-THINKING_TOKENS = 570.5
-"""Mean completion of the paper's trained policy (arXiv 2601.08323, Table 6), which thinks."""
+THINKING_TOKENS = 570.5  # mean completion of the paper's policy (arXiv 2601.08323, Table 6)
 ASSUMED_DATA = TaskShape("20,000 tasks of 200 documents, the paper's", 20_000, 200, 0, 0, 5.5, 0, 0)
 """The paper's training data."""
 

@@ -20,12 +20,10 @@ from atommem.train.packing.tree_attention import tree_obstacle
 from atommem.train.rollout.rollouts import TaskOrder
 from atommem.train.train_config import check_parallelism
 
-SHIPPED = Path(__file__).parent.parent / "architectures"
-"""Configs of the models that our recipes name, by the last part of their hub name in lower case."""
+SHIPPED = Path(__file__).parent.parent / "architectures"  # models of our recipes, by hub name's end
 
 NODE = 8  # most devices of a node, where the launcher does not say
-OPTIMIZER, GRADIENTS, WEIGHTS = 1, 2, 3
-"""ZeRO's stages from which optimizer, gradients and weights are sharded."""
+OPTIMIZER, GRADIENTS, WEIGHTS = 1, 2, 3  # ZeRO's stages from which they are sharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +166,7 @@ def read_launch(path: str | None, processes: int | None) -> Launch:
     return Launch("fsdp", count, shards, stage, nodes)
 
 
-ENTRY_TOKENS, QUERY_TOKENS, SCRATCHPAD_SHARE = 50, 15, 0.25
-"""Expected tokens of an entry and a query, and fill of the scratchpad."""
+ENTRY_TOKENS, QUERY_TOKENS, SCRATCHPAD_SHARE = 50, 15, 0.25  # expected; the last is a fill
 
 
 class PromptShape(NamedTuple):

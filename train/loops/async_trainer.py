@@ -113,8 +113,6 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
     def runner(self) -> EpisodeRunner | None:
         return self.rollout_worker and self.rollout_worker.runner
 
-    # Updates ------------------------------------------------------------------------------------
-
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:

@@ -76,8 +76,7 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         }
         super().__init__(model, args, tasks, processing_class, update=update, **kwargs)
         self.backend = make_backend(self.model)
-        self._sampled, self._batches = -1, list[Batch]()
-        """The running rollout (from 0), and the batches of its updates."""
+        self._sampled, self._batches = -1, list[Batch]()  # of the running rollout
         self._loop = asyncio.Runner()
         agent = self.runner.agent
         self._rollout_log = RolloutLog(map(agent.factory.describe, tasks), agent.memory)
@@ -98,8 +97,6 @@ class MemoryGRPOTrainer(EpisodeTrainer):
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         return self._loop.run(work)
-
-    # Updates ------------------------------------------------------------------------------------
 
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
@@ -181,8 +178,6 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         bar = episode_bar(self.console, name, episodes) if self.console else nullcontext()
         with self.backend.rollout(self), bar as on_episode, self._rollout_log.clock.busy(EPISODES):
             yield on_episode
-
-    # Checkpoints ----------------------------------------------------------------------------------
 
     def save_extra_state(self, folder: Path) -> None:
         """Save this rank's rows, if there are further updates on the rollout."""

@@ -42,11 +42,9 @@ from atommem.train.packing.tree_attention import (
 )
 from atommem.train.train_config import TrainConfig
 
-DIFFERENCE = "sampling/sampling_logp_difference/mean"
-"""Logged: difference of log-probabilities between training and sampling (nats)."""
+DIFFERENCE = "sampling/sampling_logp_difference/mean"  # of training and sampling, nats
 
-_PASSES_BY_RANK = (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)
-"""Where only the last micro-batch is collective: DDP."""
+_PASSES_BY_RANK = (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)  # under DDP
 
 logger = logging.get_logger(__name__)
 

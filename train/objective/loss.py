@@ -24,8 +24,7 @@ import torch
 
 from atommem.train.objective.rows import Tokens
 
-MASKED = "sampling/masked_fraction"
-"""Logged: share of tokens whose correction is masked, truncated or below 0.01."""
+MASKED = "sampling/masked_fraction"  # share of tokens masked, truncated or corrected below 0.01
 CORRECTION = "sampling/correction"
 """Logged: the correction's mean, 1 if it is neutral, and in quarters of rows by length (_q1: the
 shortest completions, ... _q4)."""

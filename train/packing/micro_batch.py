@@ -115,8 +115,7 @@ def shared_prefixes(rows: Sequence[Row]) -> list[int]:
 
 
 TOLERANCE = 0.02  # ranks are balanced if their costs differ by at most this fraction of the mean
-GATHERED = 8
-"""FlashAttention-3 gets keys of whole rows, with shared prefixes again: at most so many budgets."""
+GATHERED = 8  # budgets: FlashAttention-3 gets keys of whole rows, shared prefixes again
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.rollout.weight_sync import AdapterPublisher, check_servable, named_weights
 from atommem.train.train_config import TrainConfig
 
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM has room for; a smaller adapter fits, too."""
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's; a smaller adapter fits, too
 
 
 class ColocateBackend(Backend):
