@@ -263,17 +263,17 @@ def run_demo(
     demo = Demo(recipe, out, seed, console)
     demo.learn_to_copy()
     demo.cold_start()
-    results = demo.evaluate_all(["before"])
+    found = demo.evaluate_all(["before"])
     demo.grpo()
-    results |= demo.evaluate_all(["after", *recipe.ablations])
-    summary = results.summarize(results, demo.seconds, time.perf_counter() - started, seed)
+    found |= demo.evaluate_all(["after", *recipe.ablations])
+    summary = results.summarize(found, demo.seconds, time.perf_counter() - started, seed)
     if not PartialState().is_main_process:
         return summary
     lines = {"held-out EM after": summary["em_after"], "held-out EM before": summary["em_before"]}
     plot = plot_training(read_metrics(out / "grpo" / METRICS_FILE), out / PLOT_FILE, lines)
     write_json(out / results.SUMMARY_FILE, summary)
     console.print()
-    console.print(results.results_table(results))
+    console.print(results.results_table(found))
     results.print_outcome(summary, console)
     console.print(f"summary: {out / results.SUMMARY_FILE}; training: {plot}", soft_wrap=True)
     console.print(f"policies: {out / 'grpo'}, before GRPO {out / 'cold_start'}", soft_wrap=True)
