@@ -32,7 +32,7 @@ def _repeated(method: _Method) -> _Method:
     """Repeat a method on top of each commit of another gateway that was faster."""
 
     @wraps(method)
-    async def run(self: Conversation, *args: Any, **kwargs: Any) -> Any:
+    async def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         while True:
             try:
                 return await method(self, *args, **kwargs)
