@@ -20,8 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute, Route
 
 from atommem.answering import Answer
-from atommem.serve.conversation import Conversation
-from atommem.serve.conversations import Conversations
+from atommem.serve.conversations import Conversation, Conversations
 from atommem.serve.middleware import LOCAL, LOGGER, error_location
 from atommem.serve.wire import (
     CLEAN,

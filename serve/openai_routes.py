@@ -11,8 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from atommem.errors import DataError
 from atommem.serve import wire
-from atommem.serve.conversation import Conversation, ask_once
-from atommem.serve.conversations import Conversations
+from atommem.serve.conversations import Conversation, Conversations, ask_once
 from atommem.serve.schema import ConversationInfo, Event, NotFoundError, RequestKey
 from atommem.serve.streaming import AskEvents, ChatForm, ResponseForm, respond, until_disconnect
 

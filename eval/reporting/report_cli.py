@@ -9,19 +9,22 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import altair as alt
+import pandas as pd
 import vl_convert
 import yaml
 
 from atommem.arguments import Parser
 from atommem.config import check_choice, fields_of
 from atommem.errors import DataError, check_writable
-from atommem.eval.reporting.charts import Charts, make_charts, write_charts
+from atommem.eval.output import file_stem
 from atommem.eval.reporting.inspect_logs import write_inspect_logs
 from atommem.eval.reporting.results import (
     RESULTS,
     Evaluation,
     Results,
     correct_golds,
+    label,
     make_results,
     read_evaluation,
     scores_by_key,
@@ -31,6 +34,7 @@ from atommem.files import write_json, write_text
 from atommem.plugins import find_file
 from atommem.text_safety import clean
 
+Charts = dict[str, Any]  # charts of altair by title
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; }
 figure, table { display: block; overflow-x: auto; border-collapse: collapse; margin: 1rem 0; }
@@ -180,3 +184,71 @@ def set_beside(table: Mapping[str, Any], results: Results) -> dict[str, Any]:
             line.append({"name": row["name"], "column": "average of these", **average})
         values += [{**value, "difference": value["ours"] - value["paper"]} for value in line]
     return {"title": table["title"], "source": paper_tables()["source"], "values": values}
+
+
+# Okabe and Ito's palette for colour-blind readers; shapes repeat the distinction.
+_COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C564B"]
+_PALETTE = alt.Scale(range=_COLORS)
+
+
+def make_charts(results: Results) -> Charts:
+    scores = main_scores(results)
+    charts: Charts = {}
+    if scores.empty:
+        return charts
+    for (column, name), own in scores.groupby(["column", "label"], sort=False):
+        for cost in ("model calls", "tokens"):
+            if len(own) > 1 and (own[cost] > 0).all():
+                charts[f"{name} against {cost}: {column}"] = _scatter(own, cost, name)
+    for (dataset, name), own in scores.groupby(["dataset", "label"], sort=False):
+        if own["documents"].nunique() > 1:
+            charts[f"{name} against documents: {dataset}"] = _curves(own, name)
+    return {
+        title: chart.properties(width=480, height=260).configure_legend(labelLimit=300)
+        for title, chart in charts.items()
+    }
+
+
+def write_charts(charts: Charts, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for title, chart in charts.items():
+        for form in ("png", "svg"):
+            chart.save(folder / f"{file_stem(title)}.{form}", scale_factor=2)
+
+
+def main_scores(results: Results) -> pd.DataFrame:
+    """Return each group's main score in percent, with its costs."""
+    scores = scores_by_key(results)
+    lines = []
+    for group in results["groups"]:
+        score = scores.get((group["row"], group["column"], group["metric"]))
+        if score is None or group["overflow"]:
+            continue
+        line = {name: group[name] for name in ("row", "column", "dataset", "documents")}
+        line |= {name: 100 * score[name] for name in ("mean", "low", "high")}
+        line["label"] = label(group["metric"])
+        means = group["means"]
+        line["model calls"] = means["steps"]
+        line["tokens"] = means["tokens/prompt"] + means["tokens/completion"]
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def _scatter(scores: pd.DataFrame, cost: str, name: str) -> alt.LayerChart:
+    base = alt.Chart(scores[["row", cost, "mean", "low", "high"]]).encode(
+        x=alt.X(cost, title=f"{cost} per task", scale=alt.Scale(type="log", padding=14)),
+        color=alt.Color("row", scale=_PALETTE, sort=None, title=None),
+    )
+    y = alt.Y("mean", title=f"{name}, percent", scale=alt.Scale(domain=[0, 100]))
+    marks = base.mark_point(size=80, filled=True)
+    marks = marks.encode(y=y, shape=alt.Shape("row", sort=None, legend=None))
+    return base.mark_rule().encode(y="low", y2="high") + marks
+
+
+def _curves(scores: pd.DataFrame, name: str) -> alt.LayerChart:
+    base = alt.Chart(scores[["row", "documents", "mean", "low", "high"]]).encode(
+        x=alt.X("documents:O"), color=alt.Color("row", scale=_PALETTE, sort=None, title=None)
+    )
+    title = f"{name}, percent"
+    bars = base.mark_rule().encode(y=alt.Y("low", title=title), y2="high")
+    return bars + base.mark_line(point=True).encode(y=alt.Y("mean", title=title))
