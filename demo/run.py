@@ -254,10 +254,7 @@ def check_out(out: Path) -> None:
 def run_demo(
     recipe: Recipe, out: Path, seed: int, console: Console, started: float | None = None
 ) -> dict[str, Any]:
-    """Run the demo, write summary and plot, and print the table; returns the summary.
-
-    ``seconds_total`` counts from `started` (`time.perf_counter()`; default: now).
-    """
+    """Run the demo, write summary and plot, and print the table; returns the summary."""
     started = time.perf_counter() if started is None else started
     logging.disable_progress_bar()  # of saving one file of weights
     demo = Demo(recipe, out, seed, console)

@@ -67,10 +67,7 @@ class LogState:
 
 
 class ConversationLog:
-    """Reads and writes the database; calls block and are thread-safe.
-
-    Several processes may share one database.
-    """
+    """Reads and writes the database, also of several processes; calls block and are thread-safe."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self.engine = engine

@@ -132,10 +132,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
 
 
 def mcp_routes(mcp: MCPServer[Any]) -> list[BaseRoute]:
-    """Return the route `PATH`, stateless so that any gateway can take each request.
-
-    The server's ``session_manager`` must run.
-    """
+    """Return the route `PATH`, stateless so that any gateway can take each request."""
     # Hosts and origins are checked by RequestMiddleware.
     security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     app = mcp.streamable_http_app(

@@ -46,10 +46,7 @@ def update_settings(args: Any) -> dict[str, Any]:
 
 
 def publish_checkpoint(partial: Path, output_dir: Path, args: Any) -> Path:
-    """Add the manifest to a written checkpoint and move it to `output_dir`; returns its path.
-
-    A folder of that name, left by a run that continued from an earlier checkpoint, is replaced.
-    """
+    """Add the manifest to a written checkpoint, and move it to `output_dir`, over one of its name."""
     let_others_read(partial)
     files = [path for path in partial.rglob("*") if path.is_file()]
     manifest = {

@@ -151,10 +151,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def use_console(trainer: Any, columns: Sequence[Column]) -> None:
-    """Replace Hugging Face's progress bar and printed dictionaries by ours.
-
-    A log file gets the table, a terminal also the bar of the running rollout.
-    """
+    """Replace Hugging Face's progress bar and printed dictionaries by ours."""
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     console = Console(highlight=False)

@@ -85,10 +85,7 @@ class Part:
 
 
 def estimate_memory(run: Run, load: Workload, *, embedder: float, rollout: float) -> list[Part]:
-    """Return all parts, for an update that is not the first (the optimizer has its states).
-
-    `embedder` and `rollout` are bytes of the embedding model, and of sampling.
-    """
+    """Return all parts, for an update that is not the first (the optimizer has its states)."""
     model, launch, p = run.model, run.launch, run.precision
     gradients = model.trainable * p.trained
     weights = gradients + (model.parameters - model.trainable) * p.frozen

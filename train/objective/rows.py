@@ -121,10 +121,7 @@ def normalizer(
 
 
 def token_weight(length: int, size: EpisodeSize, normalization: str) -> float:
-    """Return the weight of each of the `length` completion tokens of a step.
-
-    The loss is ``sum(weight * token loss) / normalizer``.
-    """
+    """Return the weight in the loss of each of the `length` completion tokens of a step."""
     if normalization in ("token", "constant"):
         return 1.0
     return 1.0 / (length if normalization == "step" else size.tokens)

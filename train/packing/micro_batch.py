@@ -23,12 +23,9 @@ IGNORED = -100  # label of a token that is not scored, as in transformers
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Some rows as a model takes them.
+    """Some rows as a model takes them."""
 
-    ``inputs["shift_labels"]`` holds the next token where it is scored, else `IGNORED`.
-    """
-
-    inputs: dict[str, torch.Tensor]  # (rows, tokens) each
+    inputs: dict[str, torch.Tensor]  # (rows, tokens) each; labels are `IGNORED` or the next token
     token_index: torch.Tensor  # (M,) flat positions that predict the completion tokens
     tree: Tree | None = None  # which tokens see which in a packed row
 

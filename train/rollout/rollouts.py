@@ -142,10 +142,7 @@ async def run_groups(
 def gather_outcomes(
     groups: Sequence[RolloutGroup], overlong_filtering: bool
 ) -> tuple[list[float | None], list[int], list[EpisodeSize]]:
-    """Return of every episode of the global batch, in order; collective.
-
-    Its reward, the number of groups that its own one replaced, and its size.
-    """
+    """Return reward, groups that its own replaced, and size, of every episode; collective."""
     own = [
         (
             episode.reward,
