@@ -46,7 +46,7 @@ def update_settings(args: Any) -> dict[str, Any]:
 
 
 def publish_checkpoint(partial: Path, output_dir: Path, args: Any) -> Path:
-    """Add the manifest to a written checkpoint, and move it to `output_dir`, over one of its name."""
+    """Add the manifest to a written checkpoint, and move it to `output_dir`; returns its path."""
     let_others_read(partial)
     files = [path for path in partial.rglob("*") if path.is_file()]
     manifest = {

@@ -309,7 +309,7 @@ def _row_state(row: Row) -> dict[str, Any]:
 
 
 def load_batches(folder: Path, rank: int, ranks: int) -> tuple[int, list[Batch]]:
-    """Load the rollout's number and this rank's batches, however many ranks wrote; else (-1, [])."""
+    """Load the rollout's number and this rank's batches, of any number of ranks; or (-1, [])."""
     files = [folder / f"rollout_{i}.pt" for i in range(len(list(folder.glob("rollout_*.pt"))))]
     if not files:
         return -1, []
