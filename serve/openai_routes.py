@@ -88,8 +88,7 @@ def list_models(call: ThisCall) -> dict[str, Any]:
 def retrieve_model(model: str, call: ThisCall) -> dict[str, Any]:
     """Return the model."""
     _check_model(call.server, model)
-    found: dict[str, Any] = list_models(call)["data"][0]
-    return found
+    return dict(list_models(call)["data"][0])
 
 
 @router.post("/conversations")

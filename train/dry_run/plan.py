@@ -299,7 +299,6 @@ def print_plan(plan: Plan) -> None:
         f"the run: {load.updates:,} updates of {plan.timelines[0].seconds:,.0f} s, "
         f"{plan.hours:,.1f} h"
     )
-    notes = [f"assumed: {line}" for line in plan.assumptions]
-    notes += [f"warning: {warning}" for warning in plan.warnings]
-    for note in notes:
-        console.print(note, markup=False)
+    for kind, lines in (("assumed", plan.assumptions), ("warning", plan.warnings)):
+        for line in lines:
+            console.print(f"{kind}: {line}", markup=False)
