@@ -299,6 +299,6 @@ def print_plan(plan: Plan) -> None:
         f"the run: {load.updates:,} updates of {plan.timelines[0].seconds:,.0f} s, "
         f"{plan.hours:,.1f} h"
     )
-    for kind, lines in (("assumed", plan.assumptions), ("warning", plan.warnings)):
-        for line in lines:
-            console.print(f"{kind}: {line}", markup=False)
+    for kind, notes in (("assumed", plan.assumptions), ("warning", plan.warnings)):
+        for note in notes:
+            console.print(f"{kind}: {note}", markup=False)
