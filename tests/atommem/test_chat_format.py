@@ -1,7 +1,5 @@
 """Tokenizers and chat templates as models ship them, and the forms of thoughts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
