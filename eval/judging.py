@@ -1,7 +1,5 @@
 """``atommem judge``: the same answers under several judge prompts, in one table."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -81,11 +79,8 @@ async def judge_rows(
 ) -> tuple[dict[str, list[EpisodeRecord]], dict[str, int]]:
     """Judge all answers with every prompt, but for the readable verdicts that `log` has.
 
-    A prompt whose verdicts cannot be read is left out, with a line on standard error.
-
-    Returns:
-        The records, with a score named like the prompt for each question that has a gold answer;
-        and the number of unreadable verdicts of each prompt.
+    The records get a score named like the prompt for each question with a gold answer. A prompt
+    whose verdicts cannot be read is left out, with a line on standard error.
     """
     judged = {row: [*records] for row, records in rows.items()}
     unreadable, verdicts = {}, read_verdicts(log)
