@@ -112,7 +112,7 @@ class Conversation:
     async def read(self) -> AsyncIterator[Step]:
         """Read the unread items, one step a chunk; yield each committed step.
 
-        After a PromptTooLongError the rest of its item is skipped; after an OutageError it continues.
+        After PromptTooLongError the rest of its item is skipped; after OutageError it continues.
         """
         while self.state.unread:
             item, (read, _) = next(iter(self.state.unread.items()))
