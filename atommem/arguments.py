@@ -46,10 +46,7 @@ register_type(NumberRange, str, NumberRange.parse)
 class Parser(jsonargparse.ArgumentParser):
     """`jsonargparse.ArgumentParser` with one-line `ConfigError`s and suggestions.
 
-    Args:
-        prog: As the command is called.
-        description: First paragraph of the help.
-        show_all: Show whole help texts, and the settings that were added as `hidden`.
+    With `show_all`, the help shows whole texts, and the settings that were added as `hidden`.
     """
 
     def __init__(
@@ -73,8 +70,6 @@ class Parser(jsonargparse.ArgumentParser):
         """Add a flag for every field of dataclasses, of its type and with its help.
 
         Args:
-            title: Of the group in the help.
-            configs: The dataclasses.
             names: Only these fields, in this order; those that no class has are skipped.
             leave_out: Fields without a flag. Fields that have a flag already are skipped.
             hidden: Show them in the help with `show_all` only.

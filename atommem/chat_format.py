@@ -25,7 +25,6 @@ class ChatFormat:
     """How a tokenizer's chat template words messages; without one, they are joined.
 
     Attributes:
-        has_template: Whether the chat template is used.
         first_ids: What the tokenizer puts before a text, where no template was applied.
         folds_system: The template refuses or drops a system message, so its text comes first in the
             user's.

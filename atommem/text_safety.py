@@ -278,12 +278,8 @@ class SegmentEncoder:
 
     Data goes through a copy of the tokenizer that matches no control token. Text that still gives
     one (a vocabulary may hold it as a word, or in the place of a byte as SmolLM2's) is broken by a
-    backslash or becomes U+FFFD.
-
-    Args:
-        tokenizer: Of the policy.
-        markers: Texts that its model takes for control tokens though they are not tokens
-            (`forms_in`).
+    backslash or becomes U+FFFD. `markers` are texts that the model takes for control tokens though
+    they are not tokens (`forms_in`).
     """
 
     def __init__(self, tokenizer: Tokenizer, markers: Collection[str] = ()) -> None:

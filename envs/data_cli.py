@@ -52,11 +52,7 @@ _GENERATED: dict[str, tuple[type[Any], Callable[..., Iterable[Task]]]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem data``; return the exit status.
-
-    Raises:
-        AtomMemError: A setting is wrong, or a file is missing or damaged.
-    """
+    """Run ``atommem data``; return the exit status."""
     commands = {
         "build": Command(_build, "write a task file: --environment NAME ... (default: longdoc)"),
         "show": Command(_show, "print the first tasks of a file"),
@@ -73,11 +69,7 @@ def _build(argv: list[str]) -> int:
 
 
 def build_long_documents(argv: Sequence[str]) -> int:
-    """Build the task file of a benchmark of questions with paragraphs; return the exit status.
-
-    Raises:
-        AtomMemError: A setting is wrong, or a file is missing or damaged.
-    """
+    """Build the task file of a benchmark of questions with paragraphs; return the exit status."""
     (name,) = pop_flags(argv, ["benchmark"])[0].get("benchmark") or [""]
     if name in _GENERATED:
         return _generate(name, argv)

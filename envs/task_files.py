@@ -42,9 +42,7 @@ _FORMATS: tuple[tuple[set[str], Callable[[Row], Iterable[Task]]], ...] = (
 def load_tasks(path: str | Path) -> list[Task]:
     """Read a file of `save_tasks`, or of MemAgent, RULER, OOLONG, LoCoMo, LongMemEval or BEAM.
 
-    Raises:
-        DataError: The file is none of these, is damaged, or has no task; the message names the row
-            and the field.
+    DataError names the row and the field.
     """
     tasks = list(iter_tasks(read_rows(path)))
     if not tasks:

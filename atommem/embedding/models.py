@@ -23,9 +23,6 @@ class SentenceTransformerEmbedder:
 
     Queries get the model's query prompt and entries its document prompt, if it defines them. Texts
     beyond the model's longest input are cut.
-
-    Args:
-        model: A hub name (NAME or NAME@REVISION) or a folder.
     """
 
     def __init__(self, model: str | Path) -> None:

@@ -176,12 +176,9 @@ class WorkingMemory:
         return TextVectors(self._embedder.id, digests, rows)
 
     async def restore(self, log: Sequence[Operation], vectors: TextVectors | None = None) -> Self:
-        """Load the log of another memory into this new one.
+        """Load the log of another memory into this new one; texts without `vectors` are embedded.
 
-        Texts without one of the `vectors` are embedded.
-
-        Raises:
-            TraceError: The operations contradict each other.
+        TraceError: the operations contradict each other.
         """
         contents = replay(log)
         texts = [entry.text for entry in contents.entries.values()]

@@ -65,12 +65,9 @@ class RandomEviction(Rule):
 
 
 class FailuresFirst(Rule):
-    """Evict the oldest record of a failed task, or else the oldest.
+    """Evict the oldest record of a task with an outcome `below`, or else the oldest.
 
     A control for scores that were learned on streams with failures.
-
-    Args:
-        below: A task with a lower outcome failed; an unknown outcome is not a failure.
     """
 
     def __init__(self, below: float = 0.5) -> None:

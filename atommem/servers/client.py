@@ -124,10 +124,8 @@ class ServerClient:
     refusal, so a key never reaches another host.
 
     Args:
-        base_url: The server, with or without the closing ``/v1``.
         service: Selects the API key.
         timeout: Seconds for a whole request, to the last byte of the answer.
-        max_in_flight: Concurrent requests; further ones queue.
         backoff: Seconds before the first repetition; doubles each time, at most 30.
         max_bytes: Largest accepted answer, decompressed.
         transport: An httpx transport, for tests.

@@ -21,13 +21,10 @@ HEALTH_SECONDS = 5.0
 
 
 class VllmServer:
-    """Run one server in a ``with`` block.
+    """Run one server in a ``with`` block, by the interpreter of an environment with vLLM.
 
-    Args:
-        python: The interpreter of an environment with vLLM.
-        model_dir: A model folder, or a LoRA adapter's; its base model is then served as ``base``.
-        flags: Flags of vLLM's API server; they override `cpu_flags`.
-        timeout: Seconds until it must answer.
+    An adapter's base model is served too, as ``base``. `flags` of vLLM's API server override
+    `cpu_flags`. `timeout` is in seconds until it must answer.
     """
 
     def __init__(

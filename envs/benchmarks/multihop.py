@@ -169,12 +169,7 @@ def get_benchmark(name: str) -> Benchmark:
 
 
 def with_aliases(benchmark: Benchmark, path: Path) -> Benchmark:
-    """Return 2WikiMultihopQA with the names in ``id_aliases.json`` as further answers.
-
-    Raises:
-        ConfigError: It is another benchmark.
-        DataError: A row lacks `Q_id`, `aliases` or `demonyms`.
-    """
+    """Return 2WikiMultihopQA with the names in ``id_aliases.json`` as further answers."""
     if benchmark.name != TWOWIKI:
         raise ConfigError(f"aliases={path}: only {TWOWIKI} has aliases, not {benchmark.name}.")
     rows = [row.parse(_Aliases) for row in read_rows(path)]

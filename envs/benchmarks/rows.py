@@ -54,7 +54,6 @@ class QARow:
     Attributes:
         answers: The gold answer, then its aliases.
         paragraphs: Without repetitions; `gold` marks the supporting ones.
-        source: The benchmark's name.
         answerable: Whether all supporting paragraphs are among `paragraphs`.
         metadata: ``type``, ``hops`` and further fields of the benchmark.
         place: File and row, for messages.
@@ -126,11 +125,7 @@ class Row:
 
 
 def read_rows(path: str | Path) -> Iterator[Row]:
-    """Read the rows of a file; its first bytes tell the format, of CSV the name (.csv, .tsv).
-
-    Raises:
-        DataError: The file cannot be read, is damaged, or has another format.
-    """
+    """Read the rows of a file; its first bytes tell the format, of CSV the name (.csv, .tsv)."""
     path, number = Path(path), 0
     try:
         for number, value in enumerate(_values(path), start=1):
@@ -321,8 +316,7 @@ def import_pyarrow() -> tuple[Any, Any]:
 def load_json(text: str) -> Any:
     """Parse JSON; lone surrogates, which no tokenizer or file accepts, become U+FFFD.
 
-    Raises:
-        ValueError: It is not JSON, which has no NaN and no Infinity.
+    ValueError: it is not JSON, which has no NaN and no Infinity.
     """
     value = json.loads(text, parse_constant=_refuse_constant)
     if not _SURROGATE.search(text):
@@ -351,13 +345,7 @@ class Benchmark:
         return map(self.parse, read_rows(path))
 
     def find(self, split: str, path: str | Path) -> list[Path]:
-        """Return `path` if it is a file, else the files of `split` in its folder `name` or in it.
-
-        Raises:
-            ConfigError: There is no such split.
-            DataError: There is no such file, a shard is missing, or the file is named for another
-                split.
-        """
+        """Return `path` if it is a file, else the files of `split` in its folder `name` or it."""
         path = Path(path)
         check_choice("split", split, tuple(self.files))
         if path.is_file():

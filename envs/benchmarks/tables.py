@@ -42,11 +42,7 @@ class _Passage(Struct):
 
 
 def read_table(rows: Iterable[Row], columns: Columns, left_out: list[int]) -> Iterator[Task]:
-    """Yield the tasks of rows; the numbers of those without an answer are added to `left_out`.
-
-    Raises:
-        DataError: A row lacks its question or text, an id occurs twice, or no row has an answer.
-    """
+    """Yield the tasks of rows; the numbers of those without an answer are added to `left_out`."""
     numbers: dict[str, int] = {}
     for row in rows:
         task = _parse(row, columns)
@@ -105,11 +101,7 @@ def _value(row: Row, column: str, default: Any = None) -> Any:
 
 
 def find_rows(name: str, split: str | None = None, subset: str | None = None) -> Iterator[Row]:
-    """Yield the rows of a file, else of a folder or hub name that `datasets` loads.
-
-    Raises:
-        DataError: It cannot be read, or has several splits and none is given.
-    """
+    """Yield the rows of a file, else of a folder or hub name that `datasets` loads."""
     path = Path(name)
     if path.is_file():
         if split or subset:

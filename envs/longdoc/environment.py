@@ -314,11 +314,9 @@ class LongDocEnvironment:
 def chunk_observation(
     task: Task, chunks: Sequence[str], index: int, *, shown: bool = True, open_ended: bool = False
 ) -> Observation:
-    """Return the observation of chunk `index`.
+    """Return the observation of chunk `index`, with all questions if they are `shown`.
 
-    Args:
-        shown: Show all questions of the task, if there are any.
-        open_ended: Hide the chunk's number and the number of chunks.
+    `open_ended` hides the chunk's number and the number of chunks.
     """
     text = chunks[index]
     part = Piece("part", {"chunk": text})
@@ -346,8 +344,7 @@ def question_observation(
 ) -> Observation:
     """Return the observation of questions to be answered within `reads_left` more steps.
 
-    Args:
-        over: The text is known to have ended.
+    `over`: the text is known to have ended.
     """
     left = {"reads_left": reads_left}
     notice = Piece("read_notice" if over else "asked_reads", left, needs=READ)

@@ -66,11 +66,7 @@ class JudgeConfig:
 
 
 def judge_prompt(config: JudgeConfig) -> str:
-    """Return the prompt that `config` names.
-
-    Raises:
-        ConfigError: There is no such file, or it lacks a place for one of the texts.
-    """
+    """Return the prompt that `config` names; ConfigError if it cannot be read or lacks a place."""
     name = config.judge_prompt or "default"
     if name in PRESETS:
         return PRESETS[name]

@@ -122,11 +122,7 @@ class EpisodeRecord:
 def record_of(
     task: TaskDescription, episode: Episode, diagnosed: Sequence[Mapping[str, float]] | None = None
 ) -> EpisodeRecord:
-    """Return the record of an episode; `diagnosed` has further metrics of each question.
-
-    Raises:
-        DataError: Answers, metrics or diagnoses are not one for each question.
-    """
+    """Return the record of an episode; `diagnosed` has further metrics of each question."""
     asked = () if episode.failed else task.questions
     count = len(task.questions)
     answers = episode.answers or (None,) * count

@@ -56,11 +56,9 @@ class Prose:
         questions: Wording of the question by number of hops.
         filler: Sentences without a statement.
         unknown: The boxed answer if it is not known.
-        box: An answer, ``{value}`` in its box.
-        instruction: An instruction to write an ``{action}``.
+        box, instruction: An answer, ``{value}`` in its box; an order to write an ``{action}``.
         name_pattern: Regular expression of a name.
         names: Beginnings and ends of the names of each kind.
-        space: What stands between sentences.
     """
 
     name: str
@@ -123,11 +121,7 @@ class Prose:
         return self.questions[hops].format(s=name)
 
     def asked(self, question: str) -> tuple[str, int]:
-        """Return the name and the number of hops that `question` asks about.
-
-        Raises:
-            ConfigError: The question is not one of this prose.
-        """
+        """Return the name and the number of hops that `question` asks about."""
         for hops, pattern in self._question_patterns.items():
             if match := pattern.fullmatch(question.strip()):
                 return match["s"], hops

@@ -51,11 +51,7 @@ class RulerConfig:
 
 
 def generate(config: RulerConfig, count: int, seed: int, split: str) -> Iterator[Task]:
-    """Yield `count` tasks. Task i depends on `config`, `split`, `seed` and i only.
-
-    Raises:
-        DataError: The prose cannot be read or is too short.
-    """
+    """Yield `count` tasks. Task i depends on `config`, `split`, `seed` and i only."""
     path = Path(config.prose)
     try:
         prose = path.read_text(encoding="utf-8")

@@ -218,12 +218,7 @@ class WebEnvironment:
         self._asking = False
 
     async def reset(self, task: Task) -> Observation:
-        """Start on `task` and show its first page (``metadata["start"]``), if it names one.
-
-        Raises:
-            ConfigError: The task has no question, or cannot be scored by the reward.
-            OutageError: A tool's provider is out of reach.
-        """
+        """Start on `task` and show its first page (``metadata["start"]``), if it names one."""
         self._shared.check(task)
         self._task = task
         count = len(task.questions)

@@ -33,10 +33,6 @@ class Recording:
 
     A call is a tool, what answers it (the same arguments have one answer for each backend), and
     arguments. The file is created unless `read_only`.
-
-    Raises:
-        ConfigError: The file is missing, or cannot be created.
-        DataError: The file is not a recording, or damaged.
     """
 
     def __init__(self, path: str | Path, read_only: bool = False) -> None:

@@ -51,9 +51,6 @@ def read_pages(path: str | Path) -> Iterator[Page]:
     A row has ``text`` (or ``contents``, whose first line is the title in quotes, as in Search-R1's
     corpora) and optionally ``title``, ``url`` and ``id`` (or ``docid``, as in BrowseComp-Plus). A
     page without a title is called by the beginning of its text.
-
-    Raises:
-        DataError: The file is damaged, or a row has no text.
     """
     for row in read_rows(path):
         text, title = clean(row.text("text", "contents")), clean(row.optional_text("title"))
@@ -77,13 +74,10 @@ class PageStore:
         self.close = self._file.close
 
     def add(self, pages: Sequence[Page]) -> tuple[int, list[int]]:
-        """Add pages, all or none; a page replaces that of its id (or URL).
+        """Add pages, all or none; return how many are new or changed, and the passages removed.
 
-        A page with neither is known by its title; one whose text is known under its title is
-        skipped.
-
-        Returns:
-            How many were new or changed, and the numbers of removed passages.
+        A page replaces that of its id (or URL). A page with neither is known by its title; if its
+        text is known under that title, it is skipped.
         """
         with self._file.transaction():
             removed = [numbers for page in pages if (numbers := self._add(page)) is not None]

@@ -52,8 +52,7 @@ class VectorIndex:
     def build(self) -> float | None:
         """Build the index if it is needed and missing or old.
 
-        Returns:
-            Its recall@10 on sampled rows against exact search; None if nothing was built.
+        Returns its recall@10 on sampled rows against exact search; None if nothing was built.
         """
         rows = self._rows()
         _, covered = self._index_file()

@@ -82,12 +82,8 @@ class Direct(ToolSource):
     async def fetch(self, url: str, is_page: bool = True) -> Fetched:
         """Return the page at `url`; every redirect obeys the same rules.
 
-        Args:
-            is_page: Whether robots.txt and the lists of hosts count.
-
-        Raises:
-            PageError: The page is missing, not allowed, too slow, too large, or breaks off.
-            OutageError: This machine's resolver does not answer.
+        PageError: it is missing, not allowed, too slow, too large, or breaks off. OutageError: this
+        machine's resolver does not answer. robots.txt and lists of hosts count for pages alone.
         """
         target = url
         for _ in range(_MAX_REDIRECTS + 1):

@@ -30,11 +30,9 @@ Extracted = tuple[str, str, tuple[Link, ...]]
 
 
 class Extraction:
-    """Runs functions on documents in worker processes.
+    """Runs functions on documents in worker processes, within CPU time and address space.
 
-    Args:
-        seconds: CPU time of a document. A signal ends the worker, even inside a C library.
-        megabytes: Address space of a worker.
+    A signal ends the worker, even inside a C library.
     """
 
     def __init__(self, seconds: float, megabytes: int) -> None:
@@ -44,9 +42,7 @@ class Extraction:
     async def run(self, function: Callable[..., _Value], *arguments: Any) -> _Value:
         """Return `function(*arguments)`, computed in a worker.
 
-        Raises:
-            PageError: The function fails, or exceeds its time or memory.
-            OutageError: No worker can be started.
+        PageError: it fails, or exceeds its time or memory. OutageError: no worker can be started.
         """
         try:
             return await to_process.run_sync(

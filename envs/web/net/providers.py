@@ -27,12 +27,7 @@ Request = tuple[str, dict[str, Any] | None]
 
 
 class ProviderSource(ToolSource):
-    """The tool of one provider.
-
-    Attributes:
-        service: The provider's name, also of its key (``ATOMMEM_SERPER_API_KEY``).
-        headers: Sent with every request.
-    """
+    """The tool of one provider; `service` names its key, too (``ATOMMEM_SERPER_API_KEY``)."""
 
     service: ClassVar[Service]
     headers: ClassVar[Mapping[str, str] | None] = None
@@ -74,10 +69,8 @@ class ProviderSource(ToolSource):
     async def ask(self, text: str) -> Any:
         """Send the request for a query or page, and return the parsed response.
 
-        Raises:
-            PageError: This query or page is refused, or its answer exceeds ``page_megabytes``.
-            OutageError: The provider is out of reach, overloaded after retries, refuses the key,
-                or answers something else.
+        PageError: this query or page is refused, or its answer exceeds ``page_megabytes``.
+        OutageError: the provider is out of reach, overloaded, refuses the key, or is another.
         """
         path, body = self.request(text)
         try:
