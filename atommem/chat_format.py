@@ -34,12 +34,7 @@ class ChatFormat:
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        join: str,
-        options: Mapping[str, Any],
-        *,
-        chat: bool = True,
+        self, tokenizer: Tokenizer, join: str, options: Mapping[str, Any], *, chat: bool = True
     ) -> None:
         self._tokenizer, self._join, self._options = tokenizer, join, dict(options)
         template = getattr(tokenizer, "chat_template", "")

@@ -21,14 +21,7 @@ import msgspec
 import msgspec.yaml
 import yaml
 
-from atommem.actions import (
-    ANSWER,
-    ANSWER_ACTION,
-    CALL,
-    MEMORY_ACTIONS,
-    MEMORY_KINDS,
-    ActionSpec,
-)
+from atommem.actions import ANSWER, ANSWER_ACTION, CALL, MEMORY_ACTIONS, MEMORY_KINDS, ActionSpec
 from atommem.errors import DialectError, suggest
 from atommem.grammar import Grammar
 from atommem.plugins import find_file

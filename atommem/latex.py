@@ -6,8 +6,7 @@ import re
 from unicodedata import normalize
 
 _ACCENTS = str.maketrans(
-    "`'^~=u.\"Hvck",
-    "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030b\u030c\u0327\u0328",
+    "`'^~=u.\"Hvck", "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030b\u030c\u0327\u0328"
 )
 _LETTERS = {
     **{"ss": "ß", "o": "ø", "O": "Ø", "l": "ł", "L": "Ł", "ae": "æ", "AE": "Æ"},

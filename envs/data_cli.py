@@ -17,14 +17,8 @@ from atommem.arguments import Command, Parser, make, pop_flags, run_command
 from atommem.config import check_least
 from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
-from atommem.envs.benchmarks.locomo import parse_locomo
-from atommem.envs.benchmarks.long_texts import QUESTIONS
-from atommem.envs.benchmarks.multihop import (
-    BENCHMARKS,
-    SPLITS,
-    get_benchmark,
-    with_aliases,
-)
+from atommem.envs.benchmarks.long_texts import QUESTIONS, parse_locomo
+from atommem.envs.benchmarks.multihop import BENCHMARKS, SPLITS, get_benchmark, with_aliases
 from atommem.envs.benchmarks.rows import QARow, read_rows
 from atommem.envs.benchmarks.tables import Columns, find_rows, read_table
 from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, listed_rows

@@ -12,9 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from atommem.envs.benchmarks.locomo import parse_locomo
 from atommem.envs.benchmarks.long_texts import (
     parse_beam,
+    parse_locomo,
     parse_longmemeval,
     parse_memagent,
     parse_oolong,

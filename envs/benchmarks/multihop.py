@@ -82,10 +82,7 @@ def parse_musique(row: Row) -> QARow:
         source=MUSIQUE,
         answerable=found.answerable,
         place=row.place,
-        metadata={
-            "type": found.id.partition("__")[0],
-            "hops": len(found.question_decomposition),
-        },
+        metadata={"type": found.id.partition("__")[0], "hops": len(found.question_decomposition)},
     )
 
 

@@ -12,14 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from atommem.envs.benchmarks.rows import (
-    Row,
-    Text,
-    decoded,
-    listed,
-    read_rows,
-    without_nulls,
-)
+from atommem.envs.benchmarks.rows import Row, Text, decoded, listed, read_rows, without_nulls
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError, DataError
 

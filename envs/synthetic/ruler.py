@@ -117,10 +117,7 @@ def _variables(
 
 
 def _hidden(
-    config: RulerConfig,
-    rng: random.Random,
-    sentences: list[str],
-    needles: list[tuple[str, bool]],
+    config: RulerConfig, rng: random.Random, sentences: list[str], needles: list[tuple[str, bool]]
 ) -> list[tuple[str, bool]]:
     """Hide needles, in their order, between sentences of the prose; return paragraphs."""
     start, hay, count = rng.randrange(len(sentences)), [], 0

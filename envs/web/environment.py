@@ -10,16 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
-from atommem.actions import (
-    ANSWER,
-    ANSWER_ACTION,
-    CALL,
-    Action,
-    ActionSpec,
-    Body,
-    Call,
-    first,
-)
+from atommem.actions import ANSWER, ANSWER_ACTION, CALL, Action, ActionSpec, Body, Call, first
 from atommem.arguments import find_flag
 from atommem.config import check_choice
 from atommem.environment import Score, StepResult, TaskShape

@@ -16,14 +16,7 @@ from typing import Any
 
 from atommem.envs.task import ByIdentity, Document, Task
 from atommem.envs.web.page_texts import fold, snippet
-from atommem.envs.web.tools import (
-    Link,
-    PageError,
-    ToolResult,
-    ToolSource,
-    search_result,
-    text_tool,
-)
+from atommem.envs.web.tools import Link, PageError, ToolResult, ToolSource, search_result, text_tool
 from atommem.words import UNSPACED, words
 
 

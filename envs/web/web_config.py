@@ -56,8 +56,7 @@ class WebConfig(QAConfig):
         "function or a ToolSource. Several with spaces.",
     )
     mcp_servers: list[str] = setting(
-        [],
-        "URLs or command lines of MCP servers (tools: mcp); ${NAME} is an environment variable.",
+        [], "URLs or command lines of MCP servers (tools: mcp); ${NAME} is an environment variable."
     )
     corpus: str | None = setting(None, "Folder of the corpus (tools: corpus).")
     corpus_search: str | None = setting(

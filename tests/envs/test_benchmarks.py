@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.benchmarks.locomo import parse_locomo
+from atommem.envs.benchmarks.long_texts import parse_locomo
 from atommem.envs.benchmarks.multihop import BENCHMARKS, get_benchmark, with_aliases
 from atommem.envs.benchmarks.rows import QARow, read_rows
 from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS

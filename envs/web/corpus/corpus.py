@@ -16,14 +16,7 @@ from atommem.envs.web.corpus.pages import Page, PageStore
 from atommem.envs.web.corpus.vectors import VectorIndex
 from atommem.envs.web.corpus.words import Ranked, WordIndex
 from atommem.envs.web.page_texts import named_titles, snippet
-from atommem.envs.web.tools import (
-    Link,
-    PageError,
-    ToolResult,
-    ToolSource,
-    search_result,
-    text_tool,
-)
+from atommem.envs.web.tools import Link, PageError, ToolResult, ToolSource, search_result, text_tool
 from atommem.errors import ConfigError
 from atommem.files import write_json
 
