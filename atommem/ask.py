@@ -157,6 +157,8 @@ def _write_trace(
     shown = [replace(step, prompt=memory.prompt(step)) for step in steps]
     texts = tuple(answer.text for answer in answers)
     episode = Episode(arguments.file or "ask", 0, shown, texts)
+    if any(answer.note for answer in answers):
+        episode.question_notes = tuple(answer.note for answer in answers)
     episode.seconds = sum(step.seconds for step in steps)
     questions = [{"text": question} for question in arguments.questions]
     task = {"id": episode.task_id, "questions": questions}

@@ -16,6 +16,7 @@ from atommem.text_safety import printable
 from atommem.trace import Trace, read_trace
 
 _END = ("answers", "question_notes", "reward", "metrics", "stop_reason", "error", "seconds")
+_EMPTY = (None, (), {})
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,7 +45,7 @@ def render_trace(trace: Trace, step: int | None = None) -> RenderableType:
         *questions,
         *(_render_step(item, longest=1000) for item in episode.steps),
         Rule("end" if trace.complete else "the file was cut off here", characters="="),
-        *(_field(name, getattr(episode, name)) for name in _END),
+        *(_field(name, value) for name in _END if (value := getattr(episode, name)) not in _EMPTY),
     )
 
 

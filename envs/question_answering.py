@@ -11,7 +11,7 @@ from atommem.actions import ANSWER, answers_in, first
 from atommem.config import check_choice, check_least, setting
 from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score
 from atommem.envs.scoring.judge import JudgeConfig, LLMJudge, make_judge
-from atommem.envs.scoring.metrics import LOCOMO_SOURCE, score_question
+from atommem.envs.scoring.metrics import GAIA_SOURCE, net_recall, score_question
 from atommem.envs.scoring.verdicts import Verdict
 from atommem.envs.task import Question, Task, describe_task
 from atommem.envs.task_files import load_tasks
@@ -19,26 +19,23 @@ from atommem.episode import Step, StopReason
 from atommem.errors import ConfigError
 from atommem.tokens import Tokenizer
 
-REWARDS = ("em", "f1", "judge", "gaia", "net_recall")
+REWARDS = ("em", "net_recall", "judge", "gaia")
 
 
-def check_reward(reward: str, source: str = "", questions: Sequence[Question] = ()) -> None:
+def check_reward(reward: str, source: str = GAIA_SOURCE) -> None:
     """Raise ConfigError if a metric cannot be the reward for questions of `source`.
 
-    Sub-EM, OOLONG's score of lists and F1 of answers with several parts pay for a list of
-    candidates, which training would learn: they are metrics only.
+    F1, sub-EM and OOLONG's score pay for a list of candidates, which training would learn: they are
+    metrics only.
     """
-    lists = source == LOCOMO_SOURCE or any(item.metadata.get("all_of") for item in questions)
-    if reward in ("sub_em", "oolong") or (reward == "f1" and lists):
-        where = f" for {source}" if source else ""
+    if reward in ("f1", "sub_em", "oolong"):
         raise ConfigError(
-            f"reward={reward}: pays for an answer that lists candidates{where}. Give em or judge."
+            f"reward={reward}: pays for an answer that lists candidates. Give em, net_recall or "
+            "judge."
         )
     check_choice("reward", reward, REWARDS)
-    for question in questions:
-        scores = score_question(question, "", source)
-        if scores and reward not in (*scores, "judge"):
-            raise ConfigError(f"reward={reward}: not a score of {source}. Give em or judge.")
+    if reward == "gaia" and source != GAIA_SOURCE:
+        raise ConfigError(f"reward=gaia: not a score of source {source!r}. Give em or judge.")
 
 
 @dataclass
@@ -51,8 +48,9 @@ class QAConfig(JudgeConfig, EnvironmentConfig):
     )
     reward: str = setting(
         "em",
-        "em, f1, judge, gaia (its own rule), or net_recall (questions for all of several values: "
-        "right items minus wrong ones): the mean over a task's questions.",
+        "em, net_recall (the gold's words in the answer, or the values where all of several are "
+        "asked for, minus wrong ones), judge, or gaia (its own rule): the mean over a task's "
+        "questions.",
     )
 
     def __post_init__(self) -> None:
@@ -60,6 +58,8 @@ class QAConfig(JudgeConfig, EnvironmentConfig):
         check_reward(self.reward)
         if self.reward == "judge" and self.judge_url is None:
             raise ConfigError("reward=judge: needs a judge. Give judge_url and judge_model.")
+        if self.reward == "judge" and self.judge_prompt == "mem0":
+            raise ConfigError("reward=judge: with mem0, lists of candidates earn it. Give another.")
         check_least(self, chunk_tokens=1, max_reads=0)
 
 
@@ -84,7 +84,7 @@ class QAEnvironments(EnvironmentFactory):
         """Raise ConfigError if `task` has no question, or the reward is none for it."""
         if not task.questions:
             raise ConfigError(f"task {task.id!r} has no question: nothing can be asked or scored.")
-        check_reward(self.config.reward, task.source, task.questions)
+        check_reward(self.config.reward, task.source)
 
     async def score(self, task: Task, answers: Sequence[str | None]) -> Score:
         """Score the first questions of `task` by `answers`, and the others as not answered."""
@@ -112,9 +112,13 @@ async def score_answers(
         OutageError: The judge is out of reach.
         JudgeError: The judge cannot judge at all.
     """
-    check_reward(reward, task.source, task.questions)
+    check_reward(reward, task.source)
     pairs = list(zip(task.questions, answers, strict=True))
     scores = [score_question(question, answer, task.source) for question, answer in pairs]
+    if reward == "net_recall":
+        for (question, answer), score in zip(pairs, scores, strict=True):
+            if score:
+                score.setdefault(reward, net_recall(answer, question.answers))
     notes: tuple[str, ...] = ()
     if judge is not None:
         verdicts = await asyncio.gather(

@@ -1,6 +1,6 @@
 """Is an update through a Tinker server our update, and does a policy learn through it?
 
-    python scripts/bench_tinker.py [--policy FOLDER] [--updates 20]
+    python scripts/bench_tinker.py [--policy FOLDER] [--updates 12]
 
 SkyRL's server (jax backend, on CPU, in the environment of scripts/skyrl_python) holds the demo's
 policy, which is cold-started (four minutes) unless `--policy` is one. First one update: after one
@@ -22,6 +22,7 @@ import json
 import os
 import subprocess
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +50,23 @@ MOST_BEFORE, LEAST_AFTER = 0.5, 0.85
 
 
 def start_server(model: Path, out: Path) -> Any:
-    """SkyRL's Tinker server, at `PORT`; few shapes, because each is compiled."""
+    """SkyRL's Tinker server, at `PORT`; few shapes, because each is compiled.
+
+    Its batches have a fixed size, and what fills them up is sampled to the last token.
+    """
     script = ROOT / "scripts" / "skyrl_python"
     python = subprocess.run([script], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
     folder = Path(python).parent
     for file in out.glob("tinker.db*"):
         file.unlink()
-    sizes = {"max_lora_adapters": 4, "max_lora_rank": RANK}
-    sizes |= {"train_micro_batch_size": 64, "sample_max_num_sequences": 64}
+    sizes = {"max_lora_adapters": 3, "max_lora_rank": RANK}
+    sizes |= {"train_micro_batch_size": 64, "sample_max_num_sequences": 128}
     words = f"""run -m skyrl.tinker.api --host 127.0.0.1 --port {PORT} --backend jax
         --base-model {model} --database-url sqlite:///{out}/tinker.db
         --checkpoints-base {out}/checkpoints"""
     command = [str(folder / "uv"), *words.split(), "--backend-config", json.dumps(sizes)]
     env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "JAX_PLATFORMS": "cpu"}
+    env["JAX_COMPILATION_CACHE_DIR"] = str(out / "compiled")
     return started(command, f"{URL}/api/v1/healthz", out / "server.log", env=env)
 
 
@@ -106,8 +111,13 @@ def compare_update(given: dict[str, Any], out: Path) -> dict[str, float]:
         load_file(folder / "adapter_model.safetensors")
         for folder in (before, trainer.download("after", out / "after"))
     )
-    theirs = torch.cat([((old[n] - new[n]) * largest).flatten() for n in sorted(gradients)])
-    own_gradient = torch.cat([gradients[name].flatten() for name in sorted(gradients)])
+    # The server has one A for q, k and v, and one for gate and up: its gradient is their sum.
+    shared: dict[bytes, list[str]] = defaultdict(list)
+    for name in sorted(gradients):
+        shared[old[name].numpy().tobytes()].append(name)
+    theirs = torch.cat([((old[n] - new[n]) * largest).flatten() for n, *_ in shared.values()])
+    sums = [torch.stack([gradients[n] for n in names]).sum(0) for names in shared.values()]
+    own_gradient = torch.cat([gradient.flatten() for gradient in sums])
     cosine = torch.nn.functional.cosine_similarity(theirs, own_gradient, dim=0, eps=0.0)
     return {
         "rows": len(rows),
@@ -143,9 +153,9 @@ def main() -> int:
     parser = command_line(__doc__, **smallest, out=Path("runs/bench_tinker_quick"))
     parser.add_argument("--out", type=Path, default=Path("runs/bench_tinker"))
     parser.add_argument("--policy", type=Path, help="a cold-started policy of the demo")
-    parser.add_argument("--updates", type=int, default=20)
+    parser.add_argument("--updates", type=int, default=12)
     parser.add_argument("--episodes", type=int, default=128, help="of an update")
-    parser.add_argument("--learning_rate", type=float, default=1.5e-3)
+    parser.add_argument("--learning_rate", type=float, default=3e-3)
     parser.add_argument("--heldout", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -168,7 +178,7 @@ def main() -> int:
     given |= {"data": out / "train.parquet", "max_steps": options.updates, "seed": options.seed}
     given |= {"per_device_train_batch_size": options.episodes, "num_generations": 16}
     given |= {"lora_r": RANK, "server_reduction": "row_mean", "save_strategy": "no"}
-    given |= {"learning_rate": options.learning_rate}
+    given |= {"learning_rate": options.learning_rate, "max_completion_length": 16}
     evaluated = {"eval_data": out / "heldout.parquet", "eval_strategy": "steps"}
     evaluated |= {"eval_steps": options.updates, "eval_on_start": "true"}
     with start_server(model, out):

@@ -17,7 +17,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import lru_cache
 
@@ -34,6 +34,7 @@ GAIA_SOURCE = WEB_SOURCES[0]
 OFFICIAL_SOURCES = ("hotpotqa", "2wikimultihopqa", "musique")
 """Sources scored as their scripts do, whatever the language."""
 _SEPARATORS = ",;\n\u3001\uff0c\uff1b\u060c\u061b"
+_SEPARATOR = re.compile(rf"([{_SEPARATORS}]|\band\b)")
 _SAME = str.maketrans("\u00b4\u02bb\u02bc\u02b9\u2032\u2212", "'''''-")
 OOLONG_SOURCE, OOLONG_REAL_SOURCE = "oolong", "oolong_real"
 _COMPARISONS = ("more common", "less common", "same frequency")
@@ -84,11 +85,39 @@ def all_of_scores(answer: str | None, values: Sequence[str]) -> dict[str, float]
     text = unify(answer or "").lower()
     recall = sum(unify(value).lower() in text for value in values) / len(values)
     wanted = {normalize(comparable(value)) for value in values}
-    listed = re.split(rf"[{_SEPARATORS}]|\band\b", text)
-    items = {normalize(comparable(item)) for item in listed} - {""}
-    token_f1 = 2 * len(items & wanted) / (len(items) + len(wanted))
-    net = max(2 * len(items & wanted) - len(items), 0) / len(wanted)
+    items = _listed(text, wanted, max(len(_SEPARATOR.split(value.lower())) for value in values))
+    common = len(items & wanted)
+    token_f1 = 2 * common / (len(items) + len(wanted))
+    net = max(2 * common - len(items), 0) / len(wanted)
     return {"em": float(items == wanted), "f1": token_f1, "sub_em": recall, "net_recall": net}
+
+
+def _listed(text: str, wanted: Collection[str], longest: int) -> set[str]:
+    """Return the items of a list; a wanted value may have separators ("Trinidad and Tobago")."""
+    parts, items = _SEPARATOR.split(text), set()
+    while parts:
+        for count in range(min(longest, len(parts)), 0, -2):
+            item = normalize(comparable("".join(parts[:count])))
+            if count == 1 or item in wanted:
+                break
+        items.add(item)
+        del parts[: count + 1]
+    return items - {""}
+
+
+def net_recall(answer: str | None, answers: Sequence[str]) -> float:
+    """Return the share of a gold answer's words that `answer` has, less its other words.
+
+    A word pays only if it is right more often than not, so that a list of candidates earns no more
+    than the most likely one.
+    """
+    words = Counter(normalize(comparable(answer or "")).split())
+    found = [0.0]
+    for gold in map(comparable, answers):
+        wanted = Counter(normalize(gold).split())
+        net = 2 * (words & wanted).total() - words.total()
+        found.append(net / wanted.total() if wanted else exact_match(answer, [gold]))
+    return max(found)
 
 
 def normalize(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import string
 from collections import Counter
-from itertools import combinations, groupby
+from itertools import combinations, groupby, product
 from statistics import fmean
 
 import pytest
@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atommem.environment import environment_config
-from atommem.envs.question_answering import score_answers
+from atommem.envs.question_answering import REWARDS, score_answers
 from atommem.envs.scoring.metrics import exact_match, f1, score_question, sub_exact_match
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError
 from tests.envs.test_judge import make
 from tests.fake_chat import FakeChat
-from tests.fakes import WordTokenizer, longdoc
 
 
 @pytest.mark.parametrize(
@@ -158,45 +157,60 @@ def test_gaia_score_follows_the_official_rule(answer: str | None, gold: str, rig
     assert score_question(Question("q", ("zzz", gold)), answer, "gaia")["gaia"] == float(right)
 
 
-async def test_reward_that_lists_of_candidates_earn_is_refused() -> None:
+async def test_score_of_a_list_pays_and_cannot_be_the_reward() -> None:
     question = Question("Where?", ("Port, Vesk",), metadata={"category": "multi_hop"})
     task = Task("t", (question,), context="x", source="locomo")
     score = await score_answers(task, ["Lorne, Port, Oakrest, Vesk, Harbour"], "em")
     assert (score.reward, score.metrics["f1"]) == (0.0, 1.0)
-    with pytest.raises(ConfigError, match=r"reward=sub_em: .*lists candidates.*em or judge"):
-        environment_config("longdoc", reward="sub_em")
-    factory = longdoc(WordTokenizer(), reward="f1")
-    with pytest.raises(ConfigError, match=r"reward=f1: .*lists candidates.*locomo.*em or judge"):
-        await factory().reset(task)
-    await factory.close()
+    for reward in ("f1", "sub_em", "oolong"):
+        with pytest.raises(ConfigError, match=f"reward={reward}: .*lists candidates.*Give em"):
+            environment_config("longdoc", reward=reward)
+    with pytest.raises(ConfigError, match=r"reward=gaia: not a score of source 'locomo'"):
+        await score_answers(task, ["x"], "gaia")
+    judge = {"judge_url": "http://x", "judge_model": "m", "judge_prompt": "mem0"}
+    with pytest.raises(ConfigError, match=r"reward=judge: with mem0"):
+        environment_config("longdoc", reward="judge", **judge)
 
 
-@pytest.mark.parametrize("reward", ["em", "net_recall"])
-async def test_listing_candidates_never_raises_the_expected_reward(reward: str) -> None:
-    values = [f"v{number}" for number in range(6)]
-    for asked in (1, 2, 3):
-        truths = list(combinations(values, asked))
-
-        async def expected(listed: int, truths: list[tuple[str, ...]] = truths) -> float:
-            """Return the mean over all truths of a list of some values, of which none is known."""
-            answer = ", ".join(values[:listed])
-            tasks = (Task("t", (Question("?", x, "", {"all_of": True}),), ()) for x in truths)
-            return fmean([(await score_answers(t, [answer], reward)).reward or 0 for t in tasks])
-
-        rewards = [await expected(listed) for listed in range(1, len(values) + 1)]
-        assert max(rewards[asked:], default=0) <= max(rewards[:asked])
+PLACES = ["Port", "Old Port", "Trinidad and Tobago", "Vesk, the Upper", "3,000", "Lorne"]
+ASKED = {
+    "one": [Question("?", (place,)) for place in PLACES],
+    "one or none": [
+        *(Question("?", (place,)) for place in PLACES),
+        *[Question("?", ("not mentioned",), "", {"abstention": True})] * 4,
+    ],
+    "two of all": [Question("?", pair, "", {"all_of": True}) for pair in combinations(PLACES, 2)],
+}
 
 
 @pytest.mark.parametrize(
-    ("reward", "all_of"),
-    [("f1", True), ("sub_em", True), ("oolong", False), ("gaia", False), ("net_recall", False)],
+    ("reward", "asked"),
+    [*product(sorted({*REWARDS} - {"gaia", "judge"}), ASKED), ("gaia", "one")],
 )
-async def test_reward_that_lists_earn_or_a_question_lacks_is_refused(
-    reward: str, all_of: bool
-) -> None:
-    question = Question("?", ("a",), "", {"all_of": all_of})
-    with pytest.raises(ConfigError, match=f"reward={reward}"):
-        await score_answers(Task("t", (question,), ()), ["a, b"], reward)
+async def test_listing_candidates_never_raises_the_expected_reward(reward: str, asked: str) -> None:
+    source = "gaia" if reward == "gaia" else "told"
+    values = [*PLACES, "not mentioned"]
+
+    async def expected(answer: str) -> float:
+        """Return the mean reward over all truths, of which none is known."""
+        tasks = [Task("t", (question,), source=source) for question in ASKED[asked]]
+        scores = [await score_answers(task, [answer], reward) for task in tasks]
+        return fmean(score.reward or 0.0 for score in scores)
+
+    most = 2 if asked == "two of all" else 1
+    honest = [", ".join(some) for n in range(most) for some in combinations(values, n + 1)]
+    best = max([await expected(answer) for answer in honest])
+    assert best > 0
+    for length in range(most + 1, 4):
+        for some, between in product(combinations(values, length), (", ", " and ", " ")):
+            assert await expected(between.join(some)) <= best + 1e-9
+
+
+def test_items_of_a_list_may_have_separators() -> None:
+    asked = Question("?", ("Trinidad and Tobago", "Cuba"), metadata={"all_of": True})
+    for answer in ("Cuba and Trinidad and Tobago", "Trinidad and Tobago, Cuba."):
+        assert score_question(asked, answer, "told")["em"] == 1.0
+    assert score_question(asked, "Trinidad, Cuba", "told")["net_recall"] == 0.0
 
 
 async def test_questions_without_gold_answers_have_no_score() -> None:

@@ -104,17 +104,9 @@ def test_parallelism_that_splits_rows_or_layers_is_refused(
         parse("grpo", [*MINIMUM, "--use_cpu"])
 
 
-@pytest.mark.parametrize(
-    ("reward", "beta", "scale", "warns"),
-    [("f1", 0.0, "none", True), ("f1", 0.001, "none", False), ("em", 0.0, "group", True)],
-)
-def test_settings_that_others_saw_diverge_are_named(
-    reward: str, beta: float, scale: str, warns: bool
-) -> None:
-    found = diverging(
-        SimpleNamespace(beta=beta, scale_rewards=scale), SimpleNamespace(reward=reward)
-    )
-    assert bool(found) == warns
+def test_settings_that_others_saw_diverge_are_named() -> None:
+    for beta, scale, warns in ((0.0, "group", True), (0.001, "group", False), (0.0, "none", False)):
+        assert bool(diverging(SimpleNamespace(beta=beta, scale_rewards=scale))) == warns
 
 
 # h 10, i 20, q 8, k 4, V 20, L 5; 100 parameters a layer, 200 in each embedding.
