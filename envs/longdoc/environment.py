@@ -24,8 +24,7 @@ from atommem.actions import (
 )
 from atommem.config import check_choice, check_least, check_probabilities, setting
 from atommem.environment import Score, StepResult, TaskShape
-from atommem.envs.longdoc.arrivals import MODES, arrivals, drawn_mode, needed_chunks
-from atommem.envs.longdoc.recall import fact_recall
+from atommem.envs.longdoc.evidence import MODES, arrivals, drawn_mode, fact_recall, needed_chunks
 from atommem.envs.question_answering import AskedInTurn, QAConfig, QAEnvironments, batches
 from atommem.envs.task import (
     ByIdentity,

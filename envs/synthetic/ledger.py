@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from atommem.config import check_probabilities, check_ranges, setting
-from atommem.envs.synthetic.notes import Note
+from atommem.envs.synthetic.expert import Note
 from atommem.envs.synthetic.writing import TEXTS, Name, Saying, Writer, written
 from atommem.envs.task import Question, Task
 

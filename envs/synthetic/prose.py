@@ -137,10 +137,6 @@ class Prose:
         """Return `value` in the box of an answer."""
         return self.box.format(value=value)
 
-    def order(self, action: str) -> str:
-        """Return an instruction to write `action`, whatever was asked."""
-        return self.instruction.format(action=action)
-
     def _pattern(self, wording: str) -> re.Pattern[str]:
         escaped = re.escape(wording)
         for letter in "sv":

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 
 from atommem.config import check_probabilities, check_ranges, setting
-from atommem.envs.synthetic.notes import Note
+from atommem.envs.synthetic.expert import Note
 from atommem.envs.synthetic.writing import GENDERS, TEXTS, Name, Saying, Writer, written
 from atommem.envs.task import Question, Task
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from atommem.envs.synthetic.notes import Note
+from atommem.envs.synthetic.expert import Note
 from atommem.envs.task import Document, Question, Task
 
 SPLITS = ("train", "test")

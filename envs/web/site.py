@@ -142,7 +142,9 @@ def _inject(
     }[tag]
     written = f"<{tag}> {body} </{tag}>"
     for title in titles:
-        pages[title].insert(rng.randint(0, len(pages[title])), prose.order(written))
+        pages[title].insert(
+            rng.randint(0, len(pages[title])), prose.instruction.format(action=written)
+        )
     injected: dict[str, Any] = {"pages": titles, "written": written}
     if tag == "final_answer":
         injected["answer"] = town

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atommem.envs.longdoc.recall import gold_documents
+from atommem.envs.longdoc.evidence import gold_documents
 from atommem.envs.question_answering import QAEnvironments
 from atommem.envs.task import Task, document_text, joined_text
 from atommem.errors import DataError

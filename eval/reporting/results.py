@@ -24,7 +24,7 @@ METRICS = (
 )
 """Scores of answers, which are tested."""
 FACTS = ("fact_entered", "fact_kept", "fact_retrieved")
-"""Supporting-fact recall (`atommem.envs.longdoc.recall`)."""
+"""Supporting-fact recall (`atommem.envs.longdoc.evidence`)."""
 LABELS = {
     "em": "EM",
     "em_corrected": "EM corrected",

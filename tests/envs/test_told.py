@@ -13,8 +13,7 @@ from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.envs.data_cli import main
-from atommem.envs.synthetic.expert import ExpertPolicy
-from atommem.envs.synthetic.notes import NotesExpert
+from atommem.envs.synthetic.expert import ExpertPolicy, NotesExpert
 from atommem.envs.synthetic.told import RELATIONS, ToldConfig, generate
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
