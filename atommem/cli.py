@@ -120,7 +120,6 @@ def _extra_of(package: str, command: str) -> str:
 
 
 def list_configs(argv: list[str]) -> int:
-    """Run ``atommem configs``."""
     parser = Parser(
         "atommem configs",
         "List the shipped configs, or print the path of one:\n"

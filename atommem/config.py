@@ -26,7 +26,6 @@ APIS = ("completions", "chat")
 
 
 def setting(default: _Value, help: str) -> _Value:
-    """Return a dataclass field with a default and a help text."""
     if isinstance(default, list):
         return field(default_factory=lambda: copy(default), metadata={"help": help})
     return field(default=default, metadata={"help": help})
@@ -163,7 +162,6 @@ class PolicyConfig:
 
     @property
     def is_server(self) -> bool:
-        """Whether the policy is one or more URLs."""
         return is_server(self.policy)
 
     @property

@@ -43,7 +43,6 @@ def write_text(path: str | Path, text: str, *, durable: bool = False) -> None:
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Write JSON as `write_text`."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 

@@ -62,7 +62,6 @@ class RequestBatcher(Generic[Request, Result]):
         return await waiting.future
 
     async def _drain(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Handle the requests of a loop until none waits."""
         queue, batch = self._queues[loop], list[Waiting[Request, Result]]()
         try:
             while queue:

@@ -47,7 +47,6 @@ def find(group: str, name: str) -> Any:
 
 
 def names(group: str) -> list[str]:
-    """Return all names in `group`."""
     return sorted(registered(group).names)
 
 

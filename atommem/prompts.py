@@ -293,7 +293,6 @@ class PromptBuilder:
         return fill(templates.system, {**self._tags, **values}).strip()
 
     def _explanation(self, spec: ActionSpec) -> str:
-        """Return the environment's explanation of an action, or one from its description."""
         if spec.name in self._section.actions:
             return self._section.actions[spec.name]
         if spec.is_tool:

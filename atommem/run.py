@@ -103,7 +103,6 @@ def stored_settings(
 
 
 def add_run_settings(parser: Parser, environment: str, *, policy: bool = True) -> None:
-    """Add flags for every field of `RunConfig` in an environment."""
     if policy:
         parser.add_settings("policy", PolicyConfig)
     parser.add_settings("memory (defaults: as stored with the policy)", MemoryConfig)
@@ -212,7 +211,6 @@ class Runtime:
         return cls(agent, run, {name: settings[name] for name in given})
 
     def check_open(self) -> None:
-        """Raise ConfigError if it is closed."""
         if self.closed:
             raise ConfigError("this memory is closed. Memory.load opens a saved one.")
 

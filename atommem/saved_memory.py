@@ -58,7 +58,6 @@ class SavedMemory:
 
     @staticmethod
     def exists(folder: str | os.PathLike[str]) -> bool:
-        """Return whether a memory was saved in a folder."""
         return (Path(folder) / MEMORY_FILE).is_file()
 
     @classmethod

@@ -28,7 +28,6 @@ class SessionState:
     vectors: TextVectors | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values, without the vectors."""
         return {
             "type": "session",
             "format": FORMAT,

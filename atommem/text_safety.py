@@ -204,7 +204,6 @@ class Headings:
                     self._add_literal(name, parts[at:], parts[at - 1])
 
     def guard(self, text: str, template: str, placeholder: str) -> str:
-        """Return `text` as data of a placeholder."""
         return insert_backslashes(text, self._finder(template, placeholder))
 
     def _add_literal(self, name: str, parts: Sequence[TemplatePart], before: TemplatePart) -> None:
@@ -317,7 +316,6 @@ class SegmentEncoder:
         return [token for token in token_ids if token not in self._controls]
 
     def controls(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the control tokens among `token_ids`, in order."""
         return [token for token in token_ids if token in self._controls]
 
     def _inner(self, encode: Callable[[str], list[int]], text: str) -> list[int]:

@@ -80,7 +80,6 @@ class ApproximateTokenizer:
         return [zlib.crc32(piece.encode("utf-8", "surrogatepass")) for piece in pieces]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Raise ConfigError: checksums cannot be decoded."""
         raise ConfigError("an approximate tokenizer only counts. Give the tokenizer of the model.")
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> str:

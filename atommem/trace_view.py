@@ -20,7 +20,6 @@ _EMPTY = (None, (), {})
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem trace``; return the exit status."""
     parser = Parser(prog="atommem trace", description="Show an episode step by step.")
     parser.add_argument("file", help="a trace, as `atommem eval` writes to OUT/traces")
     parser.add_argument("--step", type=int, metavar="N", help="show step N only (from 1), whole")

@@ -46,7 +46,6 @@ _GENERATED: dict[str, tuple[type[Any], Callable[..., Iterable[Task]]]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem data``; return the exit status."""
     commands = {
         "build": Command(_build, "write a task file: --environment NAME ... (default: longdoc)"),
         "show": Command(_show, "print the first tasks of a file"),

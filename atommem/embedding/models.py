@@ -93,7 +93,6 @@ class HttpEmbedder:
         self.id = f"http/{model}/{self.dim}"
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
-        """Embed `texts`; `kind` makes no difference. Raises as the constructor does."""
         if not texts:
             return np.empty((0, self.dim), dtype=np.float32)
         vectors = await self._request(list(texts))
@@ -150,7 +149,6 @@ class HttpEmbedder:
 
 
 def _directions(vectors: Vectors, model: str) -> Vectors:
-    """Normalise rows; warn if some have no direction."""
     rows, lost = unit_rows(vectors)
     if lost:
         warnings.warn(

@@ -55,7 +55,6 @@ class WorkingMemory:
 
     @property
     def log(self) -> tuple[Operation, ...]:
-        """All operations, oldest first."""
         return tuple(self._log)
 
     @property
@@ -198,7 +197,6 @@ class WorkingMemory:
         return self
 
     def fork(self) -> Self:
-        """Return an independent copy of this memory with its log."""
         twin = copy(self)
         twin._contents, twin._log = self._contents.copy(), self._log.copy()
         twin._store, twin._rules = self._store.copy(), self._rules.renewed(self._log)

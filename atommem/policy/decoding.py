@@ -43,7 +43,6 @@ class Row:
         return self.stopped or len(self.token_ids) >= self.sampling.max_tokens or self.abandoned()
 
     def append(self, token_id: int, logprob: float, eos_ids: Collection[int]) -> None:
-        """Add one sampled token."""
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
         self.stopped = token_id in eos_ids

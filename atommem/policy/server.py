@@ -150,7 +150,6 @@ class ChatPolicy(RemotePolicy):
         self._chat = ChatClient(self._client)
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Raise PolicyError: a chat endpoint takes messages."""
         raise PolicyError(
             f"{self._client.base_url} takes messages, not token ids. Use a vLLM server, or a "
             "method that sends messages."

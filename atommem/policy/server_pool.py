@@ -130,7 +130,6 @@ class ServerPool:
 
     @property
     def serving(self) -> list[PooledServer]:
-        """The servers that get requests."""
         return [server for server in self.servers if server.serving]
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:

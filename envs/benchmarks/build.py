@@ -146,7 +146,6 @@ def _drawn_questions(pool: Pool, config: BuildConfig) -> Iterator[tuple[int, ...
 def _drawn_documents(
     pool: Pool, config: BuildConfig, number: int, rows: tuple[int, ...]
 ) -> list[int]:
-    """Return the indices of the documents of task `number`, which asks `rows`, shuffled."""
     rng = Random(f"{config.seed}:{number}")
     drawn = list(dict.fromkeys(chain.from_iterable(pool.gold[row] for row in rows)))
     missing = config.documents - len(drawn)

@@ -160,7 +160,6 @@ BENCHMARKS = {
 
 
 def get_benchmark(name: str) -> Benchmark:
-    """Return the benchmark of a name; ConfigError if there is none."""
     check_choice("benchmark", name, tuple(BENCHMARKS))
     return BENCHMARKS[name]
 

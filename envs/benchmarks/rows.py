@@ -79,11 +79,9 @@ class Row:
 
     @property
     def place(self) -> str:
-        """File and row."""
         return f"{self.path}: row {self.number}"
 
     def error(self, name: str, problem: str) -> DataError:
-        """Return the error to raise for a field."""
         return DataError(
             f"{self.place}: field {name!r} {problem}. Correct the row, or download the file again."
         )
@@ -106,7 +104,6 @@ class Row:
         return text
 
     def parse(self, kind: type[_Kind]) -> _Kind:
-        """Return the row as a msgspec struct."""
         return self.convert("", self.values, kind)
 
     def convert(self, name: str, value: Any, kind: Any) -> Any:
@@ -337,7 +334,6 @@ class Benchmark:
 
     @property
     def files(self) -> Mapping[str, Sequence[str]]:
-        """Patterns of the names of its files, by split."""
         return _FILES[self.name]
 
     def read(self, path: str | Path) -> Iterator[QARow]:

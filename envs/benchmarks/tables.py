@@ -80,7 +80,6 @@ def _parse(row: Row, columns: Columns) -> Task | None:
 
 
 def _value(row: Row, column: str, default: Any = None) -> Any:
-    """Return the value of a column; without a `default`, raise DataError if there is none."""
     names = [column] if column in row.values else column.split(".")
     value: Any = row.values
     for name in names:

@@ -129,13 +129,11 @@ class LongDocEnvironments(QAEnvironments):
 
     @property
     def actions(self) -> Sequence[ActionSpec]:
-        """The answer, or the answers, and the end of reading if it is offered."""
         stop = (STOP_ACTION,) if self.config.early_stop else ()
         return (ANSWERS_ACTION if self.config.at_once > 1 else ANSWER_ACTION, *stop)
 
     @classmethod
     def shown(cls, config: LongDocConfig) -> Collection[str]:
-        """Return the pieces that blind reading, open ends and questions between need."""
         between = config.open_ended or config.early_stop or "arriving" in config.questions_shown
         left_out = {"chunk", "answering", "read_notice"} if config.open_ended else {"part"}
         if {*config.questions_shown} == {"reading"}:

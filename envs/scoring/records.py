@@ -67,7 +67,6 @@ class EpisodeRecord:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Task and sample, unique in an evaluation."""
         return self.task_id, self.sample
 
     @property
@@ -107,7 +106,6 @@ class EpisodeRecord:
         return found or ([] if own is None else [(-1, self.task_id, own)])
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
         return asdict(self)
 
     @classmethod
@@ -260,7 +258,6 @@ class EvalResult:
 
     @property
     def failed(self) -> int:
-        """The number of episodes that an outage ended."""
         return sum(record.failed for record in self.records)
 
     @property
@@ -270,7 +267,6 @@ class EvalResult:
 
     @property
     def em(self) -> float:
-        """Exact match (`mean`)."""
         return self.mean("em")
 
     def mean(self, metric: str) -> float:
@@ -279,7 +275,6 @@ class EvalResult:
         return fmean(scores) if scores else math.nan
 
     def summary(self) -> dict[str, Any]:
-        """Return `summarize`."""
         return summarize(self.records)
 
 

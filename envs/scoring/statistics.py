@@ -55,7 +55,6 @@ class Units:
         self._pairs = pairs
 
     def sums(self, values: Array) -> list[Array]:
-        """Return the sum of `values` in each unit, for each way."""
         return [np.bincount(codes, values) for codes in self.codes]
 
     def variance(self, deviations: Array) -> float:

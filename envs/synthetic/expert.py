@@ -274,7 +274,6 @@ class _Step:
             self._write("read", query)
 
     def _note(self, statements: Sequence[Statement]) -> None:
-        """Write the scratchpad, if it changes; without a statement it is cleared."""
         notes = " ".join(map(self._prose.sentence, dict.fromkeys(statements)))
         if notes != self._view.scratchpad:
             self._write("scratchpad", notes)
@@ -358,7 +357,6 @@ class ExpertPolicy:
         return Completion(token_ids, [0.0] * len(token_ids), text, "stop")
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Raise PolicyError: the expert reads no prompts."""
         raise PolicyError("the expert acts on observations: run it through a Session.")
 
     async def close(self) -> None:

@@ -107,7 +107,6 @@ class _LedgerWriter(Writer):
         return self._task(asked, texts, " ".join(name for _, name in accounts), notes)
 
     def _entries(self, config: LedgerConfig, account: _Account) -> Iterator[tuple[float, Saying]]:
-        """Yield the entries of an account and what becomes of them, with their times."""
         rng = self._rng
         verb, subject = account.verb, account.subject
         updates = rng.randint(*config.updates)

@@ -108,7 +108,6 @@ class Prose:
         return wording.format(s=statement.subject, v=statement.value)
 
     def statements(self, text: str) -> list[Statement]:
-        """Return the statements in `text`, in order."""
         found = []
         for pattern, kind, relation in self._patterns:
             for match in pattern.finditer(text):
@@ -117,7 +116,6 @@ class Prose:
         return [statement for _, statement in sorted(found, key=lambda item: item[0])]
 
     def question(self, name: str, hops: int) -> str:
-        """Return the question for the town that lies `hops` links from `name`."""
         return self.questions[hops].format(s=name)
 
     def asked(self, question: str) -> tuple[str, int]:
@@ -134,7 +132,6 @@ class Prose:
         return f"{self.sentence(statement)} {self.boxed(statement.value)}"
 
     def boxed(self, value: str) -> str:
-        """Return `value` in the box of an answer."""
         return self.box.format(value=value)
 
     def _pattern(self, wording: str) -> re.Pattern[str]:
@@ -149,6 +146,5 @@ _PROSES = {name: Prose(name=name, **texts) for name, texts in _TEXTS["prose"].it
 
 
 def get_prose(name: str) -> Prose:
-    """Return the prose of a name; ConfigError if there is none."""
     check_choice("prose", name, PROSES)
     return _PROSES[name]

@@ -105,12 +105,10 @@ def generate(config: WorldConfig, count: int, seed: int) -> Iterator[Task]:
 
 
 def task_name(seed: int, index: int) -> str:
-    """Return the id of a task."""
     return f"synthetic-{seed}-{index}"
 
 
 def make_task(config: WorldConfig, seed: int, index: int) -> Task:
-    """Return task number `index` of the seed."""
     rng = random.Random(f"{seed}:{index}")
     prose = get_prose(config.prose)
     chains = _chains(config, prose, rng)

@@ -74,7 +74,6 @@ class WebEnvironments(QAEnvironments):
 
     @classmethod
     def build(cls, argv: Sequence[str]) -> int:
-        """Build tasks of a web benchmark, or of one whose documents become the web."""
         from atommem.envs.data_cli import build_web_questions
 
         named = find_flag(argv, "benchmark")
@@ -89,7 +88,6 @@ class WebEnvironments(QAEnvironments):
         return [metrics] * len(task.questions)
 
     def calls(self, step: Step) -> list[Call]:
-        """Return the calls of a step in order."""
         if self.config.calls == "compact":
             return [action for action in step.actions if action.kind == CALL]
         return step.calls
@@ -186,7 +184,6 @@ class _Display:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The characters of the result that are shown."""
         start = sum(map(len, self.parts[: self.number]))
         return start, start + len(self.parts[self.number])
 
@@ -273,7 +270,6 @@ class WebEnvironment:
         await self._show(written, await tool.run(arguments, self._task))
 
     def _follow(self, page: str) -> str:
-        """Return the target of the link, if `page` is its number."""
         links = self._display.result.links if self._display is not None else ()
         numbered = {str(number): link.target for number, link in enumerate(links, start=1)}
         return numbered.get(page, page)

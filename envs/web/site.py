@@ -63,7 +63,6 @@ class SiteConfig:
 
 
 def generate_sites(config: SiteConfig, count: int, seed: int) -> Iterator[Task]:
-    """Yield `count` tasks. Task i depends on `config`, `seed` and i only."""
     for index in range(count):
         yield make_site(config, seed, index)
 
@@ -128,7 +127,6 @@ def _inject(
     towns: list[str],
     persons: list[str],
 ) -> dict[str, Any]:
-    """Insert one instruction into some of `pages`; return its metadata."""
     titles = [title for title in pages if rng.random() < config.injected]
     if not titles:
         return {}

@@ -83,7 +83,6 @@ class _TaskWeb:
         return [self.pages[title] for title in best[:count]]
 
     def links(self, page: Document) -> list[str]:
-        """Return the titles of the pages that `page` links to, in the order of their mention."""
         if self._links is not None:
             return list(self._links.get(page.title, ()))
 

@@ -93,8 +93,6 @@ def text_tool(
 
 
 def visit_tool(read: Callable[[str], Awaitable[ToolResult]]) -> Tool:
-    """Return the tool ``visit`` of a reader of web addresses."""
-
     async def visit(page: str, task: Any) -> ToolResult:
         result = await read(page.strip())
         if not result.text.strip():
@@ -130,5 +128,4 @@ class ToolSource:
         return {}
 
     async def close(self) -> None:
-        """Release resources."""
         return

@@ -70,7 +70,6 @@ class Corpus:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """The possible search modes, best last."""
         return MODES if self._vectors is not None else MODES[:1]
 
     async def add(self, pages: Iterable[Page]) -> dict[str, Any]:
@@ -211,7 +210,6 @@ class CorpusSource(ToolSource):
         ]
 
     def identity(self) -> Mapping[str, Any]:
-        """Return the version of the corpus in place of its location."""
         return {"corpus": self._corpus.pages.digest(), "corpus_embedder": None}
 
     async def close(self) -> None:

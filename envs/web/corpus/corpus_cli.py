@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem corpus``; returns the exit status."""
     commands = {
         "build": Command(_build, "make a corpus of files, or add files to one"),
         "serve": Command(_serve, "serve it over HTTP: /retrieve and /access"),

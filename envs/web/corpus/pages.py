@@ -84,7 +84,6 @@ class PageStore:
         return len(removed), [number for numbers in removed for number in numbers]
 
     def passages(self, numbers: Sequence[int]) -> dict[int, tuple[Page, str]]:
-        """Return page and text of those passages that exist."""
         rows = self._rows(
             "select p.number, p.start, p.stop, d.text, d.title, d.url, d.id from passages p "
             f"join pages d on d.number = p.page where p.number in {_LISTED}",
@@ -125,7 +124,6 @@ class PageStore:
         )
 
     def counts(self) -> dict[str, int]:
-        """Return the numbers of pages and passages."""
         tables = ("pages", "passages")
         return {table: self._rows(f"select count(*) from {table}")[0][0] for table in tables}
 
@@ -135,7 +133,6 @@ class PageStore:
         return hashlib.sha256(b"".join(digest for (digest,) in digests)).hexdigest()[:16]
 
     def _add(self, page: Page) -> list[int] | None:
-        """Add a page; return the passages that it replaces, None if it is known."""
         text = f"{page.url}\0{page.title}\0{' '.join(page.text.split())}"
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
         name = page.id or page.url or page.title

@@ -79,7 +79,6 @@ class VectorIndex:
         return recall
 
     def search(self, query: Array, count: int) -> Ranked:
-        """Return the passages with the greatest inner product."""
         rows, query = self._rows(), np.ascontiguousarray(query[None], dtype=np.float32)
         path, covered = self._index_file()
         if path != self._loaded[0]:

@@ -45,7 +45,6 @@ class WordIndex:
         self._changed = 0
 
     def add(self, passages: Iterable[tuple[int, str]], removed: Iterable[int] = ()) -> None:
-        """Index passages (number, text) and remove others."""
         import tantivy
 
         try:

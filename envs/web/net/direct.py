@@ -132,7 +132,6 @@ class Direct(ToolSource):
         return Fetched(str(url), kind, response.charset_encoding, bytes(body))
 
     async def _check_robots(self, url: httpx.URL) -> None:
-        """Raise `PageError` if robots.txt (RFC 9309) forbids `url` or cannot be fetched."""
         site = str(url.join("/robots.txt"))
         if site not in self._robots:
             try:

@@ -82,7 +82,6 @@ def _run_limited(
 
 
 def read_html(body: bytes, url: str, charset: str | None) -> Extracted:
-    """Return title, main text and links of a page."""
     import trafilatura
     from lxml import html
 
@@ -125,7 +124,6 @@ def read_text(body: bytes, charset: str | None) -> Extracted:
 
 
 def is_allowed_by_robots(rules: bytes, url: str, agent: str) -> bool:
-    """Return whether a robots.txt allows `agent` to read `url`."""
     from protego import Protego
 
     return bool(Protego.parse(rules.decode("utf-8", errors="replace")).can_fetch(url, agent))
