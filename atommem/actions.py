@@ -4,8 +4,6 @@ Memory brings its actions (`MEMORY_ACTIONS`), every environment its own. An `Act
 an action to the parser, prompts, statistics and traces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """``atommem env check``: play an environment with scripted policies and report broken contracts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -3,8 +3,6 @@
 The core imports none of them: the rooms above it, and other packages, bring theirs.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -8,8 +8,6 @@ a user's from any file. In a template ``{name}`` stands for text or further piec
 for a number.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The environment contract: it feeds the policy and scores it. Environments are found by name."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

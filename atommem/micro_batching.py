@@ -1,7 +1,5 @@
 """Concurrent requests become one call, for policies and embedders."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

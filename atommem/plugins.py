@@ -3,8 +3,6 @@
 Our own environments, methods, rules and dialects are found like a user's.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import cache, reduce

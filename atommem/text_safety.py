@@ -5,8 +5,6 @@ servers whose tokenizer is unknown, `printable` for terminals. Memory, records a
 as it came. Every backslash is inserted by `insert_backslashes`, so different texts stay different.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """Tokenizers: encoding, cutting text by tokens, and counting without a model's tokenizer."""
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Sequence

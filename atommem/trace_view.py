@@ -1,7 +1,5 @@
 """``atommem trace FILE``: show the steps of an episode in the terminal."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console, Group, RenderableType

@@ -1,7 +1,5 @@
 """The command `atommem data`: build, convert, show and generate task files."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Task files (parquet or JSON Lines), benchmarks whose rows are ready tasks, and provenance."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Embedders: entries and queries to unit vectors."""
 
-from __future__ import annotations
-
 from atommem.config import EmbedderConfig
 from atommem.embedding.embedder import Embedder, HashingEmbedder, MicroBatcher, RandomEmbedder
 from atommem.errors import ConfigError

@@ -1,7 +1,5 @@
 """Embedders with a model: sentence-transformers in this process, or behind a server."""
 
-from __future__ import annotations
-
 import asyncio
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A memory at work: it embeds the texts of a completion, and applies the `Plan` that decides it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Container, Iterable, Sequence
 from copy import copy

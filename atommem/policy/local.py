@@ -1,7 +1,5 @@
 """A transformers model in this process, which samples waiting prompts in batches."""
 
-from __future__ import annotations
-
 import asyncio
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Several vLLM servers as one policy: balance load, keep a group on one server, survive losses."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence

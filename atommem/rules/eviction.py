@@ -1,7 +1,5 @@
 """Retention rules by age, use, similarity or a rating of the text; ties evict the oldest."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from atommem.memory.rules import Candidate, Eviction, Numbers, Rule, StoreState, lowest

@@ -1,7 +1,5 @@
 """Run a vLLM server as a child process."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

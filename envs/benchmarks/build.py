@@ -5,8 +5,6 @@ their gold documents, and fills up to N with documents of other questions. Its c
 the seed and its number alone.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

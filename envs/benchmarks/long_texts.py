@@ -1,7 +1,5 @@
 """Long texts with questions: LoCoMo, LongMemEval, BEAM, OOLONG, RULER and MemAgent's files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Rows without all of their supporting paragraphs (HotpotQA's fullwiki setting, Mu
 unanswerable ones) are not `answerable`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -6,8 +6,6 @@ half of them, rounded up, if there are fewer) of the sentence or of the document
 alone may stand in any text by chance.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ from one memory, tasks of one conversation read the same text, and a question ma
 another task. `Units` finds which of these repeat, and all intervals and tests use it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import sqrt

@@ -7,8 +7,6 @@ fact that may still matter; in the query the known end of the chain. Where the q
 shown while it reads, every fact may matter and every correction is carried over.
 """
 
-from __future__ import annotations
-
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

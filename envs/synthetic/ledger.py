@@ -6,8 +6,6 @@ faultless reader holds one running value for each question in its memory, and up
 Ledger-QA of UMA, arXiv 2602.18493; wording and form are ours).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 

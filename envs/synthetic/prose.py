@@ -5,8 +5,6 @@ names of their own. `compact` is a few words with the key directly before the va
 name, for policies small enough to be trained from scratch.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ all asked for; `envs.scoring.metrics.all_of_scores` scores them. RULER's questio
 are built of HotpotQA's rows (`atommem data build --benchmark hotpotqa`).
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import re

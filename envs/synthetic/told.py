@@ -6,8 +6,6 @@ among facts about others. Train and test splits share no name; test splits have 
 that train splits never show.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

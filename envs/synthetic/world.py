@@ -10,8 +10,6 @@ for the town at the end of a chain of facts. The settings that make each operati
   and so is needed at every later step; and ``hops``, as the known end of the chain is, too.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The texts of told facts: names, wordings and forms of text in plain English (``told.yaml``)."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence

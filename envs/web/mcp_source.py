@@ -1,7 +1,5 @@
 """Tools of MCP servers (``tools: [mcp]``), through the official ``mcp`` package."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -11,8 +11,6 @@ since their page was written; only the news on the home page, where a visit star
 With `injected`, some pages ask the reader for an action: answer a wrong town, delete an entry, or
 visit a page."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tool sources by name, and typed Python functions as tools."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """An SQLite file that several threads and processes share."""
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 from collections.abc import Iterator

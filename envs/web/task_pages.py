@@ -4,8 +4,6 @@ A title that another page's text names is a link, unless the task lists links it
 (``metadata["links"]``: titles by title). A link to a page that is not among the documents is dead.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -8,8 +8,6 @@ A failure's cause decides its effect:
 - the provider (key refused, gone, overloaded after retries): `OutageError`; the episode fails and
   is not scored."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

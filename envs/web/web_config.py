@@ -1,7 +1,5 @@
 """Settings of the web environment."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from atommem.config import check_choice, check_least, setting

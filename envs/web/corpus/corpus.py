@@ -1,7 +1,5 @@
 """A corpus: pages in a folder, searched by words and vectors, and read by name."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Pages of a corpus: read from files, and stored with their passages in one SQLite file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

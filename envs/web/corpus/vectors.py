@@ -1,7 +1,5 @@
 """Passage vectors on disk, searched by FAISS: exactly below 100,000, by an inverted file above."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

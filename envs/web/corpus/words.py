@@ -1,7 +1,5 @@
 """BM25 over passages, by tantivy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path

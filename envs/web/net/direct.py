@@ -1,7 +1,5 @@
 """``tools: [direct]``: pages fetched through the SSRF guard, bounded in bytes and time."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 
 The workers import this module: it must not import anything heavy at the top."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

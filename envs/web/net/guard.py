@@ -3,8 +3,6 @@
 Checks of a URL's text miss what a resolver makes of it (127.1, 0x7f000001, a name that points
 inside), and a second lookup can give another answer (DNS rebinding)."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial

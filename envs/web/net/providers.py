@@ -1,7 +1,5 @@
 """Search engines and readers that are called over HTTP, and whose fault a failure is."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
