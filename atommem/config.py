@@ -111,6 +111,7 @@ class EmbedderConfig:
 
     def __post_init__(self) -> None:
         check_choice("embedder", self.embedder, EMBEDDERS)
+        check_least(self, embedder_dim=1)
         if self.embedder == "http" and not self.embedder_url:
             raise ConfigError("embedder=http: needs embedder_url. Give the server's base URL.")
 

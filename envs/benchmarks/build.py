@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from random import Random
 
-from atommem.config import check_choice, check_least, setting
+from atommem.config import check_choice, check_least, check_ranges, setting
 from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.scoring.metrics import normalize
 from atommem.envs.task import Document, Question, Task
-from atommem.errors import ConfigError, DataError
+from atommem.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,7 @@ class BuildConfig:
     )
 
     def __post_init__(self) -> None:
-        low, high = self.questions
-        if not 1 <= low <= high:
-            raise ConfigError(f"questions={low}-{high}: not a range from 1 up. Give one as 1-10.")
+        check_ranges(self, questions=1000)
         check_least(self, documents=1, n=1)
         check_choice("distractors", self.distractors, ("pool", "own"))
 
