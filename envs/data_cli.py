@@ -115,7 +115,7 @@ def _write_generated(
     source: str,
     title: str,
     config_class: type[Any],
-    generate: Callable[..., Iterable[Task]],
+    make_tasks: Callable[..., Iterable[Task]],
 ) -> int:
     parser.add_argument("--n", type=int, required=True, help="Tasks to write.")
     parser.add_argument("--seed", type=int, default=42, help="Seed of every draw (%(default)s).")
@@ -126,7 +126,7 @@ def _write_generated(
     check_least(args, n=1)
     check_out(args.out)
     split = {"split": args.split} if hasattr(args, "split") else {}
-    tasks = generate(config, args.n, args.seed, **split)
+    tasks = make_tasks(config, args.n, args.seed, **split)
     settings = {"source": source, **split, "n": args.n, "seed": args.seed, title: asdict(config)}
     return _save(tqdm(tasks, "generating", args.n, unit="task", disable=None), args.out, settings)
 

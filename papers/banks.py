@@ -16,6 +16,7 @@ import numpy as np
 
 from atommem.embedding.embedder import Vectors
 from atommem.errors import ConfigError
+from atommem.memory.eviction import Lowest, steps_of_last_use
 from atommem.memory.log import Entry
 from atommem.memory.rules import (
     Accepted,
@@ -27,7 +28,6 @@ from atommem.memory.rules import (
     Rule,
     StoreState,
 )
-from atommem.rules.eviction import Lowest, steps_of_last_use
 
 _BLOCK, _DIGITS = 512, 5
 _RULES = {

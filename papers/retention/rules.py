@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from atommem.errors import ConfigError
+from atommem.memory.eviction import Rated, steps_of_last_use
 from atommem.memory.rules import Candidate, Eviction, Rule, StoreState, lowest
-from atommem.rules.eviction import Rated, steps_of_last_use
 from papers.amac.rule import PRIORS, kind_of, novelty
 from papers.banks import nearest, read_weights, rule_path
 
