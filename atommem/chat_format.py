@@ -3,8 +3,6 @@
 A template may refuse the system role, want content in parts, print today's date, or drop text.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime

@@ -5,8 +5,6 @@ control forms of chat templates. An answer without a verdict is wrong: as a fail
 be left out of its group's mean.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections import deque
