@@ -1,7 +1,5 @@
 """Evaluate a method on tasks: run the episodes that are left, and record each as it ends."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -17,6 +15,7 @@ from atommem.errors import DataError
 from atommem.eval.methods.baseline import Baseline, Method
 from atommem.eval.output import SUMMARY, OutputFolder
 from atommem.files import write_json
+from atommem.policy.server import ChatPolicy
 from atommem.process import frozen_heap, run_jobs
 from atommem.rollout import EpisodeRunner
 
@@ -32,15 +31,13 @@ async def evaluate(
 ) -> EvalResult:
     """Run `samples_per_task` episodes of every task.
 
+    Returns records in the order of the tasks; failed episodes are included, and in no score.
+
     Args:
         tasks: With different ids.
-        runner: An `EpisodeRunner` or a baseline.
         out: Folder of records, traces and summary; its finished episodes are not run again, failed
             ones are. None keeps everything in memory.
         settings: Further JSON values that must agree when a folder is continued.
-
-    Returns:
-        The records in the order of the tasks; failed episodes are included, and in no score.
 
     Raises:
         ConfigError: `out` has an evaluation with other settings or tasks.
@@ -54,7 +51,7 @@ async def evaluate(
     with ExitStack() as stack:
         records, folder = {}, None
         if out is not None:
-            manifest = make_manifest(tasks, runner, samples_per_task, settings or {})
+            manifest = make_manifest(tasks, runner, settings or {}, samples_per_task)
             folder = stack.enter_context(closing(OutputFolder(out, manifest)))
             records = {key: record for key, record in folder.finished.items() if not record.failed}
         pending = [(task, key[1]) for key, task in jobs.items() if key not in records]
@@ -87,12 +84,15 @@ async def evaluate(
             summary = {**result.summary(), "breakdowns": breakdowns(result.records)}
             if services := runner.factory.usage():
                 summary["services"] = services
+            policy = (runner.setup if isinstance(runner, Baseline) else runner.agent).policy
+            if isinstance(policy, ChatPolicy):
+                summary |= policy.record()
             write_json(folder.path / SUMMARY, {**summary, "run": folder.manifest})
     return result
 
 
 def make_manifest(
-    tasks: Sequence[Any], runner: Method, samples_per_task: int, settings: Mapping[str, Any]
+    tasks: Sequence[Any], runner: Method, settings: Mapping[str, Any], samples_per_task: int
 ) -> dict[str, Any]:
     """Return everything that scores depend on, as JSON values."""
     if isinstance(runner, Baseline):

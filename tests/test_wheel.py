@@ -3,8 +3,6 @@
 The environment sees the libraries of the one that runs the tests, and no other AtomMem.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -14,6 +12,7 @@ import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,16 +31,14 @@ def run(command: list[str | Path], cwd: Path, timeout: float = 120) -> str:
     """The command's standard output; fails with everything that it wrote when it fails."""
     kept = {name: os.environ[name] for name in os.environ if not name.startswith(("PYTHON", "COV"))}
     environment = {**kept, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
-    result = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout
-    )
+    how: Any = {"env": environment, "capture_output": True, "text": True, "timeout": timeout}
+    result = subprocess.run(command, cwd=cwd, **how)
     assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
     return result.stdout
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tree without what tests and builds leave in it."""
     checkout = tmp_path_factory.mktemp("checkout")
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("atommem", "configs", "tests", *ROOMS):
@@ -139,7 +136,7 @@ def test_installed_recipes_launchers_and_suites_are_found_by_name(
     launcher = Path(run([*atommem, "configs", "accelerate/ddp"], folder).strip())
     assert launcher.is_relative_to(python.parents[1])
     launch = [python, *LAUNCH, "--config_file", launcher, "--mixed_precision", "no"]
-    train = "-m atommem.cli train grpo --dry_run --config train/smollm2_cpu.yaml"
+    train = "-m atommem.cli train grpo --dry_run --config train/smollm2.yaml"
     assert "Dry run: grpo" in run([*launch, *train.split()], folder)
     listed = run([*atommem, "eval", "--suite", "smoke", "--list"], folder)
     assert "oracle on synthetic, seed 0" in listed
@@ -195,7 +192,7 @@ def test_core_without_the_extras_works_and_names_what_is_missing(
     run([*atommem, "data", "synthetic", "--n", "2", "--out", "core.jsonl"], folder)
     for command in ("data show core.jsonl", "configs", "demo --help", "train --help"):
         run([*atommem, *command.split()], folder)
-    for command, package in (("train --config smollm2_cpu", "trl"), ("demo --quick", "torch")):
+    for command, package in (("train --config smollm2", "trl"), ("demo --quick", "torch")):
         message = rf"needs the package {package}: pip install 'atommem\[train\]'"
         with pytest.raises(AssertionError, match=message):
             run([*atommem, *command.split()], folder)

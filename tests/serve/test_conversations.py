@@ -1,7 +1,5 @@
 """Conversations in use: disconnects, outages, bounds, and other gateways."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncGenerator
@@ -14,8 +12,8 @@ import httpx
 import pytest
 
 from atommem.errors import OutageError, PromptTooLongError
-from atommem.serve.conversation_log import Event, NotFoundError
 from atommem.serve.conversations import Conversations
+from atommem.serve.schema import Event, NotFoundError
 from atommem.serve.streaming import ChatForm, respond
 from atommem.serve.wire import Message
 from tests.serve.servers import (
