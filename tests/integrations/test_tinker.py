@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import tarfile
@@ -25,6 +26,7 @@ from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
 from atommem.integrations.tinker import ROW_MEAN, connect, loss_config, make_data
 from atommem.integrations.tinker_train import LOSS_FNS, TinkerTrainer
+from atommem.policy.contract import Sampling
 from atommem.train.checkpoints import last_checkpoint
 from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.errors import TrainingFault
@@ -141,6 +143,7 @@ class Service:
         answer = ANSWERS[(settings.seed + self.updates) % 2]
         ids = [*self.tokenizer.encode(answer, add_special_tokens=False), settings.stop[0]]
         self.sampled.append(prompt.to_ints() + ids)
+        self.stops = settings.stop
         sequence = SimpleNamespace(tokens=ids, logprobs=[-0.5] * len(ids), stop_reason="stop")
         return SimpleNamespace(sequences=[sequence])
 
@@ -195,6 +198,18 @@ def make_trainer(model: Path, service: Service | None = None, **given: Any) -> T
     if service is None:
         service = Service(word_level(WORDS), str(model))
     return TinkerTrainer(parsed, service, resume)
+
+
+@pytest.mark.slow
+def test_sampling_ends_at_the_end_of_a_turn_too(model: Path) -> None:
+    tokenizer = word_level(WORDS)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<pad>{% endfor %}"
+    tokenizer.save_pretrained(model)
+    trainer = make_trainer(model)
+    trainer.publish()
+    asyncio.run(trainer.sample([0], Sampling()))
+    trainer.close()
+    assert {*trainer.service.stops} == {tokenizer.eos_token_id, tokenizer.pad_token_id}
 
 
 @pytest.mark.slow
