@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import re
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -81,12 +82,12 @@ def extract(raw: bytes, name: str) -> tuple[str, list[str]]:
 def _reader(raw: bytes, name: str) -> tuple[str, _Reader]:
     """Return a format and its reader: by the first bytes, of HTML also by the name."""
     start = raw[:1024].removeprefix(codecs.BOM_UTF8).lstrip().lower()
-    if b"%pdf-" in start:
+    if start.startswith(b"%pdf-") or (b"%pdf-" in start and name.lower().endswith(".pdf")):
         return "PDF", _read_pdf
     if start.startswith(b"pk\x03\x04") and b"word/document.xml" in raw:
         return "docx", _read_docx
     is_xhtml = start.startswith((b"<?xml", b"<!--")) and b"<html" in start
-    is_html = is_xhtml or start.startswith((b"<!doctype html", b"<html"))
+    is_html = is_xhtml or start.startswith((b"<!doctype html", b"<html", b"<head", b"<body"))
     if is_html or name.lower().endswith(_HTML_NAMES):
         return "HTML", _read_html
     return "text", lambda raw: (_decode_text(raw, name), [])
@@ -99,7 +100,7 @@ def _decode_text(raw: bytes, name: str) -> str:
         text = raw.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError as error:
         text = f"\0 {error.reason}"
-    if "\0" in text:
+    if "\0" in text or text.startswith(("{\\rtf", "MIME-Version:")):
         raise DataError(
             f"{name}: not utf-8 text, HTML, PDF or docx. Save it as one of these (PDF: from print)."
         )
@@ -127,9 +128,9 @@ def _read_html(source: bytes | str) -> tuple[str, list[str]]:
         text, encoding = webencodings.decode(source, encoding)
         if lost := text.count("\ufffd"):
             left_out.append(f"{lost} characters that are not {encoding.name}")
-    soup = BeautifulSoup(text, "html.parser")
+    soup = BeautifulSoup(text, "lxml")
     title = soup.title.get_text(" ", strip=True) if soup.title is not None else ""
-    for tag in soup.find_all([*_INVISIBLE, lambda tag: tag.has_attr("hidden")]):
+    for tag in soup.find_all([*_INVISIBLE, _is_hidden]):
         tag.decompose()
     for name in _MEDIA:
         found = soup.find_all(name)
@@ -147,6 +148,11 @@ def _read_html(source: bytes | str) -> tuple[str, list[str]]:
     )
     text = converter.convert_soup(soup).strip()
     return (f"{title}\n\n{text}" if title and title not in text[:500] else text), left_out
+
+
+def _is_hidden(tag: Any) -> bool:
+    hides = re.search(r"display:\s*none|visibility:\s*hidden", str(tag.get("style", "")).lower())
+    return tag.has_attr("hidden") or hides is not None
 
 
 def _read_docx(raw: bytes) -> tuple[str, list[str]]:

@@ -48,6 +48,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
+from unicodedata import normalize
 
 from atommem.actions import Action, ActionSpec, Body, Parsed, Problem, ProblemReason
 from atommem.latex import plain_text
@@ -58,13 +59,17 @@ _MAX_DEPTH = 64
 """Deepest nesting of a call's arguments."""
 _Item = Action | Problem
 
-# Full-width forms, brackets and punctuation of other scripts, as the ASCII of the same length.
-_NARROW = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | str.maketrans(
-    "\u3010\u3011\u3014\u3015\u300c\u300d\u3001\u30fb\u060c\u061b\u3002\u301c", "[][][],,,;.~"
+# Wide and narrow forms, brackets and punctuation of other scripts, as one ASCII character each.
+_NARROW = {
+    code: narrow
+    for code in (*range(0xFE30, 0xFE70), *range(0xFF01, 0xFF65))
+    if (narrow := normalize("NFKC", chr(code))).isascii() and len(narrow) == 1
+} | str.maketrans(
+    "〈〉《》「」『』【】\u3014\u3015、､・،؛。｡〜\u200b\u200e\u200f", "[][][][][][],,,,;..~   "
 )
 # Possessive quantifiers (x?+, x*+) never give back what they took, so that no input can make the
 # match slow; few enough digits for int(). A list is refused wherever it shows by its words or
-# signs; by other signs, or words that English may have, only if a colon ends it.
+# signs; by other signs, or words of other languages, only if a colon ends it.
 _HANDLE = re.compile(
     r"""
     (?P<open> [\[(] )?+ \s*+ (?P<word> (?:memory|entry)\s*+ )?+ (?P<inner> [\[(] )?+ \s*+ (?P<hash>
@@ -73,11 +78,11 @@ _HANDLE = re.compile(
         | (?: and | to | or | through | thru | until | plus | into | as\s++well\s++as )\b )
         \s*+ (?:(?:memory|entry)\s*+)?+ [\[(]?+ \#?+ \d )
     (?! \s*+ (?: [^\w\s:.()'"$\u20ac\u00a3\#%]{1,3}+
-        | (?: y | e | et | ou | o | und | oder | bis | a | \u00e0 | al | hasta | en | i | \u0438
-            | \u0438\u043b\u0438 | \u0434\u043e | ve | \u0648 | \u0623\u0648 | \u0625\u0644\u0649
-            | [\u548c\u4e0e\u8207\u53ca\u6216\u5230\u81f3\u8ddf\u3068\u3084] | \u304b\u3089
-            | [\uc640\uacfc] | \ubc0f ) (?![^\W\d]) )?+
+        | (?= \S{0,5} [^\x00-\x7f\u20ac\u00a3] ) [^\d\s:]{1,6}+
+        | (?: ja?|[yeouia]|et|ou|und|oder|sowie|bis|al|hasta|en|e[dt]|o[dg]|och|tot|ti?ll?|do|ve|dan
+            |vs|with|hingga ) (?!\w) )?+
         \s*+ (?:(?:memory|entry)\s*+)?+ \[?+ \#?+ \d{1,9}+ \s*+ \]?+ \s*+ : (?!\d) )
+    (?! (?<=[\])]) \s*+ [\[(] \#?+ \d{1,3}+ [\])] )
     \s*+ (?P<separator> [:.,] | [-\u2013\u2014](?!\S) )?+
     (?P<rest> .*+ )
     """,

@@ -3,33 +3,36 @@ r"""The text of an answer that a model wrote as LaTeX, such as ``\text{Paris}`` 
 from __future__ import annotations
 
 import re
-from unicodedata import normalize
+from contextlib import suppress
+from unicodedata import category, lookup, normalize
 
 _ACCENTS = str.maketrans(
     "`'^~=u.\"Hvck",
     "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030b\u030c\u0327\u0328",
 )
-_LETTERS = {
-    **{"ss": "ß", "o": "ø", "O": "Ø", "l": "ł", "L": "Ł", "ae": "æ", "AE": "Æ"},
-    **{"oe": "œ", "OE": "Œ", "aa": "å", "AA": "Å", "pounds": "£", "euro": "€", "degree": "°"},
-    **{"ldots": "...", "dots": "...", "quad": " ", "qquad": " ", "left": "", "right": ""},
-    **dict.fromkeys(("bf", "rm", "it", "sf", "tt", "em", "displaystyle", "textstyle"), ""),
-}
-# Other commands stay. `\"` also escapes quotation marks: without braces it is an accent only
-# within a word.
+_SYMBOLS = dict(
+    re.findall(
+        r"(\S+)=(\S*)",
+        """ss=ß o=ø O=Ø l=ł L=Ł ae=æ AE=Æ oe=œ OE=Œ aa=å AA=Å pounds=£ euro=€ degree=° ldots=...
+        dots=... textendash=\u2013 textemdash=— times=\u00d7 pm=± cdot=· approx=≈ sim=~ to=→
+        rightarrow=→ infty=∞ left= right= bf= rm= it= sf= tt= em= bfseries= itshape= displaystyle=
+        textstyle= small= large= Large= huge=""",
+    )
+) | dict.fromkeys(("quad", "qquad"), " ")
+# `\"` also escapes quotation marks: without braces it is an accent only within a word.
 _TOKEN = re.compile(
     r"""
     (?P<grouped> (?<=\d) (?: \\[,;:!\ ] | \{,\} | ~ ) (?=\d{3}(?!\d)) )
-    | \\{1,2} (?P<wrapper> (?:text|math)[a-z]*+ (?<!color) | emph | operatorname\*? | [mhf]box | bm
-        | underline | overline | boldsymbol ) \s*+ \{
-    | (?P<colour> \\ (?:text)?color \s*+ \{ [^{}]*+ \} )
+    | (?P<dropped> \\ (?:(?:text)?color|href|[hv]space\*?|phantom|begin|end) \s*+ \{ [^{}]*+ \} )
+    | \\ [dtc]?frac \s*+ \{ (?P<over> [^{}]*+ ) \} \s*+ \{ (?P<under> [^{}]*+ ) \}
+    | \\{1,2} (?P<wrapper> (?! [dtc]?frac | sqrt | d?binom | .\{ ) [A-Za-z]++ \*? ) \s*+ \{
     | (?P<degree> \^ (?: \\circ(?![A-Za-z]) | \{\\circ\} ) )
     | \\ (?P<accent> [`'^"~=.uvHck] ) \{ \\?+ (?P<braced> [A-Za-z] ) \}
-    | \\ (?: (?P<over> [`'^~] ) | (?<=[^\W\d_]\\) (?P<umlaut> ") ) (?P<letter> [A-Za-z] )
+    | \\ (?: (?P<above> [`'^~] ) | (?<=[^\W\d_]\\) (?P<umlaut> ") ) (?P<letter> [A-Za-z] )
     | \\ (?P<name> [A-Za-z]++ ) (?: \{\} | (?P<gap> \s++ ) )?+
     | \\ (?P<escaped> [&%$\#_{}] )
     | (?P<nothing> \\[!()\[\]] )
-    | (?P<blank> \\[,;:>\ ] | \\\\ | (?<=[\w.,)])~(?=[\w(]) )
+    | (?P<blank> \\[,;:>\ ] | \\\\ | (?<=[\w.,)}])~(?=[\w(\\{$]) )
     | (?P<brace> [{}] )
     """,
     re.VERBOSE,
@@ -37,7 +40,7 @@ _TOKEN = re.compile(
 
 
 def plain_text(latex: str) -> str:
-    r"""Return text without the LaTeX around it: commands of text and spaces, escapes, accents.
+    r"""Return text without the LaTeX around it: commands, escapes and accents.
 
     Braces of no such command stay, as those of a set do. Text without LaTeX stays as it is.
     """
@@ -73,9 +76,14 @@ def _replacement(match: re.Match[str]) -> str:
         return " "
     if match["escaped"]:
         return match["escaped"]
-    accent = match["accent"] or match["over"] or match["umlaut"]
+    accent = match["accent"] or match["above"] or match["umlaut"]
     if accent:
         return normalize("NFC", (match["braced"] or match["letter"]) + accent.translate(_ACCENTS))
-    if match["name"] in _LETTERS:
-        return _LETTERS[match["name"]]
-    return match[0] if match["name"] else ""
+    if match["under"]:
+        return f"{match['over']}/{match['under']}"
+    name = match["name"] or ""
+    size = "CAPITAL" if name[:1].isupper() else "SMALL"
+    with suppress(KeyError):
+        symbol = _SYMBOLS.get(name) or lookup(f"GREEK {size} LETTER {name}")
+        return symbol + (match["gap"] or "") if category(symbol[0]) == "Sm" else symbol
+    return "" if name in _SYMBOLS or not name else match[0]

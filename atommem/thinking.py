@@ -21,21 +21,22 @@ _NEVER = r"(?!)"
 class Form(NamedTuple):
     """One way to mark a thought: a closing mark as text, and regular expressions."""
 
-    written: str
     opening: str
+    written: str = ""
     answer: str = _NEVER
     closing: str = _NEVER
 
 
 _TEXTS: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_bytes())
 _FORMS = {name: Form(**texts) for name, texts in _TEXTS.items()}
-# <think>, <thinking>, <seed:think>, <mm:think>, <ifm|think_fast>, <think:opensource>, ...
+# <think>, <thinking>, <seed:think>, <longcat_think>, <ifm|think_fast>, <think:opensource>, ...
 _ELEMENT = (
-    r"<(?P<slash>/?)(?P<element>"
-    r"(?:[a-z]{1,12}[:|])?think(?:ing|_[a-z]{1,12})?(?::[a-z0-9]{1,20})?|thoughts?|reasoning)>"
+    r"<\|?(?P<slash>/?)(?P<element>(?:(?!begin|start|end_)[a-z]{1,12}[:|_])?think"
+    r"(?:ing|_[a-z]{1,12})?(?::[a-z0-9]{1,20})?|antthinking|thoughts?|reasoning|reflection|rationale"
+    r"|analysis)\s?\|?>"
 )
 _MARKS = re.compile(
-    rf"(?=[<\[◁]|to=|Here)(?:{_ELEMENT}"
+    rf"(?=[<\[◁]|to=|Here|analysis|assistantfinal)(?:{_ELEMENT}"
     + "".join(
         f"|(?P<open_{name}>{form.opening})|(?P<answer_{name}>{form.answer})"
         f"|(?P<close_{name}>{form.closing})"
@@ -83,7 +84,11 @@ def closing_thought(prompt: str) -> str:
     last = next((mark for mark in marks(prompt) if mark.end == len(prompt)), None)
     if last is None or last.closing:
         return ""
-    return _FORMS[last.name].written if last.silent else f"\n</{last.name}>\n\n"
+    opening = prompt[last.start :]
+    if last.silent:
+        ended = re.sub("(?i)begin|start", "end", opening).replace("[", "[/")
+        return _FORMS[last.name].written or ended
+    return "\n" + re.sub(r"(<\|?)", r"\1/", opening) + "\n\n"
 
 
 def thoughts_end(text: str) -> int:

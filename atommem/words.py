@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from unicodedata import category, decimal, normalize
 
+_HAN = "\u3005\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003fffd"
 UNSPACED = (
     "\u0e01-\u0e3a\u0e40-\u0e4e\u0e81-\u0ece\u1000-\u103f\u1050-\u109f\u1780-\u17d3"
-    "\u3005-\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u312f\u31f0-\u31ff"
-    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003fffd"
+    f"\u3006\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u312f\u31f0-\u31ff{_HAN}"
 )
 """Scripts without spaces between words, for a character class: Thai, Lao, Burmese, Khmer, Chinese
 and Japanese."""
@@ -53,30 +53,32 @@ def fold_case(text: str) -> str:
     return unify(text).casefold().replace("i\u0307", "i")  # the Turkish capital I with a dot
 
 
-def words(text: str) -> list[str]:
+def words(text: str, *, characters: bool = False) -> list[str]:
     """Return the words of a text, case-folded, in order.
 
     In scripts without spaces, and in Korean, whose words carry particles, these are all pairs of
-    neighbouring characters.
+    neighbouring characters. With `characters`, which a query of one Chinese character needs in a
+    text that is searched, also each of these.
     """
     if text.isascii():  # the same, faster
         return re.findall(r"\w+", text.casefold())
     found: list[str] = []
     for match in _RUN.finditer(fold_case(text)):
         run = match["joined"]
-        found += [match[0]] if run is None else pairs(run)
+        found += [match[0]] if run is None else pairs(run, characters)
     return found
 
 
-def pairs(run: str) -> list[str]:
-    """Return the pairs of neighbouring characters, or the character if it is alone."""
-    return [run[at : at + 2] for at in range(max(1, len(run) - 1))]
+def pairs(run: str, characters: bool = False) -> list[str]:
+    """Return all pairs of neighbouring characters, or the only one; and Chinese `characters`."""
+    found = [run[at : at + 2] for at in range(max(1, len(run) - 1))]
+    return found + re.findall(f"[{_HAN}]", run) if characters and len(run) > 1 else found
 
 
-def character_pairs(text: str) -> list[str]:
+def character_pairs(text: str, characters: bool = False) -> list[str]:
     """Return the words that `words` makes of pairs of characters."""
     runs = (match["joined"] for match in _RUN.finditer(unify(text)))
-    return [pair for run in runs if run for pair in pairs(run)]
+    return [pair for run in runs if run for pair in pairs(run, characters)]
 
 
 def spaced(text: str) -> str:

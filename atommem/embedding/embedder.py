@@ -65,15 +65,16 @@ class HashingEmbedder:
         self.id = f"hashing/{PROBES}/{dim}"
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
-        """Embed `texts`; `kind` makes no difference."""
-        vectors = np.array([self._vector(text) for text in texts]).reshape(len(texts), self.dim)
+        """Embed `texts`; entries also by their single Chinese characters."""
+        found = [self._vector(text, kind == "entry") for text in texts]
+        vectors = np.array(found).reshape(len(texts), self.dim)
         return unit_rows(vectors)[0]
 
     async def close(self) -> None:
         """Do nothing."""
 
-    def _vector(self, text: str) -> npt.NDArray[np.float64]:
-        found = words(text)
+    def _vector(self, text: str, is_entry: bool) -> npt.NDArray[np.float64]:
+        found = words(text, characters=is_entry)
         if not found:
             return np.zeros(self.dim)
         places, signs = map(np.concatenate, zip(*map(_places, found), strict=True))
@@ -87,7 +88,7 @@ class RandomEmbedder(HashingEmbedder):
         self.dim = dim
         self.id = f"random/sphere/{dim}"
 
-    def _vector(self, text: str) -> npt.NDArray[np.float64]:
+    def _vector(self, text: str, is_entry: bool) -> npt.NDArray[np.float64]:
         seed = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         return np.random.default_rng(int.from_bytes(seed, "little")).standard_normal(self.dim)
 

@@ -13,11 +13,13 @@ import math
 import re
 import sys
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
+from functools import partial
+from itertools import chain
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -34,6 +36,11 @@ from atommem.text_safety import clean
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 """The type of a field that must not be empty. (msgspec 0.22 crashes on a `pattern` in unions.)"""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+# An array in a text, as numpy prints it: ['Ann' "O'Neil" 3] or array(['Ann'], dtype=object).
+_ARRAY = re.compile(r"\barray\((\[[^\[\]]*\])(?:,\s*dtype=[^)]*)?\)")
+_ARRAY_ITEM = re.compile(
+    r"""('(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[-+.\w]++|\])(?=\s+["'\[\d-])""", re.DOTALL
+)
 _REFUSED = (
     (b"version https://git-lfs", "is a pointer of Git LFS. Get the file with: git lfs pull"),
     (b"\x1f\x8b", "is compressed. Unpack it: gunzip"),
@@ -161,10 +168,14 @@ def _values(path: Path) -> Iterator[Any]:
         yield from _arrow_rows(path, head)
         return
     if path.suffix.lower() in (".csv", ".tsv"):
-        yield from _csv_rows(path)
+        yield from _without_quotes(lambda: _csv_rows(path))
     elif head.startswith(b"["):
         yield from _list_items(path)
     elif head.startswith(b"{"):
+        if head.split(b"\n")[0].strip() == b"{":
+            raise DataError(
+                f"{path}: is one JSON object. Give the list in it: jq .NAME {path.name}"
+            )
         with path.open("rb") as lines:
             for line in lines:
                 text = line.decode("utf-8-sig").strip()
@@ -191,15 +202,16 @@ def _list_items(path: Path) -> Iterator[Any]:
 
 
 def _csv_rows(path: Path) -> Iterator[dict[str | Any, Any]]:
-    """Yield the rows of a table whose header has commas, semicolons or tabs; "" is absent."""
+    """Yield the rows of a table whose header has commas, semicolons, tabs or bars; "" is absent."""
     csv.field_size_limit(sys.maxsize)
     with path.open(encoding="utf-8-sig", newline="") as file:
-        delimiter = max(",;\t", key=file.readline().count)
+        delimiter = max(",;\t|", key=file.readline().count)
         file.seek(0)
-        for row in csv.DictReader(file, delimiter=delimiter, strict=True):
+        table = csv.DictReader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
+        for row in table:
             if None in row:
                 raise ValueError(f"{len(row[None])} values more than the header has names")
-            yield {name: value or None for name, value in row.items()}
+            yield {k: None if v in ("", "nan", "NaN", "NaT", "<NA>") else v for k, v in row.items()}
 
 
 def _arrow_rows(path: Path, head: bytes) -> Iterator[Any]:
@@ -207,8 +219,8 @@ def _arrow_rows(path: Path, head: bytes) -> Iterator[Any]:
     pyarrow, parquet = import_pyarrow()
     if head.startswith(b"PAR1"):
         with parquet.ParquetFile(path) as table:
-            for batch in table.iter_batches(batch_size=128):
-                yield from _plain(batch)
+            batches = partial(table.iter_batches, batch_size=128)
+            yield from _without_quotes(lambda: chain.from_iterable(map(_plain, batches())))
     else:
         is_file = head.startswith(b"ARROW1")
         with pyarrow.memory_map(str(path)) as source:
@@ -216,6 +228,32 @@ def _arrow_rows(path: Path, head: bytes) -> Iterator[Any]:
             numbers = range(reader.num_record_batches) if is_file else ()
             for batch in map(reader.get_batch, numbers) if is_file else reader:
                 yield from _plain(batch)
+
+
+def _without_quotes(rows: Callable[[], Iterable[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """Decode the columns of JSON in texts, some of them quoted: mixed types, as pandas has them."""
+    known: set[str] | None = None
+    quoted: set[str] = set()
+    with suppress(ValueError, csv.Error):  # raised again below, where rows are counted
+        for row in rows():
+            known = {*row} if known is None else known
+            for name in [*known]:
+                for text in _items(row.get(name)):
+                    if decoded(text) is text:
+                        known.discard(name)
+                    elif text.startswith('"'):
+                        quoted.add(name)
+            if not known:
+                break
+    for row in rows():
+        for name in (known or set()) & quoted & row.keys():
+            value = row[name]
+            row[name] = [*map(decoded, value)] if isinstance(value, list) else decoded(value)
+        yield row
+
+
+def _items(value: Any) -> list[Any]:
+    return [item for item in (value if isinstance(value, list) else [value]) if item is not None]
 
 
 def _plain(batch: Any) -> Iterator[dict[str, Any]]:
@@ -260,7 +298,7 @@ def _fit(value: Any, kind: inspect.Type) -> Any:
     if is_text and isinstance(value, int | float | Decimal | date) and not isinstance(value, bool):
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        return str(value)
+        return str(value).removesuffix(" 00:00:00")
     if isinstance(value, str):
         if is_text or any(isinstance(one, inspect.AnyType) for one in kinds):
             return value
@@ -289,14 +327,14 @@ def _fit(value: Any, kind: inspect.Type) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """Return the value of a text that is JSON or a Python literal; others as they are."""
+    """Return the value of a text that is JSON, a Python literal or numpy's; others as they are."""
     if not isinstance(value, str):
         return value
     with suppress(ValueError, RecursionError):
         return load_json(value)
-    if value in ("True", "False") or value.lstrip().startswith(("[", "{", "(")):
+    if value in ("True", "False") or value.lstrip().startswith(("[", "{", "(", "array(")):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            return ast.literal_eval(value)
+            return ast.literal_eval(_ARRAY_ITEM.sub(r"\1,", _ARRAY.sub(r"\1", value)))
     return value
 
 

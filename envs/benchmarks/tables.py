@@ -5,12 +5,11 @@ Rows come from files, from folders of `Dataset.save_to_disk`, and from data sets
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from msgspec import Struct
 
 from atommem.envs.benchmarks.rows import (
     Row,
@@ -36,9 +35,8 @@ class Columns:
     id: str | None = None
 
 
-class _Passage(Struct):
-    text: Text
-    title: str = ""
+_BODIES = ("text", "sentences", "paragraph_text", "passage_text", "content")
+"""Names that the text of a passage has in tables."""
 
 
 def read_table(rows: Iterable[Row], columns: Columns, left_out: list[int]) -> Iterator[Task]:
@@ -65,12 +63,17 @@ def read_table(rows: Iterable[Row], columns: Columns, left_out: list[int]) -> It
 def _parse(row: Row, columns: Columns) -> Task | None:
     """Return the task of a row, None if it has no answer.
 
-    Of several answers each is right. The text may be a list: of texts, or of objects with `text`
-    and `title`.
+    Of several answers each is right, and of a whole number that pandas made a float (``3.0``) both
+    forms. The text may be a list of passages (`_passage`), or their columns.
     """
+    given = decoded(_value(row, columns.answer, []))
+    if isinstance(given, dict):
+        problem = f"has fields: name one of {columns.answer}.{f', {columns.answer}.'.join(given)}"
+        raise row.error(columns.answer, problem)
     golds = row.convert(columns.answer, listed(_value(row, columns.answer, [])), list[bool | str])
     texts = (("no", "yes")[gold] if isinstance(gold, bool) else gold.strip() for gold in golds)
-    answers = tuple(dict.fromkeys(filter(None, texts)))
+    forms = (form for text in texts for form in (re.sub(r"^(-?\d+)\.0$", r"\1", text), text))
+    answers = tuple(dict.fromkeys(filter(None, forms)))
     if not answers:
         return None
     task_id = f"{TABLE}-{row.number - 1:05d}"
@@ -79,15 +82,32 @@ def _parse(row: Row, columns: Columns) -> Task | None:
     question = row.convert(columns.question, _value(row, columns.question), Text).strip()
     asked = (Question(question, answers, task_id),)
     text = _value(row, columns.text)
-    passages = listed(text) if isinstance(text, str) and text.startswith("[") else text
-    if not isinstance(passages, list) or passages == [text]:
+    passages = decoded(text) if isinstance(text, str) and text.startswith(("[", "{")) else text
+    if isinstance(passages, dict):
+        columns_of = {name: value for name, value in passages.items() if isinstance(value, list)}
+        passages = [
+            dict(zip(columns_of, values, strict=True))
+            for values in zip(*columns_of.values(), strict=False)
+        ]
+    if not isinstance(passages, list):
         return Task(task_id, asked, context=row.convert(columns.text, text, Text), source=TABLE)
-    found = row.convert(columns.text, passages, list[Text | _Passage])
-    documents = tuple(
-        Document("", one) if isinstance(one, str) else Document(one.title, one.text)
-        for one in found
-    )
+    documents = tuple(_passage(row, columns.text, decoded(item)) for item in passages)
     return Task(task_id, asked, documents, source=TABLE)
+
+
+def _passage(row: Row, column: str, item: Any) -> Document:
+    """Return a document of a text, a pair of title and text, or an object with these.
+
+    The text may be a list of sentences.
+    """
+    title: Any = ""
+    if isinstance(item, list) and len(item) == 2:
+        title, item = item
+    elif isinstance(item, dict):
+        title = item.get("title", "")
+        item = next((item[name] for name in _BODIES if name in item), None)
+    text = "".join(row.convert(column, listed(item), list[str]))
+    return Document(row.convert(column, title, str), row.convert(column, text, Text))
 
 
 def _value(row: Row, column: str, default: Any = None) -> Any:

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from atommem.grammar import boxes_in
 from atommem.servers.chat import ChatReply
 from atommem.thinking import after_thoughts
+from atommem.words import unify
 
 _WORDS = r"correct|incorrect|not[ _]attempted"
 _GRADES = rf"(?P<grade>{_WORDS})"
 _LABEL = r"(?:verdict|grade|judge?ment|decision|conclusion|assessment|evaluation|label|result)"
-_ALONE = re.compile(rf"[^\w>]*(?:{_LABEL}\W+)?(?:[abc]\W+)?{_GRADES}\W*", re.IGNORECASE)
+_ALONE = re.compile(
+    rf"[^\w>]*(?:\d[.)]\W*)?(?:(?:yes|{_LABEL})\W+)?(?:[abc]\W+)?{_GRADES}[^\w?]*", re.IGNORECASE
+)
 _LETTER = re.compile(r"[^\w>]*(?:grade\W+)?(?P<grade>[abc])\W*", re.IGNORECASE)
 _YES_NO = re.compile(r"[^\w>]*correct\W*:\W*(?P<grade>yes|no|true|false)\W*", re.IGNORECASE)
 _FIELD = re.compile(
@@ -24,20 +27,22 @@ _BEGINS = re.compile(
     r"[^\w>]*(?:(?:so|thus|therefore|hence|overall)\W+)?"
     rf"(?:(?:(?:the|my|this|final|given)\W+)*(?:{_LABEL}|answer|response|it)\b(?:\W*(?:is|was)\b)?"
     rf"[^\w\"'`\u201c\u2018]*)?(?:[abc]\W+)?{_GRADES}"
-    r"(?P<reason>\W*|\s*[^\w\s/|?\\].*|\s+(?:because|since|as)\b.*)",
+    r"(?P<reason>[^\w?]*|\s*[^\w\s/|?\\].*|\s+(?:because|since|as)\b.*)",
     re.IGNORECASE,
 )
-_LIMITED = re.compile(r"\W*(?:but|except|however|if|part)", re.IGNORECASE)
+_LIMITED = re.compile(r"\W*(?:in\s+)?(?:but|except|however|if|part)", re.IGNORECASE)
 # A verdict in capitals may stand at the end of a sentence.
 _CAPITALS = re.compile(r"\b(?P<grade>CORRECT|INCORRECT|NOT[ _]ATTEMPTED)\b(?!\s*[/|?\\]|\s+or\b)")
 _BEFORE = re.compile(
     rf"(?:\b{_LABEL}\b\W*|\b{_LABEL}\W+is\W+"
+    r"|\b(?:grade|rate|judge|mark|label)\W+(?:it|this|that|the\W+\w+)\W+"
     r"|(?:\b(?:is|as|so|thus|therefore|hence)\b|[:=>{\[(])[^\w\"'`\u201c\u2018]*)\Z",
     re.IGNORECASE,
 )
 _DOUBT = re.compile(
-    r"\b(?:not|never|nor?|neither|cannot|hardly|far|part\w*|almost|nearly|mostly|would|could"
-    r"|should|might|may|if|unless|whether|says?|said|claims?|asks?|writes?|words?)\b|n['\u2019]t\b",
+    r"\b(?:not|never|nor?|neither|cannot|hardly|far|part\w*|almost|nearly|mostly|could"
+    r"|would(?! (?:grade|rate|judge|mark|label|say))|should|might|may|if"
+    r"|unless|whether|says?|said|claims?|asks?|writes?|words?)\b|n['\u2019]t\b",
     re.IGNORECASE,
 )
 _RIGHT = ("correct", "a", "yes", "true")
@@ -67,7 +72,7 @@ def read_verdict(reply: ChatReply, letters: bool = False) -> Verdict | None:
     text = reply.text
     if not text.strip() and reply.finish_reason == "stop":
         text = reply.reasoning
-    text = after_thoughts(text)
+    text = unify(after_thoughts(text))
     lines = [re.sub(r"</?\w+>", " ", line).strip() for line in text.splitlines()]
     lines = [line for line in lines if line.strip("`") and not line.startswith(">")]
     if not lines:
@@ -102,4 +107,6 @@ def _is_limited(match: re.Match[str]) -> bool:
 def _ends_sentence(match: re.Match[str]) -> bool:
     """Whether a verdict in capitals is the judge's, without doubt, and not the words of another."""
     sentence = re.split(r"[.!?;](?=\s)", match.string[: match.start()])[-1]
+    if not sentence.strip():  # a sentence of its own, at the end
+        return re.search(r"[\w?]", match.string[match.end() :]) is None
     return bool(_BEFORE.search(sentence)) and not _DOUBT.search(sentence)

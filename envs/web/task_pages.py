@@ -72,7 +72,8 @@ class _TaskWeb:
         inside = rf"[^\W{UNSPACED}]"  # of a word: a script without spaces has no such places
         self._names = re.compile(rf"(?<!{inside})(?:{names})(?!{inside})", re.IGNORECASE)
         self._words = {
-            title: {*words(f"{page.title} {page.text}")} for title, page in self.pages.items()
+            title: {*words(f"{page.title} {page.text}", characters=True)}
+            for title, page in self.pages.items()
         }
         counts = Counter(word for found in self._words.values() for word in found)
         self._rarity = {word: log(1 + len(self.pages) / count) for word, count in counts.items()}

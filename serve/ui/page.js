@@ -26,11 +26,12 @@ const post = async (path, body = {}) => (await send("POST", path, body)).json();
 const path = (rest = "") => `conversations/${open.id}${rest}`;
 
 // Run an action and show its error.
-async function attempt(action) {
+async function attempt(action, undo = () => {}) {
   $("#error").hidden = true;
   try {
     await action();
   } catch (error) {
+    undo();
     $("#error").textContent = error.message;
     $("#error").hidden = false;
   }
@@ -94,6 +95,7 @@ async function showItems() {
     const note = item.note ? [element("span", { className: "meta" }, item.note)] : [];
     return element("li", {}, meta, item.content.map((part) => part.text).join("\n"), ...note);
   }));
+  $("#items").scrollTop = $("#items").scrollHeight;
 }
 
 // Show the last steps whole: prompt and completion, as the model saw and wrote them.
@@ -150,9 +152,15 @@ onSubmit("#key", ({ key }) => {
 });
 onSubmit("#create", async ({ goal }) => select((await post("conversations", { metadata: goal.trim() ? { goal } : {} })).id));
 onSubmit("#read", async ({ name, text }) => {
-  await post(path("/items"), { items: [{ role: "user", content: text, name }] });
-  $("#left_out").textContent = "";
+  $("#progress").textContent = "Reading: the memory shows what is kept so far.";
   open.at = null;
+  const timer = setInterval(() => showMemory().catch(() => {}), 2000);
+  try {
+    await post(path("/items"), { items: [{ role: "user", content: text, name }] });
+  } finally {
+    clearInterval(timer);
+    $("#progress").textContent = "";
+  }
   await refresh();
 });
 onSubmit("#ask", async ({ question }) => {
@@ -173,15 +181,16 @@ const base64 = (file) => new Promise((resolve, reject) => {
 });
 $("#files").onchange = ({ target }) => attempt(async () => {
   const texts = [], notes = [];
+  $("#progress").textContent = "Opening ...";
   for (const file of target.files) {
     const { text, left_out } = await post("extract", { name: file.name, data: await base64(file) });
     texts.push(target.files.length > 1 ? `Document ${texts.length + 1}: ${file.name}\n${text}` : text);
     notes.push(...left_out.map((note) => `${file.name}: ${note}`));
   }
   target.form.elements.text.value = texts.join("\n\n");
-  if (texts.length === 1) target.form.elements.name.value = target.files[0].name;
-  $("#left_out").textContent = notes.length ? `Left out: ${notes.join("; ")}` : "";
-});
+  target.form.elements.name.value = [...target.files].map((file) => file.name).join(", ").slice(0, 200);
+  $("#progress").textContent = notes.length ? `Left out: ${notes.join("; ")}` : "";
+}, () => { $("#progress").textContent = ""; });
 $("#prompts").onclick = () => attempt(showSteps);
 $("#at").onchange = (event) => attempt(async () => {
   open.at = event.target.value === event.target.max ? null : Number(event.target.value);

@@ -176,7 +176,13 @@ FACT = r"<create_memory>fact</create_memory><final_answer>\boxed{Lyon}</final_an
 FINAL = "<|start|>assistant<|channel|>final<|message|>"
 FORMS = [
     *((f"<{name}>", f"</{name}>") for name in ("think", "thinking", "reasoning", "seed:think")),
+    *((f"<{name}>", f"</{name}>") for name in ("longcat_think", "reflection", "think\n")),
+    ("<|think|>", "<|/think|>"),
     ("[THINK]", "[/THINK]"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("<\uff5cbegin▁of▁thinking\uff5c>", "<\uff5cend▁of▁thinking\uff5c>"),
+    ("<|reasoning_start|>", "<|reasoning_end|>"),
+    ("<unused94>thought\n", "<unused95>"),
     ("◁think▷", "◁/think▷"),
     ("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>"),
     ("<|channel>thought\n", "<channel|>"),

@@ -16,8 +16,9 @@ pytest.importorskip("mammoth")
 PAGE = """<!DOCTYPE html><html><head><title>Kilns</title><style>p {}</style></head><body>
 <!-- a comment --><h1>Kilns of Brent</h1><script>track("x")</script>
 <p>Orla_1 <b>fires</b> at <a href="https://x.org/?q=1">900&nbsp;&deg;C</a>.</p>
-<p hidden>Secret.</p><img src="a.png" alt="A red kiln"><img src="b.png"><iframe src="c"></iframe>
-<table><tr><th>Name</th><th>Year</th></tr><tr><td>Orla</td><td>1997</td></tr></table>
+<p hidden>Secret.</p><p style="Display: none">Secret.<p>Bran
+<img src="a.png" alt="A red kiln"><img src="b.png"><iframe src="c"></iframe>
+<table><tr><th>Name<th>Year<tr><td>Orla<td>1997</table>
 </body></html>"""
 DOCUMENT = """<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main">
 <w:body><w:p><w:r><w:t>Orla is a potter.</w:t></w:r></w:p><w:tbl><w:tr><w:tc><w:p><w:r>
@@ -101,6 +102,7 @@ def test_pdf_names_pages_without_text() -> None:
         (b"%PDF-1.7\nnot more", "x: not a PDF file that can be read"),
         (docx()[:200] + docx()[220:], "x: not a docx file that can be read"),
         (b"PK\x03\x04\x00 a sheet", "x: not utf-8 text, HTML, PDF or docx"),
+        (rb"{\rtf1\ansi Orla.}", "x: not utf-8 text, HTML, PDF or docx"),
         (b"<html><script>x</script></html>", "x is empty"),
         (b" \n", "x is empty"),
     ],
@@ -125,7 +127,7 @@ def test_folder_gives_all_its_texts_and_warns_about_the_rest(tmp_path: Path) -> 
 
 
 def test_plain_text_stays_as_it_is(tmp_path: Path) -> None:
-    text = "# Notes\n<b>tags</b> & <html>\r\n"
+    text = "# Notes on %PDF-1.7\n<b>tags</b> & <html>\r\n"
     (tmp_path / "x.md").write_bytes(text.encode())
     with warnings.catch_warnings():
         warnings.simplefilter("error")

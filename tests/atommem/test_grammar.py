@@ -106,8 +106,8 @@ def test_parse_handle_forms_are_read() -> None:
 
 SEVERAL = """3、5: x|3，5: x|3～5: x|3〜5: x|3；5: x|3／5: x|3＆5: x|3・5: x|3、 5：x|3和5：x
 3 和 5：x|3から5: x|3 y 5: x|3 et 5: x|3 und 5: x|3 bis 5: x|3、 5|3 · 5: x|3 5: x|[3] [5]: x
-【3】【5】：x|٣، ٥: x|3 و 5: x"""
-ONE = "3：x|３: x|Memory 3。 x|【3】 x|（3） x|［３］：x|٣: x|Memory 3 — x|Memory 3、x"
+【3】【5】 x|٣، ٥: x|3 و 5: x|3 または 5：x|3 và 5: x|3 och 5: x|3 ถึง 5: x|3﹑5: x|(3)(5): x"""
+ONE = "3：x|３: x|Memory 3。 x|【3】 x|《3》x|\u200f3﹕ x|［３］：x|٣: x|Memory 3 — x|Memory 3、x"
 
 
 def test_parse_handle_of_any_script_is_one_number() -> None:
@@ -138,8 +138,13 @@ def test_parse_handle_of_any_script_is_one_number() -> None:
         (r"25^\circ\text{C}", "25°C"),
         (r"Z\"urich, Caf\'e, Fran\c{c}ois, Stra\ss e", "Zürich, Café, François, Straße"),
         (r"\textcolor{red}{\text{x}}", "{x}"),
+        (
+            r"\uline{\text{New}~\text{York}}\hspace{1em}\href{a.org}{(\large here)}",
+            "New York{(here)}",
+        ),
+        (r"\tfrac{1}{2} \times 3, \beta\text{-carotene}, 5\pounds", "1/2 × 3, β-carotene, 5£"),
         # Not LaTeX, or nothing that has a plain form.
-        (r"\"Paris\" ~5 km, $5, a.org/~me, C:\new, \frac{1}{2}",) * 2,
+        (r"\"Paris\" ~5 km, $5, a.org/~me, C:\new, \sqrt{2}",) * 2,
     ],
 )
 def test_parse_answer_is_the_text_of_its_latex(latex: str, text: str) -> None:

@@ -225,10 +225,49 @@ def test_convert_reads_a_table_by_its_columns(
 
 
 @pytest.mark.parametrize(
+    ("cell", "golds"),
+    [
+        ("3.0", ("3", "3.0")),
+        ('"[\'Ann\' ""O\'Neil""\n \'Bo, Jr\']"', ("Ann", "O'Neil", "Bo, Jr")),
+        ("\"array(['Ann', 'Bo'], dtype=object)\"", ("Ann", "Bo")),
+        ("[1 2]", ("1", "2")),
+        ("[Ann Bo]", ("[Ann Bo]",)),
+        ("nan", None),
+    ],
+)
+def test_convert_reads_the_cells_of_pandas(
+    tmp_path: Path, cell: str, golds: tuple[str, ...] | None
+) -> None:
+    path, out = tmp_path / "x.csv", tmp_path / "tasks.jsonl"
+    path.write_text(f"q| a| t\nWho?| x|One.\nWho?| {cell}| Text.\n")
+    columns = ["--question", "q", "--answer", "a", "--text", "t", "--out", str(out)]
+    assert main(["convert", str(path), *columns]) == 0
+    found = [task.questions[0].answers for task in load_tasks(out)]
+    assert found == ([("x",)] if golds is None else [("x",), golds])
+
+
+@pytest.mark.parametrize(
+    "passages",
+    [
+        [["Kiln", ["In ", "1997."]], ["", "Orla."]],
+        {"title": ["Kiln", ""], "sentences": [["In ", "1997."], ["Orla."]]},
+        [{"title": "Kiln", "paragraph_text": "In 1997."}, '{"text": "Orla."}'],
+    ],
+)
+def test_convert_reads_passages_of_any_layout(tmp_path: Path, passages: Any) -> None:
+    out = tmp_path / "tasks.jsonl"
+    columns = ["--question", "q", "--answer", "a", "--text", "t", "--out", str(out)]
+    path = write_lines(tmp_path / "x", [{"q": "When?", "a": "1997", "t": passages}])
+    assert main(["convert", str(path), *columns]) == 0
+    assert load_tasks(out)[0].documents == (Document("Kiln", "In 1997."), Document("", "Orla."))
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         ("--question q --text passage", "answer: missing. Name the column, as --answer COLUMN"),
         ("--question q --text passage --answer b", "row 3: field 'b' is missing or empty, in all"),
+        ("--question q --text passage --answer a", "has fields: name one of a.text"),
         ("--question question --text passage --answer a.text", "field 'question' is missing"),
         ("--question q --text passage --answer a.text --id n", "row 3: field 'n' is missing"),
         ("--question q --text passage --answer a.text --questions 2", "only of LoCoMo"),

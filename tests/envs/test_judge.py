@@ -81,6 +81,9 @@ CORRECT because both match
 Correct: true
 > INCORRECT/CORRECT
 I compared./Final verdict: Correct/They match.
+Both name Rome; CORRECT.
+I would grade this as CORRECT.
+1. Yes, 判定: CORRECT
 """
 WRONG = r"""
 INCORRECT/(It says Rome.)
@@ -107,6 +110,8 @@ The response says CORRECT, and no city.
 If it named Rome it would be CORRECT.
 CORRECT/Verdict of mine: INCORRECT because
 Is the answer CORRECT?
+CORRECT?
+CORRECT, in part
 INCORRECT - it is CORRECT only in part
 """
 

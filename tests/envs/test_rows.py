@@ -6,7 +6,7 @@ import csv
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,7 @@ def test_arrow_nulls_are_absent(tmp_path: Path) -> None:
         (1e21, "1" + "0" * 21),
         (Decimal("1.50"), "1.50"),
         (date(1997, 5, 2), "1997-05-02"),
+        (datetime(1997, 5, 2), "1997-05-02"),
         ("3.0", "3.0"),
     ],
 )
@@ -175,6 +176,15 @@ def test_number_where_text_is_wanted_is_written_as_people_do(value: Any, text: s
 def test_every_reader_takes_numbers_as_golds(tmp_path: Path, row: dict[str, Any]) -> None:
     (task,) = load_tasks(write_json(tmp_path / "x.json", [row]))
     assert task.questions[0].answers == ("3",)
+
+
+@pytest.mark.parametrize("write", [write_csv, write_parquet])
+def test_quotes_that_pandas_keeps_around_mixed_values_go(
+    tmp_path: Path, write: Callable[[Path, Rows], Path]
+) -> None:
+    rows = [{"a": '"Orla"', "b": '"Kiln" is', "c": "1"}, {"a": "3", "b": "x", "c": "2"}]
+    found = [row.values for row in read_rows(write(tmp_path / "x.parquet", rows))]
+    assert found == [{"a": "Orla", "b": '"Kiln" is', "c": "1"}, {"a": 3, "b": "x", "c": "2"}]
 
 
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
@@ -223,6 +233,7 @@ def test_beam_turn_of_a_user_ends_at_its_last_mark(tmp_path: Path, content: str,
     [
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "pointer of Git LFS.*pull"),
         (b"\x1f\x8b\x08", "is compressed. Unpack it: gunzip x.json"),
+        (b'{\n "data": []}', "is one JSON object. Give the list in it"),
         (b'[{"a": 1}] {"b": 2}', "is damaged .*Extra data"),
     ],
 )

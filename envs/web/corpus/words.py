@@ -67,7 +67,7 @@ class WordIndex:
         for number, text in passages:
             document = tantivy.Document()
             document.add_unsigned("number", number)
-            document.add_text("text", _terms(text))
+            document.add_text("text", _terms(text, characters=True))
             writer.add_document(document)
         writer.commit()
         writer.wait_merging_threads()
@@ -106,5 +106,5 @@ class WordIndex:
         return self._index.searcher()
 
 
-def _terms(text: str) -> str:
-    return f"{unify(text)}\n{' '.join(character_pairs(text))}"
+def _terms(text: str, characters: bool = False) -> str:
+    return f"{unify(text)}\n{' '.join(character_pairs(text, characters))}"
