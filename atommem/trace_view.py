@@ -16,7 +16,7 @@ from atommem.text_safety import printable
 from atommem.trace import Trace, read_trace
 
 _END = ("answers", "question_notes", "reward", "metrics", "stop_reason", "error", "seconds")
-_EMPTY = (None, (), {})
+_EMPTY: tuple[Any, ...] = (None, (), {})
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tqdm.asyncio import tqdm
+from tqdm import tqdm
 
 from atommem.arguments import Parser, make
 from atommem.envs.benchmarks.rows import read_rows
-from atommem.envs.scoring.judge import PRESETS, JudgeConfig, LLMJudge, make_judge
+from atommem.envs.scoring.judge import PRESETS, JudgeConfig, LLMJudge, judge_prompt, make_judge
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord, estimates
 from atommem.envs.task import Question
-from atommem.errors import ConfigError, JudgeError, check_writable
+from atommem.errors import ConfigError, JudgeError, OutageError, check_writable
 from atommem.eval.reporting.report_cli import read_evaluations
 from atommem.eval.reporting.tables import Table, format_estimate, mark
 from atommem.files import write_json
@@ -29,6 +33,34 @@ Labels = Mapping[tuple[str, str | None], bool]
 """Whether an answer (question id, answer) is right."""
 
 
+class Verdicts(dict[str, float]):
+    """Scores by the digest of model, prompt and answer; `log` is a binary file for new ones."""
+
+    log: Any = None
+
+    def add(self, key: str, score: float) -> None:
+        """Store a verdict, in the log too."""
+        self[key] = score
+        if self.log is not None:
+            self.log.write(json.dumps([key, score]).encode() + b"\n")
+            self.log.flush()
+
+
+@contextmanager
+def open_verdicts(out: Path | None) -> Iterator[Verdicts]:
+    """Read the verdicts beside `out` that a stopped command left, and log new ones there."""
+    found = Verdicts()
+    if out is None:
+        yield found
+        return
+    with out.with_suffix(".verdicts.jsonl").open("a+b") as found.log:
+        found.log.seek(0)
+        content = found.log.read()
+        found.log.truncate(content.rfind(b"\n") + 1)  # a line that a kill cut off
+        found.update(json.loads(line) for line in content.split(b"\n")[:-1])
+        yield found
+
+
 def main(argv: Sequence[str]) -> int:
     parser = Parser("atommem judge", "Judge the same answers with several prompts, in one table.")
     folders = "Output folder of `atommem eval` with its row's name, or a folder with results.json."
@@ -37,7 +69,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--prompts", nargs="+", default=[*PRESETS], help=prompts)
     form = 'JSON Lines of {"id": question id, "answer": text, "right": true or false}.'
     parser.add_argument("--labels", type=Path, help=form)
-    parser.add_argument("--out", type=Path, help="Write all verdicts and numbers as JSON.")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="Write all verdicts and numbers as JSON; a stopped command continues.",
+    )
     parser.add_settings("judge", JudgeConfig, leave_out=["judge_prompt"])
     args = parser.parse_args(list(argv))
     check_writable("out", args.out, folder=False)
@@ -51,7 +87,11 @@ def main(argv: Sequence[str]) -> int:
     rows: dict[str, list[EpisodeRecord]] = {}
     for item in read_evaluations(args.evaluations):
         rows.setdefault(item.row, []).extend(item.records)
-    judged, unreadable = asyncio.run(judge_rows(rows, config, args.prompts))
+    with open_verdicts(args.out) as verdicts:
+        try:
+            judged, unreadable = asyncio.run(judge_rows(rows, config, args.prompts, verdicts))
+        except OutageError as error:
+            raise OutageError(f"{error} With --out, the same command continues.") from error
     table, numbers = judge_table(judged, unreadable, labels)
     print(table.text(), table.note, sep="\n")
     if args.out is not None:
@@ -61,9 +101,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def judge_rows(
-    rows: Mapping[str, Sequence[EpisodeRecord]], config: JudgeConfig, prompts: Sequence[str]
+    rows: Mapping[str, Sequence[EpisodeRecord]],
+    config: JudgeConfig,
+    prompts: Sequence[str],
+    verdicts: Verdicts,
 ) -> tuple[dict[str, list[EpisodeRecord]], dict[str, int]]:
-    """Judge all answers with every prompt.
+    """Judge all answers with every prompt, but for those that have a readable verdict.
 
     A prompt whose verdicts cannot be read is left out, with a line on standard error.
 
@@ -74,15 +117,26 @@ async def judge_rows(
     judged = {row: [*records] for row, records in rows.items()}
     unreadable = {}
     for prompt in prompts:
-        judge = make_judge(replace(config, judge_prompt=prompt))
+        asking = replace(config, judge_prompt=prompt)
+        judge = make_judge(asking)
         assert judge is not None
+        made = f"{config.judge_model}\n{judge_prompt(asking)}"
+        jobs = [
+            asyncio.ensure_future(_judged(record, prompt, judge, made, verdicts))
+            for found in judged.values()
+            for record in found
+        ]
         try:
-            jobs = [_judged(record, prompt, judge) for found in judged.values() for record in found]
-            done = iter(await tqdm.gather(*jobs, desc=prompt, unit="episode", disable=None))
+            with tqdm(total=len(jobs), desc=prompt, unit="episode", disable=None) as bar:
+                for job in jobs:
+                    job.add_done_callback(partial(_advance, bar))
+                done = iter(await asyncio.gather(*jobs))
         except JudgeError as error:
             print(f"{prompt} left out: {error}", file=sys.stderr)
             continue
         finally:
+            for job in jobs:
+                job.cancel()
             await judge.close()
         unreadable[prompt] = judge.usage["unreadable"]
         judged = {row: list(islice(done, len(found))) for row, found in judged.items()}
@@ -91,14 +145,26 @@ async def judge_rows(
     return judged, unreadable
 
 
-async def _judged(record: EpisodeRecord, prompt: str, judge: LLMJudge) -> EpisodeRecord:
+def _advance(bar: Any, _: object) -> None:
+    bar.update()
+
+
+async def _judged(
+    record: EpisodeRecord, prompt: str, judge: LLMJudge, made: str, verdicts: Verdicts
+) -> EpisodeRecord:
     async def with_score(question: QuestionRecord) -> QuestionRecord:
         if not question.golds:
             return question
         score = 0.0
         if question.answer and question.answer.strip():
             asked = Question(question.question, question.golds)
-            score = (await judge(asked, question.answer)).score
+            content = repr((made, asked.text, asked.answers, question.answer))
+            key = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+            if key not in verdicts:
+                verdict = await judge(asked, question.answer)
+                if verdict.readable:
+                    verdicts.add(key, verdict.score)
+            score = verdicts.get(key, 0.0)
         return replace(question, metrics={**question.metrics, prompt: score})
 
     return replace(

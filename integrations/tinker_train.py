@@ -26,6 +26,7 @@ from rich.console import Console
 from transformers import TrainerControl, TrainerState, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 
+from atommem.chat_format import turn_ends
 from atommem.config import check_choice, save_config, setting
 from atommem.environment import find_environment
 from atommem.episode import Episode
@@ -112,8 +113,6 @@ class TinkerTrainer:
         self.settings, self.service = settings, service
         self.args: TinkerConfig = settings.args
         args, self.tokenizer = self.args, load_tokenizer(settings.model)
-        ends = {self.tokenizer.eos_token_id, settings.chat_format(self.tokenizer).reply_frame()[1]}
-        self._ends = sorted(ends - {None})
         self._stored = settings.stored_with(self.tokenizer)
         self.base_model = str(settings.model.model_name_or_path)
         kind = find_environment(settings.run.environment.environment)
@@ -249,7 +248,7 @@ class TinkerTrainer:
             top_p=sampling.top_p,
             top_k=sampling.top_k or -1,
             seed=sampling.seed,
-            stop=self._ends,
+            stop=sorted(turn_ends(self.tokenizer)),
         )
         prompt = tinker.ModelInput.from_ints(prompt_ids)
         (sampled,) = (await self.sampler.sample_async(prompt, 1, settings)).sequences

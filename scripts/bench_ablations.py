@@ -18,15 +18,12 @@ correction over all comparisons. The last line is JSON; the exit status is 0 if 
 costs EM at .01 and no other costs more than .02.
 """
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import command_line, evaluate_variants, last_line
+from common import evaluate_variants, last_line, read_options
 from rich.console import Console
 
 from atommem.demo.recipe import FULL, LIMITED, Recipe, quick
@@ -55,21 +52,16 @@ def find_policy(folder: Path | None, default: Path, recipe: Recipe) -> Path:
     return folder or default
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Evaluate, print the table and the JSON line."""
-    parser = command_line(__doc__, n=4)
-    parser.add_argument("--policy", type=Path, help="the demo's policy")
-    parser.add_argument("--limited_policy", type=Path, help="that of `atommem demo --limited`")
-    parser.add_argument("--n", type=int, default=300, help="tasks of a setting")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=1_000_001, help="of tasks and sampling")
-    options = parser.parse_args(argv)
+def main() -> int:
+    options = read_options(
+        __doc__,
+        **{"policy": Path, "limited_policy": Path, "n": (300, 4)},
+        **{"temperature": 1.0, "seed": 1_000_001},
+    )
     full, limited = (quick(FULL), quick(LIMITED)) if options.quick else (FULL, LIMITED)
     end = "_quick" if options.quick else ""
     policy = find_policy(options.policy, Path(f"runs/demo{end}/grpo"), full)
-    other = options.limited_policy
-    if other is None and options.quick:
-        other = policy
+    other = options.limited_policy or (policy if options.quick else None)
     other = find_policy(other, Path(f"runs/demo_limited{end}/grpo"), limited)
     size = limited.world.capacity
     still = replace(full.world, corrections=0.0)
@@ -109,10 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         costs = gap.difference < 0 and p_value < ALPHA
         if (is_needed and not costs) or (not is_needed and gap.difference < -MOST_LOST):
             wrong.append(f"{name}: {variant}")
-        print(
-            f"{name:<16}{variant:<16}EM {found['em']:.3f}  {gap.difference:+.3f} "
-            f"[{gap.low:+.3f}, {gap.high:+.3f}]  p {p_value:.1e}  {'needed' if is_needed else ''}"
-        )
+        print(f"{name:<16}{variant:<16}{figures[name][variant]}")
     holds = options.quick or not wrong
     result = {"bench": "ablations", "n": options.n, **figures, "unexpected": wrong}
     return last_line({**result, "holds": holds})

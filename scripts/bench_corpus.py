@@ -10,11 +10,7 @@
    ``dev.json`` and ``train.json``: recall@10 of the titles that a question needs, by words, by
    vectors, and by both. Without ``--embedder_model`` (a sentence-transformers folder) the vectors
    are hashed words. Hybrid must reach the recall of vectors.
-
-The last line is JSON; the exit status is 0 if its "holds" is true.
 """
-
-from __future__ import annotations
 
 import asyncio
 import json
@@ -28,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from common import command_line, last_line
+from common import last_line, percentiles, read_options
 
 from atommem.config import EmbedderConfig
 from atommem.envs.benchmarks.multihop import get_benchmark
@@ -64,7 +60,6 @@ def clustered(dim: int, topics: int = 1000, subtopics: int = 20, rank: int = 40)
 
 
 def noise(dim: int) -> Draw:
-    """Draw uniformly on the sphere."""
     return lambda rng, count: unit(rng.standard_normal((count, dim), dtype=np.float32))
 
 
@@ -81,26 +76,22 @@ def measure_vectors(draw: Draw, count: int, dim: int, queries: int, folder: Path
     asked = draw(rng, queries)
     rows = np.memmap(folder / "vectors.f32", dtype=np.float32, mode="r", shape=(count, dim))
     exact: list[set[int]] = []
-    exact_ms = timed(lambda query: exact.append({*nearest(rows, query)}), asked)
+    exact_times = timed(lambda query: exact.append({*nearest(rows, query)}), asked)
     timed(lambda query: index.search(query, 10), asked[:10])  # maps the file
     found: list[set[int]] = []
-    search_ms = timed(
-        lambda query: found.append({row for row, _ in index.search(query, 10)}), asked
-    )
+    search_times = timed(lambda query: found.append({*dict(index.search(query, 10))}), asked)
     recall = np.mean([len(hits & near) / 10 for hits, near in zip(found, exact, strict=True)])
     return {
         "recall@10": round(float(recall), 4),
         "recall_sampled": round(sampled or 0.0, 4),
-        "p50_ms": percentile(search_ms, 50),
-        "p95_ms": percentile(search_ms, 95),
-        "exact_p50_ms": percentile(exact_ms, 50),
+        **percentiles(search_times, 50, 95),
+        "exact_p50_ms": percentiles(exact_times, 50)["p50_ms"],
         "build_s": round(seconds),
         "disk_mb": round(sum(file.stat().st_size for file in folder.iterdir()) / 1e6),
     }
 
 
 def nearest(rows: Array, query: Array) -> list[int]:
-    """Return the numbers of the ten nearest rows, from 1."""
     places: list[int] = (np.argpartition(-(rows @ query), 10)[:10] + 1).tolist()
     return places
 
@@ -110,12 +101,8 @@ def timed(search: Callable[[Array], Any], queries: Array) -> list[float]:
     for query in queries:
         began = time.perf_counter()
         search(query)
-        times.append(1e3 * (time.perf_counter() - began))
+        times.append(time.perf_counter() - began)
     return times
-
-
-def percentile(times: list[float], q: int) -> float:
-    return round(float(np.percentile(times, q)), 2)
 
 
 async def measure_corpus(
@@ -133,9 +120,8 @@ async def measure_corpus(
     rows = [row for file in files for row in get_benchmark(BENCHMARK).read(file)][:limit]
     embedder = EmbedderConfig("sentence_transformer", model) if model else EmbedderConfig("hashing")
     began = time.perf_counter()
-    result: dict[str, Any] = await asyncio.to_thread(
-        build_corpus, islice(pages(), limit), folder, embedder
-    )
+    given = islice(pages(), limit), folder, embedder
+    result: dict[str, Any] = await asyncio.to_thread(build_corpus, *given)
     result |= {"build_s": round(time.perf_counter() - began, 1), "questions": len(rows)}
     corpus = Corpus(folder)
     for mode in corpus.modes:
@@ -143,24 +129,18 @@ async def measure_corpus(
         for row in rows:
             began = time.perf_counter()
             (hits,) = await corpus.search([row.question], 10, mode)
-            times.append(1e3 * (time.perf_counter() - began))
+            times.append(time.perf_counter() - began)
             needed = {paragraph.title for paragraph in row.paragraphs if paragraph.gold}
             recalls.append(len(needed & {hit.page.title for hit in hits}) / len(needed))
         recall = round(float(np.mean(recalls)), 4)
-        result[mode] = {"recall@10": recall, "p50_ms": percentile(times, 50)}
+        result[mode] = {"recall@10": recall, **percentiles(times, 50)}
     await corpus.close()
     return result
 
 
 def main() -> int:
-    parser = command_line(__doc__, vectors=5000, dim=32, queries=20)
-    parser.add_argument("--vectors", type=int, default=1_000_000, help="0 leaves part 1 out")
-    parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--queries", type=int, default=200)
-    parser.add_argument("--corpus", type=Path, help="data folder of part 2")
-    parser.add_argument("--embedder_model", help="folder of a sentence-transformers model")
-    parser.add_argument("--limit", type=int, help="passages and questions of part 2")
-    args = parser.parse_args()
+    sizes = {"vectors": (1_000_000, 5000), "dim": (384, 32), "queries": (200, 20)}
+    args = read_options(__doc__, **sizes, corpus=Path, embedder_model=str, limit=int)
     if args.quick:
         vectors.FLAT_BELOW = 1000
     result: dict[str, Any] = {"vectors": args.vectors, "dim": args.dim}
@@ -178,10 +158,8 @@ def main() -> int:
                 holds.append(measured["p50_ms"] < measured["exact_p50_ms"] / 10)
         result["peak_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         if args.corpus is not None:
-            work = measure_corpus(
-                args.corpus, Path(scratch) / "corpus", args.embedder_model, args.limit
-            )
-            result["corpus"] = found = asyncio.run(work)
+            given = args.corpus, Path(scratch) / "corpus", args.embedder_model, args.limit
+            result["corpus"] = found = asyncio.run(measure_corpus(*given))
             holds.append(found["hybrid"]["recall@10"] >= found["dense"]["recall@10"])
     return last_line({"bench": "corpus", **result, "holds": all(holds)})
 

@@ -18,8 +18,6 @@ at no more than half of the steps where the evidence is early and at no less tha
 it is late.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence
@@ -29,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import command_line, evaluate_variants, last_line
+from common import evaluate_variants, last_line, read_options
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -69,11 +67,7 @@ def copy_weights(demo: Demo, start: Path) -> None:
 
 
 def train(
-    folder: Path,
-    costs: Sequence[float | None],
-    seed: int,
-    recipe: Recipe,
-    start: Path | None,
+    folder: Path, costs: Sequence[float | None], seed: int, recipe: Recipe, start: Path | None
 ) -> None:
     """Train a policy for each cost (None: without stopping), unless it is there."""
     console, cold = Console(highlight=False), folder / "cold_start"
@@ -94,16 +88,13 @@ def train(
             demo.grpo()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Train, evaluate, print the table and the JSON line."""
-    parser = command_line(__doc__, n=4, seed=[0])
-    parser.add_argument("--start", type=Path, help="a cold start of `atommem demo`")
-    parser.add_argument("--seed", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--costs", type=float, nargs="+", default=[0.05, 0.2])
-    parser.add_argument("--full", action="store_true", help="also train without stopping")
-    parser.add_argument("--n", type=int, default=600, help="held-out tasks of each kind")
-    parser.add_argument("--out", type=Path, default=Path("runs/early_stop"))
-    options = parser.parse_args(argv)
+    options = read_options(
+        __doc__,
+        **{"start": Path, "seed": ([0, 1, 2], [0]), "costs": [0.05, 0.2], "full": False},
+        **{"n": (600, 4), "out": Path("runs/early_stop")},
+    )
     recipe = quick(RECIPE) if options.quick else RECIPE
     if options.start is not None and not options.quick:
         recipe = replace(recipe, cold_start=SHORT)

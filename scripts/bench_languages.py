@@ -6,17 +6,14 @@ With the hashing embedder. `recall`: the share of homes whose sentence is among 
 the task nearest to the question for them. `em`: exact match of the scripted expert, which answers
 from what the memory shows.
 
-The bar: nothing is more than 2 points below English. The last line is JSON; the exit status is 0 if
-its "holds" is true.
+The bar: nothing is more than 2 points below English.
 """
-
-from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
 import numpy as np
-from common import command_line, last_line, make_agent
+from common import last_line, make_agent, read_options
 
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
@@ -46,7 +43,6 @@ async def recall(tasks: Sequence[Task], k: int) -> float:
 
 
 async def exact_match(prose: str, tasks: Sequence[Task]) -> float:
-    """Return the mean exact match of the expert."""
     tokenizer = ApproximateTokenizer()
     policy = ExpertPolicy(Expert(get_prose(prose), get_dialect("paper")), tokenizer)
     agent = make_agent(policy, HashingEmbedder(2048), tokenizer, environment="longdoc")
@@ -55,11 +51,7 @@ async def exact_match(prose: str, tasks: Sequence[Task]) -> float:
 
 
 def main() -> int:
-    """Measure every prose but the compact one."""
-    parser = command_line(__doc__, tasks=4)
-    parser.add_argument("--tasks", type=int, default=200)
-    parser.add_argument("--k", type=int, default=3)
-    flags = parser.parse_args()
+    flags = read_options(__doc__, tasks=(200, 4), k=3)
     found: dict[str, dict[str, float]] = {}
     for prose in [name for name in PROSES if name != "compact"]:
         tasks = list(generate(WorldConfig(prose=prose, distractors=12), flags.tasks, 5))

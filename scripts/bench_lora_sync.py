@@ -8,31 +8,26 @@ sampled by the server before and after. In every update the log-probabilities of
 sampled must agree with the trainer's: a server that kept an older adapter would show there.
 
 The bar: mean differences of log-probabilities at most 1e-3, exact match at most .5 before and at
-least .9 after. The last line is JSON; the exit status is 0 if its "holds" is true.
+least .9 after.
 """
-
-from __future__ import annotations
 
 import argparse
 import asyncio
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common import command_line, flags, last_line, make_agent, vllm_server
-from rich.console import Console
+from common import cold_start, flags, last_line, read_options, vllm_server
 
 from atommem.demo.recipe import GRPO_CONFIG, PolicySize, Recipe, quick
-from atommem.demo.run import Demo
 from atommem.embedding import make_embedder
 from atommem.envs.synthetic.world import generate
 from atommem.envs.task_files import save_tasks
 from atommem.eval.runner import evaluate
 from atommem.policy.server_pool import Adapter, ServerPool
-from atommem.rollout import EpisodeRunner
 from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.loops.models import load_tokenizer
+from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.settings import parse
 from atommem.train.stages import GRPO
 
@@ -52,19 +47,15 @@ def start_server(model: Path, log: Path) -> Any:
 
 def score(settings: Any, url: str, tasks: list[Any], adapter: Adapter | None) -> Any:
     """Evaluate the base model or an adapter on the server, with training's sampling."""
-    args, run, model = settings.args, settings.run, settings.model
-    memory, embedder, environment = run.memory, run.embedder, run.environment
-    stored = {**asdict(memory), **asdict(environment), "max_tokens": args.max_completion_length}
-    tokenizer = load_tokenizer(model)
+    run, tokenizer = settings.run, load_tokenizer(settings.model)
 
     async def sample() -> Any:
         pool = ServerPool([url], "policy", tokenizer=tokenizer, max_in_flight=1024)
         if adapter is not None:
             await pool.use_adapter(adapter)
-        embeds = make_embedder(embedder)
-        agent = make_agent(pool, embeds, tokenizer, stored=stored, temperature=args.temperature)
+        rollouts = Rollouts(settings.args, run, tokenizer, make_embedder(run.embedder))
         try:
-            return await evaluate(tasks, EpisodeRunner(agent), progress=False)
+            return await evaluate(tasks, rollouts.runner(pool), progress=False)
         finally:
             await pool.close()
 
@@ -72,13 +63,8 @@ def score(settings: Any, url: str, tasks: list[Any], adapter: Adapter | None) ->
 
 
 def run(out: Path, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Cold start, evaluation, training, evaluation of one seed."""
     recipe = quick(RECIPE) if options.quick else RECIPE
-    model = out / f"policy-{seed}" / "cold_start"
-    if not (model / "atommem_config.json").is_file():
-        demo = Demo(recipe, model.parent, seed, Console(width=120))
-        demo.learn_to_copy()
-        demo.cold_start()
+    model = cold_start(recipe, out / f"policy-{seed}", seed)
     heldout = list(generate(RECIPE.world, options.heldout, 10 * seed + 1))
     data, trained = out / f"train-{seed}.parquet", out / f"grpo-{seed}-{int(time.time())}"
     with start_server(model, out / f"server-{seed}.log") as server:
@@ -108,15 +94,12 @@ def run(out: Path, seed: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run every seed."""
-    smallest = {"updates": 1, "heldout": 10, "seeds": [0]}
-    parser = command_line(__doc__, **smallest, out=Path("runs/bench_lora_sync_quick"))
-    parser.add_argument("--out", type=Path, default=Path("runs/bench_lora_sync"))
-    parser.add_argument("--updates", type=int, default=40)
-    parser.add_argument("--learning_rate", type=float, default=1.5e-3)
-    parser.add_argument("--heldout", type=int, default=RECIPE.heldout)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    options = parser.parse_args()
+    options = read_options(
+        __doc__,
+        **{"updates": (40, 1), "heldout": (RECIPE.heldout, 10), "seeds": ([0, 1, 2], [0])},
+        learning_rate=1.5e-3,
+        out=(Path("runs/bench_lora_sync"), Path("runs/bench_lora_sync_quick")),
+    )
     runs = {seed: run(options.out.absolute(), seed, options) for seed in options.seeds}
     holds = all(found["holds"] for found in runs.values())
     return last_line({"bench": "lora_sync", "runs": runs, "holds": holds})

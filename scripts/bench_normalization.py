@@ -15,8 +15,6 @@ documents with 1 to 5 questions.
 The last line is JSON; the exit status is 0 if every run learned (EM above the cold start).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import command_line, last_line
+from common import last_line, read_options
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
@@ -86,13 +84,9 @@ def train(recipe: Recipe, folder: Path, seed: int, start: Path | None = None) ->
     name = "before" if start is None else "after"
     found = folder / "eval" / name / EPISODES
     if not found.is_file():
-        demo, copied = Demo(recipe, folder, seed, Console(highlight=False)), folder / "copied"
+        demo = Demo(recipe, folder, seed, Console(highlight=False))
         if start is None:
-            if copied.is_dir():
-                demo.model = AutoModelForCausalLM.from_pretrained(copied)
-            else:
-                demo.learn_to_copy()
-                demo.model.save_pretrained(copied)
+            demo.learn_to_copy()
             demo.cold_start()
         else:
             demo.model = AutoModelForCausalLM.from_pretrained(start / "cold_start")
@@ -101,15 +95,9 @@ def train(recipe: Recipe, folder: Path, seed: int, start: Path | None = None) ->
     return EvalResult(tuple(parse_records(found.read_bytes(), found).values()))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Train, print a line for each run and the JSON line."""
-    parser = command_line(__doc__, seeds=1, tasks=4)
-    parser.add_argument("--worlds", nargs="*", choices=WORLDS, default=list(WORLDS))
-    parser.add_argument("--shares", action="store_true", help="without training")
-    parser.add_argument("--tasks", type=int, default=64, help="of the shares of the expert")
-    parser.add_argument("--seeds", type=int, default=1, help="seeds of each world")
-    parser.add_argument("--out", type=Path, default=Path("runs/bench_normalization"))
-    options = parser.parse_args(argv)
+def main() -> int:
+    out = Path("runs/bench_normalization")
+    options = read_options(__doc__, worlds=[*WORLDS], shares=False, tasks=(64, 4), seeds=1, out=out)
     runs: list[dict[str, Any]] = []
     shares_of: dict[str, Any] = {}
     for world in options.worlds:
@@ -132,11 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             paired = compare(results["token"].records, results[name].records)
             figures = {"em": results[name].em, "em_before": before.em, "p": paired.p_value}
             runs.append({"world": world, "seed": seed, "normalization": name, **figures, **shares})
-            print(
-                f"{world:<10} seed {seed} {name:<11}EM {before.em:.3f} -> {results[name].em:.3f}  "
-                f"(against token p {paired.p_value:.2f})  gradient {shares}",
-                flush=True,
-            )
+            print(runs[-1], flush=True)
     holds = options.quick or all(run["em"] > run["em_before"] for run in runs)
     return last_line({"bench": "normalization", "expert": shares_of, "runs": runs, "holds": holds})
 

@@ -11,11 +11,8 @@
     two-or-one  the same, resumed by turns on two processes and on one: parameters within 1e-5
 
 Tasks and rewards of every update must be the same, and no unfinished checkpoint may be left.
-accelerate takes these CPU processes for accelerators, which FSDP2 needs; NCCL is not tested. The
-last line is JSON; the exit status is 0 if its "holds" is true.
+accelerate takes these CPU processes for accelerators, which FSDP2 needs; NCCL is not tested.
 """
-
-from __future__ import annotations
 
 import itertools
 import multiprocessing
@@ -28,54 +25,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import command_line, last_line
+from common import last_line, read_options
 from safetensors.torch import load_file
 
-from atommem.config import EmbedderConfig, MemoryConfig, save_config
-from atommem.environment import environment_config
-from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.servers.vllm_process import free_port
 from atommem.train.checkpoints import list_checkpoints
 from atommem.train.console import METRICS_FILE, read_metrics
-from tests.fakes import word_level
-from tests.train.toys import make_model
+from tests.train.harness import make_tasks, save_model
 
 TOLERANCES = {"single": 1e-6, "two": 0.0, "two-or-one": 1e-5}
 RANKS = {"single": [1], "two": [2], "two-or-one": [2, 1]}
 EPISODES, SECONDS_APART = 16, 0.05
-ELEMENTS = [
-    "<final_answer>\\boxed{c0}</final_answer>",
-    "<final_answer>\\boxed{c1}</final_answer>",
-    "<create_memory>a fact</create_memory>",
-    "<read_memory>a fact</read_memory>",
-    "<update_scratchpad>c0</update_scratchpad>",
-    "<delete_memory>Memory 1</delete_memory>",
-]
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["atommem.train.stages", "atommem.cli", "tests.train.shipped.cpu_ranks"]
 )
-
-
-def make_inputs(folder: Path) -> None:
-    """A random policy whose tokens are whole actions, so that it acts and learns; and tasks."""
-    words = ["<unk>", *ELEMENTS, "c0", "c1", "city", "<eos>", "<pad>"]
-    model = make_model(vocabulary=len(words), spread=0.1, width=32, head_dim=16)
-    model.save_pretrained(folder / "model")
-    word_level(words, unk_token="<unk>").save_pretrained(folder / "model")
-    save_config(
-        folder / "model",
-        MemoryConfig(templates="compact", retrieve_k=2, scratchpad_tokens=8),
-        EmbedderConfig(embedder="hashing", embedder_dim=16),
-        environment_config("longdoc", chunking="documents", max_reads=0),
-    )
-    tasks = []
-    for number in range(20):
-        question = Question("which city", (f"c{number % 2}",))
-        documents = (Document("", f"c{number % 2} city"), Document("", "c1"))
-        tasks.append(Task(f"task-{number}", (question,), documents))
-    save_tasks(tasks, folder / "tasks.jsonl")
 
 
 class Command:
@@ -108,7 +73,6 @@ class Command:
         return run
 
     def finish(self, ranks: int) -> None:
-        """Run to the end."""
         if exit_codes(self.start(ranks)) != [0] * ranks:
             raise SystemExit(self.log.read_text()[-4000:])
 
@@ -132,7 +96,6 @@ class Command:
 
 
 def exit_codes(run: list[Any]) -> list[int]:
-    """Wait for all processes."""
     for process in run:
         process.join()
     return [process.exitcode for process in run]
@@ -165,7 +128,6 @@ def wait_for_training(process: Any, out: Path) -> bool:
 
 
 def logged_updates(out: Path) -> int:
-    """Updates in the run's log."""
     return sum("loss" in entry for entry in read_metrics(out / METRICS_FILE))
 
 
@@ -180,7 +142,6 @@ def outcome(out: Path) -> dict[str, Any]:
 
 
 def measure(folder: Path, form: str, kills: int, updates: int, seed: int) -> dict[str, Any]:
-    """Run one form whole and in parts; returns how they differ."""
     whole, parts = folder / f"{form}-whole", folder / f"{form}-parts"
     Command(folder, whole, form, updates, seed).finish(RANKS[form][0])
     command, rng = Command(folder, parts, form, updates, seed), random.Random(seed)
@@ -206,20 +167,15 @@ def measure(folder: Path, form: str, kills: int, updates: int, seed: int) -> dic
 
 
 def main() -> int:
-    """Measure every form."""
-    parser = command_line(__doc__, forms=["two-or-one"], kills=1, updates=6)
-    parser.add_argument("--forms", nargs="+", choices=list(TOLERANCES), default=list(TOLERANCES))
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--updates", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    forms = ([*TOLERANCES], ["single", "two-or-one"])
+    options = read_options(__doc__, forms=forms, kills=(20, 2), updates=(40, 8), seed=0)
     figures: dict[str, Any] = {"bench": "resume", "kills": options.kills}
     with tempfile.TemporaryDirectory() as scratch:
-        make_inputs(Path(scratch))
+        save_model(Path(scratch))  # its tokens are whole actions, so that it acts and learns
+        save_tasks(make_tasks(20), Path(scratch) / "tasks.jsonl")
+        given = options.kills, options.updates, options.seed
         for form in options.forms:
-            figures[form] = measure(
-                Path(scratch), form, options.kills, options.updates, options.seed
-            )
+            figures[form] = measure(Path(scratch), form, *given)
     return last_line(figures | {"holds": all(figures[form]["holds"] for form in options.forms)})
 
 

@@ -16,8 +16,6 @@ async_qwen3_8b_lora samples from a real vLLM server (VLLM_PYTHON), with `max_sta
 line is JSON; it names what was not run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -33,7 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from common import ATOMMEM, ROOT, command_line, flags, last_line, started, vllm_server
+from common import ATOMMEM, ROOT, flags, last_line, read_options, started, vllm_server
 from safetensors.torch import load_file
 
 from atommem.servers.vllm_process import free_port
@@ -41,7 +39,6 @@ from atommem.servers.vllm_process import free_port
 CONFIGS = ROOT / "configs"
 LIMIT, MOVED = 1e-5, 1e-3
 WEB = "qwen3_8b_web"
-QUICK = "fsdp2 qwen3_8b_hotpotqa"
 UNNAMED = {
     "deepspeed_zero3": "qwen3_8b_hotpotqa",
     "multi_node": "qwen3_8b_hotpotqa",
@@ -85,7 +82,6 @@ class Pair:
 
 
 def pairs() -> list[Pair]:
-    """Read all pairs from the headers."""
     found = []
     for recipe in sorted((CONFIGS / "train").glob("*.yaml")):
         for command in _commands(recipe):
@@ -118,15 +114,10 @@ def why_not(pair: Pair) -> str | None:
 def servers(pair: Pair, folder: Path) -> Iterator[dict[str, str]]:
     """Start the servers that the recipe needs; yields the settings that name them."""
     if pair.stage == "async":
-        header = re.search(
-            r"^# +(\S+)=(\S+) vllm serve \S+ (--[^#\n]*)", pair.path.read_text(), re.M
-        )
-        assert header is not None, pair.recipe
-        variable, value, words = header.groups()
-        start = vllm_server(
-            folder / "model", folder / "server.log", *words.split(), env={variable: value}
-        )
-        with start as server:
+        line = r"^# +(\S+)=(\S+) vllm serve \S+ (--[^#\n]*)"
+        ((variable, value, words),) = re.findall(line, pair.path.read_text(), re.M)
+        model, log, env = folder / "model", folder / "server.log", {variable: value}
+        with vllm_server(model, log, *words.split(), env=env) as server:
             yield {"vllm_server_base_url": server.url}
     elif pair.recipe == WEB:
         from tests.loopback import serving
@@ -139,7 +130,6 @@ def servers(pair: Pair, folder: Path) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def corpus_server(folder: Path) -> Iterator[str]:
-    """Serve pages of the tiny world; yields the URL."""
     texts = [" ".join([f"c{i % 2} city a fact"] * 40) for i in range(6)]
     pages = [json.dumps({"title": f"page {i}", "text": text}) for i, text in enumerate(texts)]
     (folder / "pages.jsonl").write_text("\n".join(pages) + "\n")
@@ -158,16 +148,11 @@ def commands(
 ) -> list[list[str]]:
     """Return one command for each machine; with one process the part after the launcher."""
     settings = {
-        **SIZES[pair.stage],
-        "model_name_or_path": "model",
-        "output_dir": out,
+        **{**SIZES[pair.stage], "model_name_or_path": "model", "output_dir": out},
         "per_device_train_batch_size": EPISODES[pair.stage] // processes,
         # Three updates are within the warm-up of the recipes that have one.
         "learning_rate": 1e-2 if "warmup_steps" in pair.path.read_text() else 1e-3,
-        "max_steps": 3,
-        "save_steps": 1,
-        "dtype": "float32",
-        **asks,
+        **{"max_steps": 3, "save_steps": 1, "dtype": "float32", **asks},
     }
     launchers = rf"{CONFIGS}/accelerate/\1.yaml"
     words = shlex.split(re.sub(r"\$\(atommem configs (\w+)\)", launchers, pair.command))
@@ -196,7 +181,6 @@ def environment() -> dict[str, str]:
 def run(
     pair: Pair, folder: Path, processes: int, out: str, asks: dict[str, str], resume: bool = False
 ) -> None:
-    """Run the processes in `folder` to their end; raises RuntimeError with the end of the log."""
     log = folder / f"{out}.log"
     with log.open("ab") as stream:
         settings: dict[str, Any] = {"cwd": folder, "env": environment()}
@@ -240,15 +224,10 @@ def compare(pair: Pair, folder: Path, asks: dict[str, str]) -> dict[str, Any]:
 
 
 def load_weights(folder: Path) -> dict[str, Any]:
-    """Load a model or an adapter."""
-    weights: dict[str, Any] = load_file(
-        next(folder / name for name in FILES if (folder / name).is_file())
-    )
-    return weights
+    return dict(load_file(next(folder / n for n in FILES if (folder / n).is_file())))
 
 
 def largest_difference(first: dict[str, Any], second: dict[str, Any], names: set[str]) -> float:
-    """Compare parameters by name."""
     assert first.keys() == second.keys()
     return max(float((first[name] - second[name]).abs().max()) for name in names)
 
@@ -263,7 +242,6 @@ def make_traces(folder: Path) -> None:
 
 
 def measure(pair: Pair, folder: Path) -> dict[str, Any]:
-    """Run one pair in an empty folder."""
     from tests.train.shipped.tiny import make_world
 
     # vLLM on CPU has no heads of 8. Rows that share half of their tokens stay on one process:
@@ -279,12 +257,8 @@ def measure(pair: Pair, folder: Path) -> dict[str, Any]:
         return {"holds": False, "error": str(error)}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the pairs, print a line for each and the JSON."""
-    parser = command_line(__doc__, pairs=[QUICK])
-    parts = "only those with PART in their name"
-    parser.add_argument("--pairs", nargs="+", default=[""], metavar="PART", help=parts)
-    options = parser.parse_args(argv)
+def main() -> int:
+    options = read_options(__doc__, pairs=([""], ["fsdp2 qwen3_8b_hotpotqa"]))
     results: dict[str, Any] = {}
     for pair in pairs():
         if not any(part in pair.name for part in options.pairs):

@@ -17,10 +17,8 @@ on the same. Longer --notes are less favourable to us: they share no prefix. The
 if all tokens cost the same, those of training three times. CPU seconds stand beside the clock's.
 With --trained_steps only these steps are trained on, and the seconds are scaled by all tokens.
 
-The last line is JSON; its "holds" is true for a ratio of at least 5 on this shape.
+The bar is a ratio of at least 5 on this shape.
 """
-
-from __future__ import annotations
 
 import argparse
 import asyncio
@@ -37,7 +35,7 @@ import psutil
 import torch
 from accelerate import Accelerator
 from bench_rollout import ONE_LAYER, WORDS, Rollout, Wrapped, long_task, rollout, serve
-from common import command_line, last_line
+from common import last_line, read_options
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer.utils import add_fused_lm_head
 
@@ -50,7 +48,6 @@ from atommem.train.objective.loss import PolicyLoss
 from atommem.train.objective.rows import Row, episode_rows
 from atommem.train.packing.micro_batch import pad_rows
 
-GROUP, CHUNK, STEPS = 16, 900, 8
 LEAST_RATIO, TRIE_TOKENS = 5.0, 8192
 TRAINING = 3
 """Cost of a forward and backward pass in forward passes."""
@@ -89,10 +86,8 @@ class Scripted(Wrapped):
         rng = random.Random(sampling.seed)
         lengths = (self._notes, self._notes, 4)
         pad, entry, query = (" ".join(rng.choices(WORDS, k=count)) for count in lengths)
-        text = (
-            f"<update_scratchpad>{pad}</update_scratchpad>\n<create_memory>{entry}</create_memory>\n"
-            f"<read_memory>{query}</read_memory>"
-        )
+        text = f"<update_scratchpad>{pad}</update_scratchpad>\n<create_memory>{entry}"
+        text += f"</create_memory>\n<read_memory>{query}</read_memory>"
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         ids = [*ids, self._tokenizer.eos_token_id]
         await self.policy.complete(prompt_ids, Sampling(1.0, max_tokens=len(ids)))
@@ -118,8 +113,6 @@ class OneAfterAnother:
 
 
 class Recipes:
-    """Both recipes on the same model, task and server."""
-
     def __init__(self, options: argparse.Namespace, folder: Path, server: Any) -> None:
         self.options, self.server = options, server
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
@@ -156,15 +149,9 @@ class Recipes:
         """Make the passes over `rows`; returns seconds, and tokens of one pass."""
         computed = 0
         # A budget of one token makes every row a micro-batch of its own, and nothing is padded.
-        step = UpdateStep(
-            Accelerator(cpu=True),
-            self.model,
-            PolicyLoss(0.2, 0.28, beta=0.001),
-            TRIE_TOKENS if ours else 1,
-            self.tokenizer.pad_token_id,
-            prefix_sharing=ours,
-            reference=self.reference,
-        )
+        parts = Accelerator(cpu=True), self.model, PolicyLoss(0.2, 0.28, beta=0.001)
+        sizes = TRIE_TOKENS if ours else 1, self.tokenizer.pad_token_id
+        step = UpdateStep(*parts, *sizes, prefix_sharing=ours, reference=self.reference)
         score_reference = step._reference_logps
 
         def reference_logps(model: Any, inputs: Any) -> torch.Tensor:
@@ -185,30 +172,23 @@ class Recipes:
 
     def rows(self, measured: Rollout) -> tuple[list[Row], float]:
         """The rows that are trained on, and how many times as many tokens all rows have."""
-        advantages = [
-            [1.0 if index % 2 else -1.0] * len(episode.steps)
-            for index, episode in enumerate(measured.episodes)
-        ]
-        for episode in measured.episodes:
+        advantages = []
+        for index, episode in enumerate(measured.episodes):
+            advantages.append([1.0 if index % 2 else -1.0] * len(episode.steps))
             episode.reward = 0.0  # they end at the step limit, before they answer
         rows = episode_rows(measured.episodes, advantages, "token")
-        steps = self.options.trained_steps or range(self.options.steps)
-        chosen = [row for index, row in enumerate(rows) if index % self.options.steps in steps]
+        steps, trained = self.options.steps, self.options.trained_steps
+        chosen = [row for index, row in enumerate(rows) if index % steps in trained]
         return chosen, sum(map(len, rows)) / sum(map(len, chosen))
 
 
 def main() -> int:
-    """Measure both recipes."""
-    parser = command_line(__doc__, group=2, chunk=100, steps=2, trained_steps=[0])
-    parser.add_argument("--model", type=Path, help="SmolLM2 (unset: of scripts/models.py)")
-    parser.add_argument("--minilm", type=Path, help="MiniLM (unset: of scripts/models.py)")
-    parser.add_argument("--out", type=Path, default=Path("runs/bench_step"))
-    parser.add_argument("--group", type=int, default=GROUP)
-    parser.add_argument("--chunk", type=int, default=CHUNK)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--notes", type=int, default=24, help="tokens of scratchpad and entry")
-    parser.add_argument("--trained_steps", type=int, nargs="+", default=[])
-    options = parser.parse_args()
+    options = read_options(
+        __doc__,
+        **{"group": (16, 2), "chunk": (900, 100), "steps": (8, 2), "notes": 24},
+        **{"model": Path, "minilm": Path, "out": Path("runs/bench_step")},
+        trained_steps=([*range(8)], [0]),
+    )
     folder = options.model or models.smollm2()
     tune_lm_head_for_cpu("cpu")
     seconds: dict[str, dict[str, np.ndarray]] = {}
@@ -230,18 +210,13 @@ def main() -> int:
     assert completions["theirs"] == completions["ours"], "both must have the same completions"
     total = {name: np.sum(list(parts.values()), axis=0) for name, parts in seconds.items()}
     ratio = total["theirs"] / total["ours"]
-    result = {
-        "bench": "step",
-        "seconds": {
-            n: {p: v.round(1).tolist() for p, v in of.items()} for n, of in seconds.items()
-        },
-        "ratio": round(float(ratio[0]), 2),
-        "ratio_cpu": round(float(ratio[1]), 2),
-        "token_ratio": round(tokens["theirs"] / tokens["ours"], 2),
-        "limit": round(passes["theirs"] / passes["ours"], 2),
-    }
-    result["holds"] = bool(options.quick or ratio[0] >= LEAST_RATIO)
-    return last_line(result)
+    result = {n: {p: v.round(1).tolist() for p, v in of.items()} for n, of in seconds.items()}
+    holds = bool(options.quick or ratio[0] >= LEAST_RATIO)
+    ratios = {"ratio": ratio[0], "ratio_cpu": ratio[1]}
+    ratios |= {"token_ratio": tokens["theirs"] / tokens["ours"]}
+    ratios |= {"limit": passes["theirs"] / passes["ours"]}
+    rounded = {name: round(float(value), 2) for name, value in ratios.items()}
+    return last_line({"bench": "step", "seconds": result, **rounded, "holds": holds})
 
 
 if __name__ == "__main__":

@@ -8,18 +8,15 @@ after it; a fork; a create into a full store under lru. Last, 64 forks take turn
 a task that sleeps a millisecond at a time measures how long the event loop stands still.
 
 The bar, with 1,000 entries (the paper's episodes have 20 to 800): p50 of every turn and of a fork
-at most 5 ms. The last line is JSON; the exit status is 0 if its "holds" is true.
+at most 5 ms.
 """
-
-from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from common import command_line, last_line
+from common import last_line, percentiles, read_options
 
 from atommem.actions import Action
 from atommem.config import MemoryConfig
@@ -28,11 +25,6 @@ from atommem.memory.memory import WorkingMemory
 from atommem.tokens import ApproximateTokenizer
 
 BAR_MS, BAR_ENTRIES = 5.0, 1000
-
-
-def percentiles(seconds: list[float]) -> dict[str, float]:
-    """p50 and p99 in milliseconds."""
-    return {f"p{q}": round(float(np.percentile(seconds, q)) * 1e3, 3) for q in (50, 99)}
 
 
 async def timed(call: Callable[[int], Any], repeats: int) -> list[float]:
@@ -48,7 +40,6 @@ async def timed(call: Callable[[int], Any], repeats: int) -> list[float]:
 
 
 async def filled(entries: int, dim: int, **settings: Any) -> WorkingMemory:
-    """A memory with so many entries."""
     config = MemoryConfig(retrieve_k=6, **settings)
     memory = WorkingMemory(RandomEmbedder(dim), ApproximateTokenizer(), config)
     for start in range(0, entries, 500):
@@ -81,7 +72,6 @@ async def largest_stall(memories: list[WorkingMemory], turns: int) -> float:
 
 
 async def measure(entries: int, dim: int, repeats: int, sessions: int) -> dict[str, Any]:
-    """All figures for a memory of this size."""
     memory = await filled(entries, dim)
     actions: dict[str, Callable[[int], Action]] = {
         "read": lambda step: Action("read", f"query {step}"),
@@ -92,32 +82,27 @@ async def measure(entries: int, dim: int, repeats: int, sessions: int) -> dict[s
     found: dict[str, Any] = {}
     for name, make in actions.items():
         seconds = await timed(lambda step, make=make: memory.apply([make(step)], 1), repeats)  # type: ignore[misc]
-        found[name] = percentiles(seconds)
-    found["fork"] = percentiles(await timed(lambda number: memory.fork(), repeats))
+        found[name] = percentiles(seconds, 50, 99)
+    found["fork"] = percentiles(await timed(lambda number: memory.fork(), repeats), 50, 99)
     full = await filled(entries, dim, capacity=entries, retention="lru")
     create = actions["create"]
     seconds = await timed(lambda step: full.apply([create(step)], 1), repeats)
-    found["create into a full store"] = percentiles(seconds)
+    found["create into a full store"] = percentiles(seconds, 50, 99)
     forks = [memory.fork() for _ in range(sessions)]
     found["largest stall"] = await largest_stall(forks, 4)
     return found
 
 
 def main() -> int:
-    """Measure every size."""
-    parser = command_line(__doc__, entries=[50], repeats=5, sessions=2)
-    parser.add_argument("--entries", type=int, nargs="+", default=[100, 1000, 10_000])
-    parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--repeats", type=int, default=200)
-    parser.add_argument("--sessions", type=int, default=64)
-    options = parser.parse_args()
+    sizes = {"entries": ([100, 1000, 10_000], [50]), "repeats": (200, 5), "sessions": (64, 2)}
+    options = read_options(__doc__, **sizes, dim=384)
     result: dict[int, dict[str, Any]] = {}
     for entries in options.entries:
         work = measure(entries, options.dim, options.repeats, options.sessions)
         result[entries] = asyncio.run(work)
         print(f"{entries:>7} entries: {result[entries]}", flush=True)
     bars = [part for part in result.get(BAR_ENTRIES, {}).values() if isinstance(part, dict)]
-    holds = options.quick or all(part["p50"] <= BAR_MS for part in bars)
+    holds = options.quick or all(part["p50_ms"] <= BAR_MS for part in bars)
     return last_line({"bench": "store", "dim": options.dim, "entries": result, "holds": holds})
 
 

@@ -11,16 +11,12 @@ exact match on held-out tasks before and after, sampled by the server, and after
 downloaded adapter in this process.
 
 The bar: log-probabilities within 1e-5, cosine of the gradients at least 1 - 1e-4 and norms within
-1e-3; exact match at most .5 before and at least .85 after. The last line is JSON; the exit status
-is 0 if its "holds" is true.
+1e-3; exact match at most .5 before and at least .85 after.
 """
-
-from __future__ import annotations
 
 import asyncio
 import json
 import os
-import subprocess
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -28,12 +24,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import ROOT, command_line, evaluate_variants, flags, last_line, started
-from rich.console import Console
+from common import cold_start, evaluate_variants, flags, last_line, python_of, read_options, started
 from safetensors.torch import load_file
 
 from atommem.demo.recipe import FULL, GRPO_CONFIG, quick
-from atommem.demo.run import Demo
 from atommem.envs.synthetic.world import generate
 from atommem.envs.task_files import save_tasks
 from atommem.integrations.tinker import connect, loss_config, make_data, trained_logprobs
@@ -54,9 +48,7 @@ def start_server(model: Path, out: Path) -> Any:
 
     Its batches have a fixed size, and what fills them up is sampled to the last token.
     """
-    script = ROOT / "scripts" / "skyrl_python"
-    python = subprocess.run([script], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
-    folder = Path(python).parent
+    folder = python_of("skyrl_python").parent
     for file in out.glob("tinker.db*"):
         file.unlink()
     sizes = {"max_lora_adapters": 3, "max_lora_rank": RANK}
@@ -120,8 +112,7 @@ def compare_update(given: dict[str, Any], out: Path) -> dict[str, float]:
     own_gradient = torch.cat([gradient.flatten() for gradient in sums])
     cosine = torch.cosine_similarity(theirs.double(), own_gradient.double(), dim=0, eps=0.0)
     return {
-        "rows": len(rows),
-        "parameters": len(own_gradient),
+        **{"rows": len(rows), "parameters": len(own_gradient)},
         "logprobs_apart": float(np.abs(trained_logprobs(reply, rows) - expected).max()),
         "cosine": float(cosine),
         "norms_apart": abs(float(theirs.norm() / own_gradient.norm()) - 1),
@@ -137,36 +128,24 @@ def learn(given: dict[str, Any], out: Path, heldout: list[Any]) -> dict[str, Any
     local = asyncio.run(evaluate_variants(trained, heldout, {"local": {}}))["local"].em
     updates = [entry for entry in entries if "reward" in entry]
     return {
-        "em_before": scores[0],
-        "em_after": scores[-1],
-        "em_downloaded": local,
-        "updates": len(updates),
-        "seconds": round(time.perf_counter() - began),
+        **{"em_before": scores[0], "em_after": scores[-1], "em_downloaded": local},
+        **{"updates": len(updates), "seconds": round(time.perf_counter() - began)},
         "largest_difference": max(entry.get(DIFFERENCE, 0.0) for entry in updates),
         "failed": sum(int(entry["failed"]) for entry in updates),
     }
 
 
 def main() -> int:
-    """Run both parts on one server."""
-    smallest = {"updates": 1, "heldout": 8, "episodes": 16}
-    parser = command_line(__doc__, **smallest, out=Path("runs/bench_tinker_quick"))
-    parser.add_argument("--out", type=Path, default=Path("runs/bench_tinker"))
-    parser.add_argument("--policy", type=Path, help="a cold-started policy of the demo")
-    parser.add_argument("--updates", type=int, default=12)
-    parser.add_argument("--episodes", type=int, default=128, help="of an update")
-    parser.add_argument("--learning_rate", type=float, default=3e-3)
-    parser.add_argument("--heldout", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = read_options(
+        __doc__,
+        **{"updates": (12, 1), "episodes": (128, 16), "heldout": (200, 8)},
+        **{"learning_rate": 3e-3, "seed": 0, "policy": Path},
+        out=(Path("runs/bench_tinker"), Path("runs/bench_tinker_quick")),
+    )
     out = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    model = options.policy and options.policy.absolute()
-    if model is None:
-        demo = Demo(quick(FULL) if options.quick else FULL, out, options.seed, Console(width=120))
-        demo.learn_to_copy()
-        demo.cold_start()
-        model = out / "cold_start"
+    recipe = quick(FULL) if options.quick else FULL
+    model = (options.policy or cold_start(recipe, out, options.seed)).absolute()
     count = options.updates * options.episodes // 16
     train, heldout = (
         list(generate(FULL.world, size, 10 * options.seed + stream))
@@ -183,9 +162,8 @@ def main() -> int:
     evaluated = {"eval_data": out / "heldout.parquet", "eval_strategy": "steps"}
     evaluated |= {"eval_steps": options.updates, "eval_on_start": "true"}
     with start_server(model, out):
-        update = compare_update(
-            {**given, "per_device_train_batch_size": min(32, options.episodes)}, out
-        )
+        small = {"per_device_train_batch_size": min(32, options.episodes)}
+        update = compare_update({**given, **small}, out)
         print(f"one update: {update}", flush=True)
         learned = learn({**given, **evaluated}, out, heldout)
         print(f"learning: {learned}", flush=True)

@@ -9,24 +9,21 @@ speed   Forward and backward passes of a group on a Qwen3 of 20M parameters: tok
         TRL's padded rows (`GRPOTrainer._get_per_token_logps_and_entropies`), at their fastest
         number of rows at a time, in favourable and unfavourable shapes. The bar: 4x and 85% of raw
         / distinct tokens where 1,200 of 1,410 tokens are shared, and 90% where nothing is shared.
-
-The last line is JSON; the exit status is 0 if its "holds" is true.
 """
-
-from __future__ import annotations
 
 import inspect
 import random
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from common import command_line, last_line
+from common import last_line, read_options
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOTrainer
@@ -64,16 +61,11 @@ QUICK_SHAPES = {"bar": Shape(4, 60, 20, 10), "nothing shared": Shape(4, 0, 80, 1
 
 
 def random_model(layers: int, width: int, vocabulary: int) -> Any:
-    """A Qwen3 with random weights."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=3 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=width // 64 or 1,
-        num_key_value_heads=width // 128 or 1,
-        head_dim=64,
+        **{"vocab_size": vocabulary, "hidden_size": width, "intermediate_size": 3 * width},
+        **{"num_hidden_layers": layers, "num_attention_heads": width // 64 or 1},
+        **{"num_key_value_heads": width // 128 or 1, "head_dim": 64},
         max_position_embeddings=8192,
     )
     return Qwen3ForCausalLM(config).train()
@@ -102,13 +94,10 @@ def score(model: Any, rows: Sequence[Row], packed: bool) -> tuple[torch.Tensor, 
     size = len(rows) if packed else 4
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
-        if packed:
-            with use_tree_attention(model):
-                logps, _ = pack_rows(part).score(model)
-        else:
-            logps, _ = pad_rows(part, 0).score(model)
-        begin = sum(map(len, found))
-        (logps * weights[begin : begin + len(logps)]).sum().backward()
+        with use_tree_attention(model) if packed else nullcontext():
+            logps, _ = (pack_rows(part) if packed else pad_rows(part, 0)).score(model)
+            begin = sum(map(len, found))
+            (logps * weights[begin : begin + len(logps)]).sum().backward()
         found.append(logps.detach())
     gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
     return torch.cat(found), torch.cat(gradients)
@@ -118,9 +107,8 @@ def largest_errors(model: Any, groups: Sequence[Sequence[Row]]) -> dict[str, flo
     """Largest difference of log-probabilities, and of gradients relative to their norm."""
     logps, gradients = 0.0, 0.0
     for rows in groups:
-        (one, one_gradient), (other, other_gradient) = (
-            score(model, rows, p) for p in (True, False)
-        )
+        one, one_gradient = score(model, rows, True)
+        other, other_gradient = score(model, rows, False)
         logps = max(logps, float((one - other).abs().max()))
         error = (one_gradient - other_gradient).norm() / other_gradient.norm()
         gradients = max(gradients, float(error))
@@ -128,7 +116,6 @@ def largest_errors(model: Any, groups: Sequence[Sequence[Row]]) -> dict[str, flo
 
 
 def exactness(tries: int, folder: Path | None) -> dict[str, dict[str, float]]:
-    """The errors of each model, with and without LoRA."""
     models = {"random": random_model(3, 64, 60)}
     if folder is not None:
         models["real"] = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
@@ -144,7 +131,6 @@ def exactness(tries: int, folder: Path | None) -> dict[str, dict[str, float]]:
 
 
 def group_rows(shape: Shape) -> list[Row]:
-    """Rows of random tokens."""
     rng = random.Random(0)
 
     def tokens(count: int) -> list[int]:
@@ -169,14 +155,12 @@ def run_passes(model: Any, rows: list[Row], packed: bool, size: int) -> None:
         else:
             ids = torch.tensor([row.ids.tolist() for row in part])
             count = len(part[0].completion_ids)
-            logps = method(trainer, model, ids, torch.ones_like(ids), count, compute_entropy=True)[
-                0
-            ]
+            ones = torch.ones_like(ids)
+            logps, *_ = method(trainer, model, ids, ones, count, compute_entropy=True)
             (-logps.sum()).backward()
 
 
 def seconds_of(model: Any, rows: list[Row], packed: bool, size: int, rounds: int) -> float:
-    """Median seconds of the passes."""
     seconds = []
     for _ in range(rounds):
         model.zero_grad()
@@ -191,27 +175,18 @@ def measure_shape(model: Any, shape: Shape, size: int, rounds: int) -> dict[str,
     rows = group_rows(shape)
     packed = seconds_of(model, rows, True, shape.rows, rounds)
     padded = seconds_of(model, rows, False, min(size, shape.rows), rounds)
-    return {
-        "packed_seconds": round(packed, 2),
-        "speed": round(padded / packed, 2),
-        "token_ratio": round(sum(map(len, rows)) / pack_rows(rows).computed, 2),
-    }
+    tokens = sum(map(len, rows)) / pack_rows(rows).computed
+    found = {"packed_seconds": packed, "speed": padded / packed, "token_ratio": tokens}
+    return {name: round(value, 2) for name, value in found.items()}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run both parts."""
-    parser = command_line(__doc__, tries=2, rounds=1)
-    parser.add_argument("--tries", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--model", type=Path, help="also check exactness on this model folder")
-    options = parser.parse_args(argv)
+def main() -> int:
+    options = read_options(__doc__, tries=(40, 2), rounds=(2, 1), model=Path)
     register_tree_attention()
     tune_lm_head_for_cpu("cpu")
     errors = exactness(options.tries, options.model)
     for name, found in errors.items():
-        print(
-            f"{name:<14} log-probabilities {found['logps']:.1e}  gradients {found['gradients']:.1e}"
-        )
+        print(f"{name:<14}", *(f"{part} {error:.1e}" for part, error in found.items()))
     model = random_model(*((2, 64, 2048) if options.quick else (6, 512, 2048)))
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     run_passes(model, group_rows(QUICK_SHAPES["bar"]), True, 4)
@@ -222,10 +197,7 @@ def main(argv: list[str] | None = None) -> int:
     speeds = {}
     for name, shape in shapes.items():
         speeds[name] = measure_shape(model, shape, fastest, options.rounds)
-        print(
-            f"{name:<18} {speeds[name]['speed']:.2f}x of {speeds[name]['token_ratio']:.2f}x",
-            flush=True,
-        )
+        print(f"{name:<18} {speeds[name]}", flush=True)
     bar = speeds["bar"]
     fast = bar["speed"] >= max(MIN_SPEED, MIN_SHARE * bar["token_ratio"])
     fast &= speeds["nothing shared"]["speed"] >= MIN_UNSHARED

@@ -1,7 +1,5 @@
 """Shared by the benches: command line, JSON line, processes, agents and vLLM servers."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess
@@ -18,23 +16,34 @@ if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))  # for `tests`, which has the small worlds of some benches
 
 
-def command_line(description: str | None, **quick: Any) -> argparse.ArgumentParser:
-    """Make a parser with a flag ``--quick`` that sets the options `quick`."""
+def read_options(description: str | None, **flags: Any) -> argparse.Namespace:
+    """Read flags: each a default, a pair of it and the one under ``--quick``, or a type."""
+    parser = command_line(description)
+    parser.epilog = "The last line is JSON; the exit status is 0 if its 'holds' is true."
+    is_quick = "--quick" in sys.argv
+    text = "show in seconds that the bench runs; the figures mean nothing"
+    parser.add_argument("--quick", action="store_true", help=text)
+    for name, value in flags.items():
+        default = value[is_quick] if isinstance(value, tuple) else value
+        settings: dict[str, Any] = {"default": default, "help": "default: %(default)s"}
+        if isinstance(default, type):
+            settings = {"type": default}
+        elif isinstance(default, bool):
+            settings["action"] = "store_true"
+        elif isinstance(default, list):
+            settings |= {"nargs": "+", "type": type(default[0])}
+        else:
+            settings["type"] = type(default)
+        parser.add_argument(f"--{name}", **settings)
+    return parser.parse_args()
+
+
+def command_line(description: str | None) -> argparse.ArgumentParser:
     style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, formatter_class=style)
-
-    class Quick(argparse.Action):
-        def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-            vars(namespace).update(quick, quick=True)
-
-    if quick:
-        text = "show in seconds that the bench runs; the figures mean nothing"
-        parser.add_argument("--quick", action=Quick, nargs=0, default=False, help=text)
-    return parser
+    return argparse.ArgumentParser(description=description, formatter_class=style)
 
 
 def flags(settings: Mapping[str, Any]) -> list[str]:
-    """Convert settings to the words of a command line."""
     words = []
     for name, value in settings.items():
         words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
@@ -45,6 +54,13 @@ def last_line(result: Mapping[str, Any]) -> int:
     """Print the result as one line of JSON; returns 0 if its ``holds`` is true, else 1."""
     print(json.dumps(result))
     return 0 if result["holds"] else 1
+
+
+def percentiles(seconds: Sequence[float], *which: int) -> dict[str, float]:
+    """Return percentiles in milliseconds: ``p50_ms`` and so on."""
+    import numpy as np
+
+    return {f"p{q}_ms": round(float(np.percentile(seconds, q)) * 1e3, 3) for q in which}
 
 
 @contextmanager
@@ -108,10 +124,28 @@ async def evaluate_variants(
     return results
 
 
+def cold_start(recipe: Any, folder: Path, seed: int) -> Path:
+    """Return the demo's cold start in `folder`; it takes four minutes unless it is there."""
+    from rich.console import Console
+
+    from atommem.demo.run import Demo
+
+    if not (folder / "cold_start" / "atommem_config.json").is_file():
+        demo = Demo(recipe, folder, seed, Console(width=120))
+        demo.learn_to_copy()
+        demo.cold_start()
+    return folder / "cold_start"
+
+
+def python_of(script: str) -> Path:
+    """Return the interpreter that a script of this folder prints, and makes if there is none."""
+    path = ROOT / "scripts" / script
+    found = subprocess.run([path], check=True, text=True, stdout=subprocess.PIPE)
+    return Path(found.stdout.strip())
+
+
 def vllm_server(model: Path, log: Path, *options: str, **settings: Any) -> Any:
     """Make a vLLM server (a context manager) from the environment of ``scripts/vllm_python``."""
     from atommem.servers.vllm_process import VllmServer
 
-    script = ROOT / "scripts" / "vllm_python"
-    python = subprocess.run([script], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
-    return VllmServer(python, model, log, *options, **settings)
+    return VllmServer(str(python_of("vllm_python")), model, log, *options, **settings)

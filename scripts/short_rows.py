@@ -10,17 +10,16 @@ to the clause that matters, and with the title for a pronoun. Rows are used once
 for more rounds, with other documents. The last line is JSON.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Self
 
+import yaml
 from common import command_line, last_line
 
 from atommem.envs.benchmarks.multihop import HOTPOTQA, MUSIQUE, TWOWIKI, get_benchmark
@@ -35,35 +34,11 @@ _END = re.compile(
 )
 _BRACKETS = re.compile(r"\s*\([^()]*\)")
 _PRONOUN = re.compile(r"(He|She|It|They|His|Her|Its|Their)\b")
-_QUESTIONS = {
-    "director": "Who directed {}?",
-    "date of birth": "When was {} born?",
-    "place of birth": "Where was {} born?",
-    "date of death": "When did {} die?",
-    "place of death": "Where did {} die?",
-    "spouse": "Who married {}?",
-    "publication date": "When did {} come out?",
-    "country of origin": "From which country is {}?",
-    "country of citizenship": "Of which country is {} a citizen?",
-    "performer": "Who performed {}?",
-    "author": "Who wrote {}?",
-    "cast member": "Who played in {}?",
-    "composer": "Who composed {}?",
-    "child": "Who is a child of {}?",
-    "sibling": "Who is a sibling of {}?",
-    "educated at": "Where was {} educated?",
-    "employer": "Who employed {}?",
-    "member of": "To what does {} belong?",
-    "part of": "Of what is {} a part?",
-    "capital of": "Of what is {} the capital?",
-    "shares border with": "With what does {} share a border?",
-    "instance of": "What kind of thing is {}?",
-    "record label": "Which record label published {}?",
-    "licensed to broadcast to": "To which place does {} broadcast?",
-    "located in the administrative territorial entity": "In which region is {}?",
-}
+_QUESTIONS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 LONGEST = 30
 """Words of a note."""
+ORDERED = 0.7
+"""Share of tasks whose documents are in the order of the hops."""
 
 
 @dataclass
@@ -85,10 +60,16 @@ class Row:
     gold: dict[int, list[int]]
     needles: list[str] = field(default_factory=list)
 
+    def hop(self, number: int, question: str, answer: str, place: int, support: list[int]) -> Self:
+        changes = {"kind": "single", "question": question, "answers": [answer]}
+        gold, name = {place: support}, f"{self.id}#{number}"
+        return replace(self, id=name, gold=gold, needles=[answer], **changes)
+
 
 def asked(subject: str, relation: str) -> str:
     """The question for the object of a triple."""
-    return _QUESTIONS.get(relation, f"What is the {relation} of {{}}?").format(subject)
+    question = _QUESTIONS.get(relation, f"What is the {relation} of SUBJECT?")
+    return question.replace("SUBJECT", subject)
 
 
 def name(title: str) -> str:
@@ -97,7 +78,6 @@ def name(title: str) -> str:
 
 
 def holds(text: str, needle: str) -> bool:
-    """Whether a text contains another one, in any case."""
     return needle.lower() in text.lower()
 
 
@@ -120,34 +100,23 @@ def wiki_rows(source: str, split: str, data: Path) -> Iterator[Row]:
             order = sorted(gold, key=lambda place: not holds(question, name(titles[place])))
             needles = [answer, *(name(titles[p]) for p in gold), *(t[2] for t in triples)]
             gold = {place: gold[place] for place in order}
-            kind = values["type"]
-            yield Row(values["_id"], source, kind, question, [answer], paragraphs, gold, needles)
+            kind, name_of = values["type"], values["_id"]
+            row = Row(name_of, source, kind, question, [answer], paragraphs, gold, needles)
+            yield row
             for number, (subject, relation, value) in enumerate(triples):
                 for place in gold:
                     support = [n for n in gold[place] if holds(paragraphs[place][1][n], value)]
                     if name(titles[place]) == subject and support:
-                        yield Row(
-                            f"{values['_id']}#{number}",
-                            source,
-                            "single",
-                            asked(subject, relation),
-                            [value],
-                            paragraphs,
-                            {place: support},
-                            [value],
-                        )
+                        yield row.hop(number, asked(subject, relation), value, place, support)
 
 
 def musique_rows(split: str, data: Path) -> Iterator[Row]:
-    """The rows of MuSiQue, and their single hops."""
     for file in get_benchmark(MUSIQUE).find(split, data):
         for values in (row.values for row in read_rows(file)):
             if not values["answerable"]:
                 continue
-            paragraphs = [
-                (item["title"], _END.split(item["paragraph_text"].strip()))
-                for item in values["paragraphs"]
-            ]
+            items = values["paragraphs"]
+            paragraphs = [(i["title"], _END.split(i["paragraph_text"].strip())) for i in items]
             hops = values["question_decomposition"]
             found: list[str] = []
             gold: dict[int, list[int]] = {}
@@ -163,28 +132,20 @@ def musique_rows(split: str, data: Path) -> Iterator[Row]:
                 gold.setdefault(place, []).extend(support or [0])
                 found.append(answer)
                 if support:
-                    row_id = f"{values['id']}#{number}"
-                    one = {place: support}
-                    singles.append(
-                        Row(
-                            row_id, MUSIQUE, "single", question, [answer], paragraphs, one, [answer]
-                        )
-                    )
+                    singles.append((number, question, answer, place, support))
             answers = [values["answer"], *values["answer_aliases"]]
             kind = values["id"].partition("__")[0]
             question = values["question"].strip()
-            yield Row(values["id"], MUSIQUE, kind, question, answers, paragraphs, gold, found)
-            yield from singles
+            row = Row(values["id"], MUSIQUE, kind, question, answers, paragraphs, gold, found)
+            yield from [row, *(row.hop(*single) for single in singles)]
 
 
 def statement(title: str, sentences: list[str], needles: list[str]) -> str:
     """A short statement that stands alone, of supporting sentences."""
     parts = []
     for sentence in sentences:
-        kept = _BRACKETS.sub(
-            lambda m: m[0] if any(holds(m[0], n) for n in needles) else "", sentence
-        )
-        kept = " ".join(kept.split())
+        matters = lambda m: m[0] if any(holds(m[0], n) for n in needles) else ""  # noqa: E731
+        kept = " ".join(_BRACKETS.sub(matters, sentence).split())
         if len(kept.split()) > LONGEST:
             # It may end with the clause that holds the last needle.
             ends = [kept.lower().rfind(n.lower()) + len(n) for n in needles if holds(kept, n)]
@@ -230,16 +191,14 @@ class Cutter:
                 return " ".join(sentences[low : high + 1])
 
 
-def make_task(
-    row: Row, task_id: str, count: int, ordered: float, cutter: Cutter, rng: Random
-) -> Task | None:
+def make_task(row: Row, task_id: str, count: int, cutter: Cutter, rng: Random) -> Task | None:
     """The task of a row, or None if what supports it is too long."""
     gold = list(row.gold)
     others = [place for place in range(len(row.paragraphs)) if place not in row.gold]
     chosen = rng.sample(others, min(max(count - len(gold), 0), len(others)))
     places = [*gold, *chosen]
     rng.shuffle(places)
-    if rng.random() < ordered:
+    if rng.random() < ORDERED:
         in_order = iter(gold)
         places = [next(in_order) if place in row.gold else place for place in places]
     documents, notes = [], []
@@ -261,21 +220,13 @@ def make_task(
     details = {"type": row.kind, "hops": len(gold)}
     question = Question(row.question, tuple(dict.fromkeys(row.answers)), task_id, details)
     held = [n for n, document in enumerate(documents) if document.gold]
-    return Task(
-        task_id,
-        (question.with_documents(held),),
-        tuple(documents),
-        source=row.source,
-        metadata={
-            "row": row.id,
-            "query": subject_of(row.question, titles),
-            "notes": [asdict(note) for note in notes],
-        },
-    )
+    metadata = {"row": row.id, "query": subject_of(row.question, titles)}
+    metadata["notes"] = [asdict(note) for note in notes]
+    asked = (question.with_documents(held),)
+    return Task(task_id, asked, tuple(documents), source=row.source, metadata=metadata)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
     parser = command_line(__doc__)
     parser.add_argument("data", type=Path, metavar="DATA")
     parser.add_argument("out", type=Path, metavar="OUT", help="a .parquet or .jsonl file")
@@ -283,8 +234,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokenizer", required=True, help="counts the tokens of a document")
     parser.add_argument("--docs", default="2-10", help="documents of a task (%(default)s)")
     parser.add_argument("--most_tokens", type=int, default=120, help="of a document (%(default)s)")
-    parser.add_argument("--ordered", type=float, default=0.7, help="share with hops in order")
-    parser.add_argument("--kinds", choices=["all", "single", "several"], default="all")
     parser.add_argument("--n", type=int, help="tasks (default: every row once)")
     parser.add_argument("--seed", type=int, default=42)
     arguments = parser.parse_args(argv)
@@ -296,8 +245,6 @@ def main(argv: list[str] | None = None) -> int:
         *wiki_rows(TWOWIKI, arguments.split, arguments.data),
         *musique_rows(arguments.split, arguments.data),
     ]
-    if arguments.kinds != "all":
-        rows = [row for row in rows if (row.kind == "single") == (arguments.kinds == "single")]
     cutter = Cutter(AutoTokenizer.from_pretrained(arguments.tokenizer), arguments.most_tokens)
     tasks: list[Task] = []
     too_long: set[str] = set()
@@ -309,7 +256,7 @@ def main(argv: list[str] | None = None) -> int:
         row = rows[number % len(rows)]
         task_id = f"short-{arguments.split}-{number:05d}"
         count = rng.randint(max(low, len(row.gold)), max(high, len(row.gold)))
-        task = make_task(row, task_id, count, arguments.ordered, cutter, rng)
+        task = make_task(row, task_id, count, cutter, rng)
         number += 1
         if task is None:
             too_long.add(row.id)

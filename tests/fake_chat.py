@@ -1,7 +1,5 @@
 """A chat server in memory: an httpx transport that answers ``/v1/chat/completions``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from typing import Any

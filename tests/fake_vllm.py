@@ -1,7 +1,5 @@
 """vLLM servers in memory: an httpx transport that answers as they do."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

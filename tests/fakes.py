@@ -1,7 +1,5 @@
 """Fakes shared by the unit tests: no model, no network."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys
@@ -141,7 +139,6 @@ def longdoc(tokenizer: Any, **settings: Any) -> EnvironmentFactory:
 
 
 def make_episode_runner(**settings: Any) -> EpisodeRunner:
-    """A runner from the arguments of its agent."""
     fakes = {"embedder": WordEmbedder(), "memory": MemoryConfig(), "sampling": Sampling()}
     return EpisodeRunner(Agent(**{**fakes, **settings}))
 

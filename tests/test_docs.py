@@ -1,7 +1,5 @@
 """docs/tutorials followed page by page in one folder, and the claims of other pages."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,23 +29,20 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
 
     with Reader(tmp_path_factory.mktemp("reader")) as reader:
-        tokenizer = word_tokenizer(
-            [*prompt_words(environment_config("longdoc"), MemoryConfig()), "Ida Brook Tom Reed"]
-        )
+        words = prompt_words(environment_config("longdoc"), MemoryConfig())
+        tokenizer = word_tokenizer([*words, "Ida Brook Tom Reed"])
         torch.manual_seed(0)
-        make_model(PolicySize(width=32, layers=1, max_positions=8192), tokenizer).save_pretrained(
-            "model"
-        )
-        tokenizer.save_pretrained("model")
+        model = make_model(PolicySize(width=32, layers=1, max_positions=8192), tokenizer)
+        for each in (model, tokenizer):
+            each.save_pretrained("model")
         reader.known = reader.follow("docs/train.md")
         yield reader
 
 
 @pytest.mark.slow
 def test_train_page_leaves_policies_and_an_adapter(reader: Reader) -> None:
-    assert {"cold_start", "grpo", "eval", "heldout.parquet"} <= {
-        path.name for path in Path("runs/demo").iterdir()
-    }
+    made = {path.name for path in Path("runs/demo").iterdir()}
+    assert {"cold_start", "grpo", "eval", "heldout.parquet"} <= made
     assert reader.known["memory"].readings[0].chunks == len(reader.known["task"].documents)
     assert reader.known["answer"].steps
     assert Path("runs/qwen3_0.6b_lora/adapter_model.safetensors").is_file()

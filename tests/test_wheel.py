@@ -3,8 +3,6 @@
 The environment sees the libraries of the one that runs the tests, and no other AtomMem.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -14,6 +12,7 @@ import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,16 +31,14 @@ def run(command: list[str | Path], cwd: Path, timeout: float = 120) -> str:
     """The command's standard output; fails with everything that it wrote when it fails."""
     kept = {name: os.environ[name] for name in os.environ if not name.startswith(("PYTHON", "COV"))}
     environment = {**kept, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
-    result = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout
-    )
+    how: Any = {"env": environment, "capture_output": True, "text": True, "timeout": timeout}
+    result = subprocess.run(command, cwd=cwd, **how)
     assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
     return result.stdout
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tree without what tests and builds leave in it."""
     checkout = tmp_path_factory.mktemp("checkout")
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("atommem", "configs", "tests", *ROOMS):

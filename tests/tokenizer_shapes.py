@@ -1,7 +1,5 @@
 """Tiny tokenizers with those parts of real ones that decide what text can become."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tokenizers import (
@@ -51,6 +49,19 @@ def _byte_level_bpe(normalizer: Any, vocab_size: int) -> Tokenizer:
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(CORPUS, trainer)
     return tokenizer
+
+
+def one_token_a_byte(special: str, plain: str = "", template: str | None = CHATML) -> Any:
+    """Byte-level BPE without merges; the first special token pads, the last ends."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    added = [AddedToken(text, special=True, normalized=False) for text in special.split()]
+    tokenizer.add_special_tokens(added)
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in plain.split()])
+    first, last = special.split()[0], special.split()[-1]
+    return _fast(tokenizer, template, eos_token=last, pad_token=first)
 
 
 def byte_level() -> Any:

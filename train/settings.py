@@ -55,16 +55,14 @@ class Settings:
         generation = GenerationSettings(run.sampling.max_tokens, run.chat_template_kwargs)
         return [run.memory, run.embedder, run.environment, generation]
 
-    def chat_format(self, tokenizer: Any) -> ChatFormat:
-        """Return how the chat template of `tokenizer` frames prompts and completions."""
-        templates = get_dialect(self.run.memory.dialect, self.run.memory.templates).templates
-        options = self.run.chat_template_kwargs
-        return ChatFormat(tokenizer, templates.join, options, chat=templates.chat)
-
     def stored_with(self, tokenizer: Any) -> list[Any]:
         """`stored`, with what was found out of the ordinary in the chat template."""
         *parts, generation = self.stored
-        return [*parts, replace(generation, **self.chat_format(tokenizer).record())]
+        memory = self.run.memory
+        templates = get_dialect(memory.dialect, memory.templates).templates
+        options = generation.chat_template_kwargs
+        chat = ChatFormat(tokenizer, templates.join, options, chat=templates.chat)
+        return [*parts, replace(generation, **chat.record())]
 
 
 def parse(stage: str, argv: Sequence[str], defaults: Mapping[str, Any] | None = None) -> Settings:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from atommem.chat_format import turn_ends
 from atommem.errors import PolicyError
 from atommem.micro_batching import RequestBatcher, Waiting
 from atommem.plugins import not_loaded, only_here
@@ -33,8 +34,8 @@ class LocalPolicy:
 
     Args:
         model: A transformers causal language model, or a peft model around one.
-        tokenizer: Its end-of-sequence token, and those of the model's generation config, end a
-            completion.
+        tokenizer: `turn_ends`, and the end-of-sequence tokens of the model's generation config, end
+            a completion.
         max_batch_size: Most prompts in one batch.
         max_batch_tokens: Most rows x (longest prompt + longest max_tokens) in one batch; bounds the
             key-value cache. A single request may exceed it.
@@ -143,6 +144,8 @@ def read_tokenizer(name: str | Path, revision: str | None = None) -> Any:
             )
     if tokenizer is None:
         reason = not_loaded(str(name), failure or ValueError("no tokenizer"))
+        if "mistral-common" in reason:  # which does not return the positions of tokens
+            reason = "its tekken.json cannot be read. Give a model with a tokenizer.json."
         raise PolicyError(f"No tokenizer could be loaded from {str(name)!r}: {reason}") from failure
     if not getattr(tokenizer, "is_fast", False):
         raise PolicyError(
@@ -220,5 +223,5 @@ def evaluating(model: Any) -> Iterator[None]:
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     named = model.generation_config.eos_token_id
-    ids = [*named] if isinstance(named, list) else [named]
-    return frozenset(id_ for id_ in (*ids, tokenizer.eos_token_id) if id_ is not None)
+    ids = {*named} if isinstance(named, list) else {named}
+    return frozenset((ids | turn_ends(tokenizer)) - {None})

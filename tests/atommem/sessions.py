@@ -1,7 +1,5 @@
 """Builders of the tests of memories, sessions and episodes."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -45,7 +43,6 @@ WRITES = {
 
 
 def memory(embedder: Any = None, **settings: Any) -> WorkingMemory:
-    """Return a memory with its own word embedder, unless one is given."""
     config = MemoryConfig(**settings)
     return WorkingMemory(embedder or WordEmbedder(), WordTokenizer(), config, " [cut]")
 

@@ -1,7 +1,5 @@
 """`atommem.AsyncMemory` and the blocking `atommem.Memory`: reading, asking, saving."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
@@ -261,10 +259,3 @@ async def test_save_that_fails_leaves_previous_save(
     monkeypatch.undo()
     found = await load(tmp_path)
     assert (texts(found), found.readings) == (texts(memory)[:-1], memory.readings[:-1])
-
-
-async def test_saves_at_the_same_time_are_whole(tmp_path: Path) -> None:
-    memory = await saved(tmp_path)
-    forks = [await memory.fork() for _ in range(8)]
-    await asyncio.gather(*(fork.save(tmp_path) for fork in forks))
-    assert texts(await load(tmp_path)) == texts(memory)

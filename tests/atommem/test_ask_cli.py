@@ -1,7 +1,5 @@
 """`atommem ask` as a command: against servers on this machine, and a model folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -21,7 +19,6 @@ from tests.loopback import serving
 
 
 def script(text: str) -> str:
-    """Create an entry of every part, and answer with all that it is shown."""
     part = re.search(r"Part (\d+) of", text)
     if part is not None:
         return f"<create_memory>part {part[1]}</create_memory><read_memory>part</read_memory>"

@@ -1,7 +1,5 @@
 """The checker of environments: a sound one passes, and each kind of broken contract is found."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import random

@@ -1,7 +1,5 @@
 """The command `atommem`, its shipped files, and imports that stay light."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

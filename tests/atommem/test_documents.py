@@ -1,7 +1,5 @@
 """Texts of HTML, PDF and docx files and of folders, and what is left out of them."""
 
-from __future__ import annotations
-
 import io
 import warnings
 import zipfile
@@ -13,31 +11,16 @@ from atommem.documents import extract, read_path
 from atommem.errors import DataError
 
 pytest.importorskip("mammoth")
-PAGE = """<!DOCTYPE html><html><head><title>Kilns</title><style>p {}</style></head><body>
-<!-- a comment --><h1>Kilns of Brent</h1><script>track("x")</script>
-<p>Orla_1 <b>fires</b> at <a href="https://x.org/?q=1">900&nbsp;&deg;C</a>.</p>
-<p hidden>Secret.</p><p style="Display: none">Secret.<p>Bran
-<img src="a.png" alt="A red kiln"><img src="b.png"><iframe src="c"></iframe>
-<table><tr><th>Name<th>Year<tr><td>Orla<td>1997</table>
-</body></html>"""
-DOCUMENT = """<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main">
-<w:body><w:p><w:r><w:t>Orla is a potter.</w:t></w:r></w:p><w:tbl><w:tr><w:tc><w:p><w:r>
-<w:t>Bran</w:t></w:r></w:p></w:tc></w:tr></w:tbl></w:body></w:document>"""
-TYPES = """<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types">
-<Default Extension="xml" ContentType="application/xml"/></Types>"""
-RELATIONS = """<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">
-<Relationship Id="r1" Target="word/document.xml" Type=
-"http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"/>
-</Relationships>"""
+FILES = Path(__file__).with_name("documents")
 
 
 def docx(**parts: str) -> bytes:
     """Return a Word document; `parts` are further files of its folder ``word``."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("[Content_Types].xml", TYPES)
-        archive.writestr("_rels/.rels", RELATIONS)
-        archive.writestr("word/document.xml", DOCUMENT)
+        archive.write(FILES / "types.xml", "[Content_Types].xml")
+        archive.write(FILES / "relations.xml", "_rels/.rels")
+        archive.write(FILES / "document.xml", "word/document.xml")
         for name, text in parts.items():
             archive.writestr(f"word/{name}.xml", text)
     return file.getvalue()
@@ -54,7 +37,7 @@ def pdf(*pages: str) -> bytes:
 
 
 def test_html_keeps_visible_text_and_names_the_rest() -> None:
-    text, left_out = extract(PAGE.encode(), "page")
+    text, left_out = extract((FILES / "page.html").read_bytes(), "page")
     assert text.splitlines()[0] == "# Kilns of Brent"
     assert "Orla_1 **fires** at 900\xa0°C." in text
     assert "| Orla | 1997 |" in text

@@ -13,13 +13,7 @@ import pytest
 
 from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
-from atommem.embedding.embedder import (
-    Embedder,
-    HashingEmbedder,
-    MicroBatcher,
-    TextKind,
-    Vectors,
-)
+from atommem.embedding.embedder import Embedder, HashingEmbedder, MicroBatcher, TextKind, Vectors
 from atommem.embedding.models import HttpEmbedder, SentenceTransformerEmbedder
 from atommem.errors import ConfigError, OutageError
 from tests.atommem.sessions import Embeds
@@ -39,7 +33,7 @@ def test_embedder_returns_float32_unit_rows_in_order(name: str) -> None:
     vectors = embed(embedder, TEXTS)
     assert (vectors.shape, vectors.dtype) == ((len(TEXTS), 64), np.float32)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
-    one_by_one = [embed(embedder, [text], "query")[0] for text in TEXTS]
+    one_by_one = [embed(embedder, [text])[0] for text in TEXTS]
     np.testing.assert_array_equal(vectors, one_by_one)
 
 
@@ -111,18 +105,20 @@ async def test_http_embedder_normalises_and_keeps_order() -> None:
     assert server.bodies[-1] == {"model": "m", "input": ["a", "bbb"], "encoding_format": "float"}
 
 
-def test_http_embedder_long_text_is_halved() -> None:
-    embedder = EmbeddingServer().embedder()
-    with pytest.warns(UserWarning, match="a refused text was cut .*maximum context"):
-        vectors = embed(embedder, ["aa", "a" * 1000, "a" * 101])
-    np.testing.assert_allclose(vectors[:, 0] / vectors[:, 1], [2, 62, 50], 1e-5)
-
-
-def test_http_embedder_text_refused_at_every_length_has_the_first_unit_vector() -> None:
-    embedder = EmbeddingServer().embedder()
-    with pytest.warns(UserWarning, match="a refused text has no vector"):
-        vectors = embed(embedder, ["\u200b\u200b", "a"])
-    np.testing.assert_allclose(vectors, [[1, 0, 0], [2**-0.5, 2**-0.5, 0]], rtol=1e-6)
+@pytest.mark.parametrize(
+    ("texts", "warning", "numbers"),
+    [
+        (["aa", "a" * 1000, "a" * 101], "a refused text was cut .*maximum context", [2, 62, 50]),
+        (["\u200b\u200b", "a"], "a refused text has no vector", [np.inf, 1]),
+    ],
+)
+def test_http_embedder_refused_text_is_halved_and_at_last_the_first_unit_vector(
+    texts: list[str], warning: str, numbers: list[float]
+) -> None:
+    with pytest.warns(UserWarning, match=warning):
+        vectors = embed(EmbeddingServer().embedder(), texts)
+    with np.errstate(divide="ignore"):
+        np.testing.assert_allclose(vectors[:, 0] / vectors[:, 1], numbers, 1e-5)
 
 
 def test_http_embedder_invalid_answer_is_an_error() -> None:

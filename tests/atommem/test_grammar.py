@@ -1,8 +1,6 @@
 """The parser has a defined result for every string."""
 
 # ruff: noqa: RUF001
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any
@@ -204,23 +202,10 @@ def test_parse_any_string_has_a_consistent_result(text: str) -> None:
         assert len(parsed.actions) + len(parsed.problems) - strays == opening
 
 
-@pytest.mark.parametrize(
-    "unit",
-    [
-        "<",
-        "<create_memory>",
-        "<think>",
-        "\\boxed{",
-        "{",
-        "1",
-        " ",
-        "\\text{",
-        "\\color{",
-        "Here is my thought process: ",
-        "<|channel|>analysis",
-        "to=a",
-    ],
-)
+UNITS = r"<|<create_memory>|<think>|\boxed{|{|1| |\text{|\color{|to=a|Here is my thought process: "
+
+
+@pytest.mark.parametrize("unit", [*UNITS.split("|"), "<|channel|>analysis"])
 @pytest.mark.parametrize(
     "frame", ["{}", "<final_answer>{}x</final_answer>", "<final_answer>\\boxed{{}}</final_answer>"]
 )

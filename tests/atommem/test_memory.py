@@ -1,7 +1,5 @@
 """The memory: its semantics, its operation log, and its vectors."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence
@@ -112,18 +110,7 @@ async def test_apply_long_text_is_cut_with_marker() -> None:
     assert (fits.after, fits.reason) == ("a b c", "")
 
 
-async def test_apply_disabled_action_is_logged_and_changes_nothing() -> None:
-    m = memory(disabled_actions=[SCRATCHPAD, UPDATE])
-    await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
-    before = m.view()
-    operations = by_policy(await m.apply([Action(SCRATCHPAD, "x"), Action(UPDATE, "x", 1)], 1))
-    assert [operation.outcome for operation in operations] == [Outcome.DISABLED] * 2
-    assert m.view() == before
-
-
 class FailsOn(WordEmbedder):
-    """Raises for texts that contain `word`."""
-
     word = "never"
 
     async def embed(self, texts: Sequence[str], kind: str) -> Any:

@@ -30,13 +30,11 @@ class NumberTokenizer:
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from tests.train.toys import make_model
 
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "head_dim": 8}
-    layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-    special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    model = Qwen3ForCausalLM(Qwen3Config(max_position_embeddings=64, **sizes, **layers, **special))
+    model = make_model(vocabulary=VOCABULARY, positions=64, spread=0.02)
+    for config in (model.config, model.generation_config):
+        config.eos_token_id, config.pad_token_id = None, 0
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(6)  # far from uniform, so that a wrong token is also an unlikely one
@@ -65,14 +63,22 @@ def logprobs_of(model: Any, prompt: list[int], token_ids: list[int], temperature
     return (logits / temperature).log_softmax(-1)[len(prompt) - 1 : -1]
 
 
-def test_logprobs_match_the_sampled_distribution(model: Any, policy: LocalPolicy) -> None:
-    samplings = [Sampling(0.5 + 0.25 * i, max_tokens=4 + i, seed=i) for i in range(8)]
-    completions = complete_all(policy, samplings)
-    for prompt, sampling, done in zip(PROMPTS, samplings, completions, strict=True):
+def assert_logprobs_of(
+    model: Any,
+    prompts: Sequence[list[int]],
+    samplings: Sequence[Sampling],
+    completions: Sequence[Completion],
+) -> None:
+    for prompt, sampling, done in zip(prompts, samplings, completions, strict=True):
         assert len(done.token_ids) == len(done.logprobs) <= sampling.max_tokens
         expected = logprobs_of(model, prompt, done.token_ids, sampling.temperature)
         chosen = expected.gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
         assert done.logprobs == pytest.approx(chosen.tolist(), abs=1e-4)
+
+
+def test_logprobs_match_the_sampled_distribution(model: Any, policy: LocalPolicy) -> None:
+    samplings = [Sampling(0.5 + 0.25 * i, max_tokens=4 + i, seed=i) for i in range(8)]
+    assert_logprobs_of(model, PROMPTS, samplings, complete_all(policy, samplings))
 
 
 def test_greedy_completions_equal_generate(model: Any, policy: LocalPolicy) -> None:
@@ -97,10 +103,7 @@ def test_similar_prompts_share_a_prefill(model: Any, policy: LocalPolicy) -> Non
     completions = complete_all(policy, samplings, prompts)
     handle.remove()
     assert sum(computed[:2]) < sum(map(len, prompts)) * 0.7
-    for prompt, done in zip(prompts, completions, strict=True):
-        expected = logprobs_of(model, prompt, done.token_ids, 1.0)
-        chosen = expected.gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
-        assert done.logprobs == pytest.approx(chosen.tolist(), abs=1e-4)
+    assert_logprobs_of(model, prompts, samplings, completions)
 
 
 @pytest.mark.slow

@@ -123,20 +123,14 @@ async def test_pool_without_servers_waits_then_is_an_outage(pools: Pools) -> Non
     assert len(await waiting) == 3
 
 
-async def test_pool_refuses_unscaled_logprobs(pools: Pools) -> None:
+async def test_pool_checks_logprobs_once_and_again_after_a_restart(pools: Pools) -> None:
     cluster = Cluster("a")
     server, pool = cluster["a"], pools(cluster, scaled_logprobs=True)
     await pool.complete([5, 6], SAMPLING)
     with pytest.raises(PolicyError, match=r"temperature 0.5 .* --logprobs-mode processed_logprobs"):
         await pool.complete([5, 6], HALF)
     server.logprobs_mode = "processed_logprobs"
-    await pool.complete([5, 6], HALF)
-
-
-async def test_pool_checks_logprobs_once_and_again_after_a_restart(pools: Pools) -> None:
-    cluster = Cluster("a")
-    server, pool = cluster["a"], pools(cluster, scaled_logprobs=True)
-    server.logprobs_mode = "processed_logprobs"
+    server.bodies.clear()
     await asyncio.gather(*(pool.complete([5, 6], HALF) for _ in range(64)))
     assert len(server.bodies) == 64 + 2
     server.up = False

@@ -1,7 +1,5 @@
 """The policy that a configuration opens; policies of completion and chat servers."""
 
-from __future__ import annotations
-
 import resource
 from typing import Any
 
@@ -9,12 +7,7 @@ import httpx
 import pytest
 
 from atommem.config import PolicyConfig
-from atommem.errors import (
-    OutageError,
-    PolicyError,
-    PromptTooLongError,
-    UnknownModelError,
-)
+from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
 from atommem.policy import opening
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ChatPolicy, ServerPolicy

@@ -75,7 +75,6 @@ def make() -> tuple[VllmEnginePolicy, FakeEngine]:
 
 
 async def start(policy: VllmEnginePolicy, engine: FakeEngine) -> asyncio.Task[Completion]:
-    """Start a request, and wait for the first step with it."""
     running = asyncio.create_task(policy.complete([5], SAMPLING))
     while not engine.batches:
         await asyncio.sleep(0)

@@ -1,7 +1,5 @@
 """Prompts, the wording of dialects, and tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -10,12 +10,10 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from atommem.actions import Action, Problem, ProblemReason
 from atommem.config import drawn_capacity
 from atommem.envs.task import Document
-from atommem.episode import Episode, Observation, Step, StopReason
+from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError, TraceError
-from atommem.memory.log import MemoryView, Operation
 from atommem.policy.contract import Completion, Sampling, ScriptedPolicy
 from atommem.process import StepTimeoutError, time_limit
 from atommem.rollout import Limits, Session
@@ -273,10 +271,3 @@ async def test_episode_with_foreign_past_is_refused() -> None:
         TraceError, match=r"step 1 of task 't1' \(chunk 1/6\) showed another observation"
     ):
         await runner().run(other, past=whole.steps[:3])
-
-
-def step(*operations: Operation, finish_reason: str = "stop", problems: int = 0) -> Step:
-    actions = tuple(Action(operation.kind) for operation in operations)
-    wrong = (Problem(ProblemReason.EMPTY, "x", 0, 1),) * problems
-    seen, tokens = (Observation("reading"), MemoryView()), ([1, 2, 3], [4, 5], [-0.1, -0.2])
-    return Step(0, *seen, *tokens, "", finish_reason, actions, wrong, operations, 1)

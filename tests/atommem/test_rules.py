@@ -1,9 +1,6 @@
 """Rules: what they see and may do, what the memory makes of it, and the shipped ones."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +11,7 @@ from atommem import plugins
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import HashingEmbedder
-from atommem.memory.log import Entry, Operation, Outcome, Source, replay
+from atommem.memory.log import Entry, Operation, Outcome, replay
 from atommem.memory.memory import WorkingMemory
 from atommem.memory.rules import (
     Accepted,
@@ -25,20 +22,15 @@ from atommem.memory.rules import (
     Refused,
     Rule,
     StoreState,
-    make_rule,
 )
 from atommem.memory.store import VectorStore
 from tests.atommem.sessions import CREATE, DELETE, READ, SCRATCHPAD, UPDATE, memory, texts
 from tests.fakes import WordEmbedder, WordTokenizer
 
 HERE = __name__
-UNIT = np.array([1, 0], dtype=np.float32)
-NEW = Candidate("new", UNIT, Source(9))
 
 
 class Nearest(Rule):
-    """Evicts what the new entry is nearest to."""
-
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
         assert (store.step, store.capacity) == (1, 2)
         ((entry, score),) = store.search(candidate.vector, 1)
@@ -59,8 +51,6 @@ async def test_evict_is_logged_before_the_create() -> None:
 
 
 class Careful(Rule):
-    """Refuses short texts and joins others with the nearest entry."""
-
     def admit(self, candidate: Candidate, store: StoreState) -> Admission:
         if len(candidate.text) < 4:
             return Refused("too short", len(candidate.text))
@@ -99,73 +89,6 @@ async def test_store_state_cosines_equal_products() -> None:
     np.fill_diagonal(cosines, -1)
     np.testing.assert_allclose(seen.nearest(), cosines.max(axis=0), atol=2e-5)
     assert [entry.id for entry, _ in seen.search(rows[3], 2)] == [3, 5]
-
-
-# Shipped rules
-
-
-def store(entries: Sequence[Entry], vectors: Any = None, step: int = 9) -> StoreState:
-    held = VectorStore(2)
-    rows = np.tile(UNIT, (len(entries), 1)) if vectors is None else np.array(vectors)
-    held.add([entry.id for entry in entries], rows.astype(np.float32))
-    return StoreState({entry.id: entry for entry in entries}, held, step, len(entries), (0,))
-
-
-def entries(**columns: Sequence[Any]) -> list[Entry]:
-    """Entries 10, 11, ... of steps 0, 1, ... with these fields."""
-    rows = zip(*columns.values(), strict=True)
-    return [
-        Entry(10 + i, "text", i, i, **dict(zip(columns, row, strict=True)))
-        for i, row in enumerate(rows)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("name", "columns", "decision"),
-    [
-        ("reject", {"last_shown": [5, 1, 3]}, (None, "the store is full")),
-        ("fifo", {"last_shown": [5, 1, 3]}, (10, "oldest, of step 0")),
-        ("lru", {"last_shown": [5, None, 3]}, (11, "unused since step 1")),
-        ("lfu", {"shown": [2, 1, 1]}, (11, "shown 1 times")),
-        ("failures_first", {"outcome": [1.0, 0.2, 0.0]}, (11, "oldest failure")),
-        ("length", {"score": [3.0, None, 1.0]}, (11, "words -inf")),
-        ("papers.banks:MemoBank", {"outcome": [1.0, 0.0], "shown": [0, 1]}, (11, "utility 0.0746")),
-        ("papers.banks:TraceRetain", {"outcome": [1.0, 0.0, 1.0]}, (11, "score -1.39")),
-    ],
-)
-def test_evict_returns_entry_and_reason(name: str, columns: Any, decision: Any) -> None:
-    found = make_rule("retention", name).evict(NEW, store(entries(**columns)))
-    assert (found.entry_id, found.reason) == decision
-
-
-def test_sweep_deletes_by_use_and_utility() -> None:
-    held = entries(uses=[6, 6, 0], mean_outcome=[0.5, 0.6, None])
-    seen = store(held, step=4)
-    periodic = make_rule("retention", "papers.banks:Periodic(period=4)")
-    for step in (1, 5):
-        periodic.observe([11], 1.0, step)
-    assert periodic.sweep(store(held, step=5)) == ()
-    # The second period began with step 5; entry 10 came before it and was not shown in it.
-    assert [eviction.entry_id for eviction in periodic.sweep(store(held, step=8))] == [10, 12]
-    assert make_rule("retention", "papers.banks:History(n=6)").sweep(seen) == []
-    for name in (
-        "papers.banks:History",
-        "papers.banks:History(n=6, at_least=true)",
-        "papers.banks:Combined(period=4)",
-    ):
-        assert [e.entry_id for e in make_rule("retention", name).sweep(seen)] == [10]
-
-
-def test_memobank_refuses_duplicates_and_prunes_by_utility() -> None:
-    rule = make_rule("admission", "papers.banks:MemoBank")
-    held = store(entries(outcome=[1.0, 0.0, 1.0, 0.0]))
-    assert rule.admit(NEW, held) == Refused("duplicate", 1.0)
-    other = replace(NEW, vector=np.array([0, 1], np.float32))
-    assert rule.admit(other, held) == Accepted("no duplicate", 0.0)
-    failed = replace(NEW, text="a long query", outcome=0.0, details={"execution": "no"})
-    assert rule.admit(failed, store([])) == Refused("invalid failure: its plan is not JSON")
-    rule = make_rule("retention", "papers.banks:MemoBank(keep=.25, least_positive=2)")
-    assert [eviction.entry_id for eviction in rule.sweep(held)] == [11, 13]
 
 
 async def random_log(config: MemoryConfig, restored_at: int | None = None) -> list[Operation]:

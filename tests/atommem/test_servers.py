@@ -17,8 +17,6 @@ from tests.loopback import fake_vllm_python
 
 
 class Server:
-    """Give the scripted answers, then ``{"ok": true}``."""
-
     def __init__(self, *answers: httpx.Response | Exception) -> None:
         self.answers = iter(answers)
         self.requests: list[httpx.Request] = []

@@ -1,7 +1,5 @@
 """Text from outside forges no control token, and different states give different prompts."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable
@@ -95,7 +93,6 @@ COMPACT = {"result": "result {tool} : {text}", "page": "page {title} says {text}
 
 @cache
 def builder(shape: str, templates: str = "full") -> PromptBuilder:
-    """The prompts of documents, with pages and results of tools beside."""
     tokenizer = tokenizer_of(shape) if shape else WordTokenizer()
     own = longdoc(tokenizer).section(templates)
     pieces = {**own.pieces, **(COMPACT if templates == "compact" else FULL)}

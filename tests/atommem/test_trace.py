@@ -1,7 +1,5 @@
 """Traces: reading, writing, and rendering."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`atommem demo`: quick runs in one and two processes, their claims, and the parts of a recipe."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

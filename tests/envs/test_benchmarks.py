@@ -1,7 +1,5 @@
 """The readers of benchmarks, on invented rows in their published formats."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,7 @@ from tests.envs.benchmark_rows import (
     beam_row,
     beam_turns,
     columns,
-    hotpot_row,
-    locomo_row,
-    longmemeval_row,
-    musique_row,
-    probing,
+    sample,
     twowiki_row,
     write_json,
     write_lines,
@@ -54,7 +48,7 @@ def objects(row: dict[str, Any]) -> dict[str, Any]:
     ("layout", "write"), [(dict, write_json), (columns, write_parquet), (objects, write_lines)]
 )
 def test_hotpotqa_reads_every_layout(tmp_path: Path, layout: Any, write: Any) -> None:
-    path = write(tmp_path / "x", [layout(hotpot_row())])
+    path = write(tmp_path / "x", [layout(sample("hotpot"))])
     assert list(BENCHMARKS["hotpotqa"].read(path)) == [HOTPOT]
 
 
@@ -70,9 +64,11 @@ def test_2wiki_adds_aliases_and_demonyms(tmp_path: Path) -> None:
 
 
 def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
-    twice = musique_row()  # a repeated paragraph is gold if either copy is
+    twice = sample("musique")  # a repeated paragraph is gold if either copy is
     twice["paragraphs"].append({**twice["paragraphs"][0], "idx": 4, "is_supporting": True})
-    path = write_lines(tmp_path / "x", [musique_row(), musique_row(answerable=False), twice])
+    path = write_lines(
+        tmp_path / "x", [sample("musique"), sample("musique", answerable=False), twice]
+    )
     rows = list(BENCHMARKS["musique"].read(path))
     assert rows[0].answers == ("Port 0", "Harbour 0")
     assert rows[0].metadata == {"type": "2hop", "hops": 2}
@@ -80,20 +76,6 @@ def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
     assert gold == [("Orla", False), ("Moss", False), ("Orla", True), ("Bran", True)]
     assert [row.answerable for row in rows] == [True, False, True]
     assert [paragraph.gold for paragraph in rows[2].paragraphs] == [True, False, True, True]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'{"a": 1}\n\n{"a": ', "x: row 3 is damaged"),
-        (b'{"a": 1}\n' * 50 + b'{"a": "\xff"}\n', "x: row 51 is damaged or not in UTF-8"),
-        (b'[{"a": 1}, {"a": 1}', "x: row 1 is damaged .*truncated, download"),
-    ],
-)
-def test_damaged_file_raises_with_its_row(content: bytes, message: str, tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        list(read_rows(tmp_path / "x"))
 
 
 def test_read_rows_replaces_lone_surrogates_and_ignores_a_byte_order_mark(tmp_path: Path) -> None:
@@ -150,17 +132,15 @@ def test_encrypted_web_questions_raise(tmp_path: Path) -> None:
 
 
 def load(tmp_path: Path, *rows: dict[str, Any]) -> list[Task]:
-    """Return the tasks of a file; JSON, JSON Lines, parquet and our own format give the same."""
+    """Return the tasks of rows; saved in our own format they are the same."""
     listed = load_tasks(write_json(tmp_path / "list.json", list(rows)))
-    assert load_tasks(write_lines(tmp_path / "lines.jsonl", list(rows))) == listed
-    assert load_tasks(write_parquet(tmp_path / "x.parquet", list(rows))) == listed
     save_tasks(listed, tmp_path / "ours.parquet")
     assert load_tasks(tmp_path / "ours.parquet") == listed
     return listed
 
 
 def test_locomo_turns_are_documents_with_dates(tmp_path: Path) -> None:
-    (task,) = load_tasks(write_json(tmp_path / "locomo10.json", [locomo_row()]))
+    (task,) = load_tasks(write_json(tmp_path / "locomo10.json", [sample("locomo")]))
     assert [(document.title, document.text, document.gold) for document in task.documents] == [
         ("7:15 pm on 2 May, 2021", "Orla: I made two bowls yesterday.", True),
         ("7:15 pm on 2 May, 2021", "Bran: Nice! [shares an image: a photo of a bowl]", False),
@@ -178,7 +158,7 @@ def test_locomo_turns_are_documents_with_dates(tmp_path: Path) -> None:
 
 
 def test_locomo_official_wording_gives_dates_and_options(tmp_path: Path) -> None:
-    rows = [locomo_row(sample_id=f"c{number}") for number in range(20)]
+    rows = [sample("locomo", sample_id=f"c{number}") for number in range(20)]
     orders = set()
     found = read_rows(write_json(tmp_path / "x.json", rows))
     for task in (task for row in found for task in parse_locomo(row, 5, official=True)):
@@ -194,8 +174,8 @@ def test_locomo_official_wording_gives_dates_and_options(tmp_path: Path) -> None
 
 
 def test_longmemeval_sessions_are_in_the_order_of_their_dates(tmp_path: Path) -> None:
-    unanswerable = longmemeval_row(question_id="lme1_abs", answer="You did not say.")
-    task, other = load(tmp_path, longmemeval_row(), unanswerable)
+    unanswerable = sample("longmemeval", question_id="lme1_abs", answer="You did not say.")
+    task, other = load(tmp_path, sample("longmemeval"), unanswerable)
     (question,) = task.questions
     assert [document.text for document in task.documents] == [
         "user: Tell me about clay.",
@@ -233,7 +213,7 @@ def test_beam_reads_nested_batches_and_plans(tmp_path: Path) -> None:
         for later in (second, anew)
     ]
     for chat in (batches, *plans):
-        row = beam_row(chat=chat, probing_questions=json.dumps(probing()))
+        row = beam_row(chat=chat, probing_questions=json.dumps(sample("probing")))
         assert load_tasks(write_json(tmp_path / "b.json", [row])) == [plain]
 
 

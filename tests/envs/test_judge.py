@@ -1,22 +1,14 @@
 """The judge: prompts, verdicts, failures, caching and agreement with labels."""
 
-from __future__ import annotations
-
 import asyncio
-import re
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
-from atommem.envs.scoring.judge import (
-    JudgeConfig,
-    LLMJudge,
-    judge_prompt,
-    judge_settings,
-    quoted,
-)
+from atommem.envs.scoring.judge import JudgeConfig, LLMJudge, judge_prompt, judge_settings, quoted
 from atommem.envs.scoring.verdicts import Verdict, read_verdict
 from atommem.envs.task import Question, Task
 from atommem.episode import Episode, StopReason
@@ -43,88 +35,18 @@ def prompt_of(server: FakeChat, index: int = 0) -> str:
     return str(server.bodies[index]["messages"][0]["content"])
 
 
-@pytest.mark.parametrize(
-    ("reply", "score"),
-    [
-        ("**INCORRECT**", 0.0),
-        ("<think>It is CORRECT</think>\nINCORRECT", 0.0),
-        ("<think>I would say\nCORRECT", None),
-        ("[THINK]It is CORRECT[/THINK]\nINCORRECT", 0.0),
-        ("CORRECT or INCORRECT", None),
-        ("A", None),
-        ("**correct:** no\nconfidence: 100%", 0.0),
-    ],
-)
-def test_read_verdict_takes_one_unambiguous_grade(reply: str, score: float | None) -> None:
-    text = re.split(r"</think>|\[/THINK\]", reply)[-1].strip()
-    assert read_verdict(ChatReply(reply)) == (None if score is None else Verdict(score, text))
+REPLIES = yaml.safe_load(Path(__file__).with_name("judge_replies.yaml").read_text())
 
 
-# One reply a line; `/` is a line break in it.
-RIGHT = r"""
-CORRECT//Both name the same city.
-Final verdict: CORRECT
-The answer is CORRECT.
-Correct. Both match.
-CORRECT (same city)
-```/CORRECT/```
-\boxed{CORRECT}
-$\boxed{\text{correct}}$
-[[CORRECT]]
-Both name Rome, so the answer is CORRECT.
-{"reason": "same", "verdict": "CORRECT"}
-{"correct": true, "why": "It is CORRECT."}
-<verdict>correct<verdict>
-**CORRECT** - same
-CORRECT: same
-CORRECT because both match
-Correct: true
-> INCORRECT/CORRECT
-I compared./Final verdict: Correct/They match.
-Both name Rome; CORRECT.
-I would grade this as CORRECT.
-1. Yes, 判定: CORRECT
-"""
-WRONG = r"""
-INCORRECT/(It says Rome.)
-Incorrect. The correct answer is Rome.
-INCORRECT, but close
-CORRECT: no
-{"why": "The correct answer is Paris", "is_correct": "no"}
-{"reason": "The correct answer is Paris", "verdict": "INCORRECT"}
-NOT_ATTEMPTED/It abstains
-CORRECT?/INCORRECT
-"""
-UNREADABLE = r"""
-NOT CORRECT
-Partially correct
-CORRECT or INCORRECT
-> CORRECT
-The answer is not CORRECT.
-The answer isn't CORRECT
-The correct answer is Paris.
-Correct: Paris/Given: Rome
-CORRECT, but only in part
-The given answer is "CORRECT". It names no city.
-The response says CORRECT, and no city.
-If it named Rome it would be CORRECT.
-CORRECT/Verdict of mine: INCORRECT because
-Is the answer CORRECT?
-CORRECT?
-CORRECT, in part
-INCORRECT - it is CORRECT only in part
-"""
-
-
-@pytest.mark.parametrize(("replies", "score"), [(RIGHT, 1.0), (WRONG, 0.0), (UNREADABLE, None)])
-def test_read_verdict_knows_the_forms_of_judges(replies: str, score: float | None) -> None:
-    for reply in replies.strip().splitlines():
-        verdict = read_verdict(ChatReply(reply.replace("/", "\n")))
+@pytest.mark.parametrize(("score", "replies"), REPLIES.items())
+def test_read_verdict_knows_the_forms_of_judges(score: float | None, replies: str) -> None:
+    for reply in replies.splitlines():
+        verdict = read_verdict(ChatReply(reply.replace("|", "\n")))
         assert (verdict and verdict.score) == score, reply
 
 
 def test_read_verdict_knows_letters_and_separate_reasoning() -> None:
-    assert read_verdict(ChatReply("A"), letters=True) == Verdict(1.0, "A")
+    assert read_verdict(ChatReply("<think>x</think> A "), letters=True) == Verdict(1.0, "A")
     assert read_verdict(ChatReply("INCORRECT", "it is\nCORRECT")) == Verdict(0.0, "INCORRECT")
     assert read_verdict(ChatReply("", "CORRECT", "length")) is None
 

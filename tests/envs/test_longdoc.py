@@ -1,7 +1,5 @@
 """The long-document environment: chunks, questions in turn, when questions are shown, recall."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """OOLONG: its rows, its scores, and generated lines that are counted again."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
@@ -9,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from atommem.envs.scoring.metrics import score_question
 from atommem.envs.synthetic.oolong import _LABELS, OolongConfig, generate
 from atommem.envs.synthetic.told import RELATIONS
 from atommem.envs.task_files import load_tasks
 from atommem.errors import DataError
-
-CONCEPT = "description and abstract concept"
 
 
 def oolong_row(answer: str, kind: str = "", **changes: Any) -> dict[str, Any]:
@@ -32,37 +29,10 @@ def read(folder: Path, row: dict[str, Any]) -> Any:
     return load_tasks(path)[0]
 
 
-# Scores of `synth_process_response` and `dnd_process_response` (abertsch72/oolong, adbf1cb); an
-# answer of the real set stood in a box.
-@pytest.mark.parametrize(
-    ("gold", "kind", "answer", "official"),
-    [
-        ("['spam']", "LABEL", "Label: spam", 1),
-        ("['spam']", "LABEL", "Label: **[spam]**", 1),
-        ("['spam']", "LABEL", "Label: Spam", 0),
-        ("['spam']", "LABEL", "spam, ham", 0),
-        (f"['{CONCEPT}']", "LABEL", CONCEPT, 0),
-        (f"['{CONCEPT}']", "LABEL", f"Label: {CONCEPT}", 1),
-        ("[12]", "NUMERIC", "Answer: 12", 1),
-        ("[12]", "NUMERIC", "14", 0.5625),
-        ("[12]", "NUMERIC", "There are 11", 0),
-        ("[12]", "USER", "User: 13", 0),
-        ("['more common than']", "COMPARISON", "Answer: spam is more common than ham", 1),
-        ("['more common than']", "COMPARISON", "less common", 0),
-        ("[datetime.date(2024, 3, 5)]", "DATE", "Date: March 5, 2024", 1),
-        ("[datetime.date(2024, 3, 5)]", "DATE", "2024-03-05", 1),
-        ("[datetime.date(2024, 3, 5)]", "DATE", "05/03/2024", 0),
-        ("[datetime.date(2024, 3, 5)]", "DATE", "some day", 0),
-        ("['May 2022']", "MONTH_YEAR", "Answer: May 2022", 1),
-        ("84", "", "82", 0.5625),
-        ("84", "", "about 84", 0),
-        ("Fireball", "", "\\text{fireball}", 1),
-        ("Fireball", "", "Fireball, Shield", 0),
-        ("20, 1, 20", "", "1", 0),
-        ("20, 1, 20", "", "1, 20", 2 / 3),
-        ("Shield, Fireball", "", "Fireball, Shield, Bless, Aid", 1),
-    ],
-)
+SCORES = yaml.safe_load(Path(__file__).with_name("oolong_scores.yaml").read_text())
+
+
+@pytest.mark.parametrize(("gold", "kind", "answer", "official"), SCORES)
 def test_oolong_score_equals_the_official_one(
     gold: str, kind: str, answer: str, official: float, tmp_path: Path
 ) -> None:

@@ -1,7 +1,5 @@
 """Records, their summaries and breakdowns; statistics against hand-computed numbers."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,6 +12,7 @@ import pytest
 from scipy import stats
 
 from atommem.environment import TaskDescription
+from atommem.envs.scoring import statistics
 from atommem.envs.scoring.records import (
     EpisodeRecord,
     QuestionRecord,
@@ -22,16 +21,7 @@ from atommem.envs.scoring.records import (
     record_of,
     summarize,
 )
-from atommem.envs.scoring.statistics import (
-    Units,
-    clustered_estimate,
-    effective_sample_size,
-    holm,
-    paired_difference,
-    seed_spread,
-    sign_flip_test,
-    wilson_interval,
-)
+from atommem.envs.scoring.statistics import Units
 from atommem.envs.task import Question, Task, describe_task
 from atommem.episode import Episode, StopReason
 
@@ -97,9 +87,9 @@ def test_compare_pairs_questions_and_counts_tasks() -> None:
 @pytest.mark.parametrize(("successes", "n"), [(0, 10), (1, 3), (5000, 7405)])
 def test_wilson_interval_equals_scipy(successes: int, n: int) -> None:
     expected = stats.binomtest(successes, n).proportion_ci(0.95, method="wilson")
-    found = wilson_interval(successes, n)
+    found = statistics.wilson_interval(successes, n)
     assert found == pytest.approx((expected.low, expected.high), abs=1e-12)
-    assert wilson_interval(0, 0) == (0.0, 1.0)
+    assert statistics.wilson_interval(0, 0) == (0.0, 1.0)
 
 
 def flat(clusters: Sequence[Sequence[float]]) -> tuple[list[float], list[int]]:
@@ -126,12 +116,12 @@ def test_sign_flip_of_whole_numbers_equals_brute_force(scale: int) -> None:
         groups = np.sort(rng.integers(0, 9, 25)).tolist()
         differences = (rng.integers(-scale, scale + 1, 25) / scale).tolist()
         expected = pytest.approx(every_sign(differences, groups), abs=1e-12)
-        assert sign_flip_test(differences, Units(groups)) == expected
+        assert statistics.sign_flip_test(differences, Units(groups)) == expected
 
 
 @pytest.mark.parametrize(("gap", "count"), [(0.0, 400), (-1.0, 8), (0.5, 30)])
 def test_paired_difference_of_equal_units_has_a_wilson_interval(gap: float, count: int) -> None:
-    found = paired_difference([gap] * count, range(count))
+    found = statistics.paired_difference([gap] * count, range(count))
     rest = stats.binomtest(0, count).proportion_ci(method="wilson").high
     ends = (gap * (1 - rest) - rest, gap * (1 - rest) + rest)
     assert (found.difference, found.low, found.high) == pytest.approx((gap, *ends))
@@ -151,7 +141,7 @@ def test_effective_sample_size_equals_hand_computed_values(
     clusters: list[list[float]], expected: float
 ) -> None:
     scores, groups = flat(clusters)
-    assert effective_sample_size(scores, Units(groups)) == pytest.approx(expected)
+    assert statistics.effective_sample_size(scores, Units(groups)) == pytest.approx(expected)
 
 
 def test_clustered_interval_covers_the_mean_in_95_percent() -> None:
@@ -161,9 +151,9 @@ def test_clustered_interval_covers_the_mean_in_95_percent() -> None:
     for _ in range(400):
         ease = rng.beta(1.2, 0.8, size=60)  # mean 0.6
         scores = (rng.random((60, 8)) < ease[:, None]).astype(float)
-        estimate = clustered_estimate(*flat(scores.tolist()))
+        estimate = statistics.clustered_estimate(*flat(scores.tolist()))
         covered += estimate.low <= 0.6 <= estimate.high
-        low, high = wilson_interval(scores.sum(), scores.size)
+        low, high = statistics.wilson_interval(scores.sum(), scores.size)
         naive += low <= 0.6 <= high
     assert covered / 400 >= 0.93
     assert naive / 400 < 0.9  # the interval of independent questions is too narrow
@@ -171,11 +161,11 @@ def test_clustered_interval_covers_the_mean_in_95_percent() -> None:
 
 def test_holm_and_seed_spread_equal_hand_computed_values() -> None:
     # Sorted: 0.01 * 3, 0.03 * 2, 0.04 * 1, then made monotone.
-    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert statistics.holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert statistics.holm([0.9, 0.8]) == [1.0, 1.0]
     expected = {"mean": 0.6, "sd": 0.1, "low": 0.5, "high": 0.7, "seeds": 3}
-    assert seed_spread([0.5, 0.6, 0.7]) == pytest.approx(expected)
-    assert seed_spread([0.5])["sd"] is None
+    assert statistics.seed_spread([0.5, 0.6, 0.7]) == pytest.approx(expected)
+    assert statistics.seed_spread([0.5])["sd"] is None
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """RULER's families, and the scores of answers that list all values."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

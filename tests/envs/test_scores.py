@@ -1,8 +1,6 @@
 """Scores: EM, F1 and sub-EM against a second implementation, LoCoMo, GAIA and rewards."""
 
 # ruff: noqa: RUF001
-from __future__ import annotations
-
 import string
 from collections import Counter
 from itertools import combinations, groupby, product

@@ -1,7 +1,5 @@
 """Invalid settings of the room: each is refused with its name, its value or a fix."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,6 @@ def untyped(place):  # type: ignore[no-untyped-def]
 
 
 class Misdescribed(ToolSource):
-    """A tool whose schema is no JSON schema."""
-
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         schema = {"type": "object", "properties": {"q": {"pattern": "("}}}

@@ -1,35 +1,15 @@
 """Texts for small models: strangers' texts, short tasks of real rows, and their notes."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 
 import pytest
 
 from atommem.envs.task_files import load_tasks
+from tests.envs.benchmark_rows import sample, write_json, write_lines
 from tests.fakes import load_script
 
+_ROW = sample("film")
 STRANGERS = Path(__file__).parents[1] / "strangers.jsonl"
-_ROW = {
-    "_id": "a",
-    "question": "When was the director of The Long Ferry born?",
-    "answer": "3 May 1901",
-    "type": "compositional",
-    "supporting_facts": [["The Long Ferry (film)", 0], ["Ada Crane", 1]],
-    "evidences": [
-        ["The Long Ferry", "director", "Ada Crane"],
-        ["Ada Crane", "date of birth", "3 May 1901"],
-    ],
-    "context": [
-        [
-            "Ada Crane",
-            ["Ada Crane made films.", "She was born on 3 May 1901 in Cork.", "She sang."],
-        ],
-        ["Elsewhere", ["Nothing happens here.", "It rains."]],
-        ["The Long Ferry (film)", ["The Long Ferry (or Ferry) is a film by Ada Crane."]],
-    ],
-}
 
 
 class Words:
@@ -56,26 +36,17 @@ def test_short_rows_writes_rows_and_single_hops_with_notes(
 
     main = load_script("short_rows").main
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name: Words())
-    for name, file in (
-        ("hotpotqa", "hotpot_train_v1.1.json"),
-        ("2wikimultihopqa", "train.json"),
-        ("musique", "musique_ans_v1.0_train.jsonl"),
-    ):
+    for name in ("hotpotqa", "2wikimultihopqa", "musique"):
         (tmp_path / name).mkdir()
-        rows = [_ROW] if name == "2wikimultihopqa" else []
-        (tmp_path / name / file).write_text(json.dumps(rows) if file.endswith("json") else "{}")
-    (tmp_path / "musique" / "musique_ans_v1.0_train.jsonl").write_text(
-        json.dumps({"answerable": False}) + "\n"
-    )
+    write_json(tmp_path / "hotpotqa" / "hotpot_train_v1.1.json", [])
+    write_json(tmp_path / "2wikimultihopqa" / "train.json", [_ROW])
+    write_lines(tmp_path / "musique" / "musique_ans_v1.0_train.jsonl", [{"answerable": False}])
     out = tmp_path / "out.jsonl"
     arguments = ["--split", "train", "--tokenizer", "-", "--docs", "2-3", "--most_tokens", "15"]
     assert main([str(tmp_path), str(out), *arguments]) == 0
     tasks = {task.questions[0].text: task for task in load_tasks(out)}
-    assert {*tasks} == {
-        _ROW["question"],
-        "Who directed The Long Ferry?",
-        "When was Ada Crane born?",
-    }
+    hops = {"Who directed The Long Ferry?", "When was Ada Crane born?"}
+    assert {*tasks} == {_ROW["question"], *hops}
     task = tasks["When was Ada Crane born?"]
     assert task.questions[0].answers == ("3 May 1901",)
     (note,) = task.metadata["notes"]

@@ -1,7 +1,5 @@
 """The synthetic world and its expert."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the evaluation tests share."""
 
-from __future__ import annotations
-
 import pytest
 
 from atommem.eval import eval_config
@@ -11,7 +9,6 @@ from tests.fakes import WordTokenizer
 
 @pytest.fixture
 def policy(monkeypatch: pytest.MonkeyPatch) -> ToyPolicy:
-    """What `atommem eval` opens, whatever it is told to."""
     toy = ToyPolicy(WordTokenizer())
     monkeypatch.setattr(eval_config, "open_policy", lambda config: toy)
     return toy

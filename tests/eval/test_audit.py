@@ -1,8 +1,5 @@
 """Audits of each kind of store, and what rules would drop."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,26 +10,15 @@ from atommem.embedding.embedder import HashingEmbedder
 from atommem.eval import audit as audit_module
 from atommem.eval.audit import audit, read_store
 from atommem.rollout import Session
+from tests.envs.benchmark_rows import write_lines
 from tests.eval.toys import evaluated, make_runner, make_task
 
-TEXTS = [
-    "Ann lives in Brent",
-    "Ann lives in Brent",
-    "Bob likes tea",
-    "Ann lives in Lorne now",
-    "It rains",
-]
-
-
-def rows(path: Path) -> Path:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    return path
+TEXTS = [*["Ann lives in Brent"] * 2, "Bob likes tea", "Ann lives in Lorne now", "It rains"]
 
 
 async def test_audit_finds_duplicates_and_evictions(tmp_path: Path) -> None:
-    entries = read_store(rows(tmp_path / "a.jsonl"))
-    rules = ("fifo", "reject")
-    found = await audit(entries, HashingEmbedder(256), budget=3, rules=rules)
+    path = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
+    found = await audit(read_store(path), HashingEmbedder(256), budget=3, rules=("fifo", "reject"))
     assert (found.entries, found.duplicates, found.never_shown) == (5, [[1, 2]], None)
     assert found.evicted["fifo"] == [1, 2]
     assert found.evicted["reject"] == [5, 4]

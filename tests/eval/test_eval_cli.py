@@ -1,7 +1,5 @@
 """`atommem eval`: settings, output, exit statuses; on models, servers, a corpus, others' files."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -141,9 +139,8 @@ def test_eval_after_a_kill_ends_as_one_left_alone_with_any_concurrency(
         return eval_command(checkpoint, data, where, *flags.split(), "--max_tokens", "4")
 
     assert cli.main(command("whole", 1)) == 0
-    process = subprocess.Popen(
-        [sys.executable, "-m", "atommem.cli", *command("killed", 2)], stdout=subprocess.DEVNULL
-    )
+    killed = [sys.executable, "-m", "atommem.cli", *command("killed", 2)]
+    process = subprocess.Popen(killed, stdout=subprocess.DEVNULL)
     while not records.exists() or len(records.read_text().splitlines()) < 4:
         assert process.poll() is None
         time.sleep(0.005)

@@ -1,7 +1,5 @@
 """The same answers under several judge prompts, and under corrected gold answers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -82,6 +80,32 @@ def test_judge_prompt_without_readable_verdicts_is_left_out(
     assert main([*words, "--prompts", str(tmp_path / "odd.txt")]) == 2
 
 
+def test_judge_that_dies_continues_where_it_stopped(
+    tmp_path: Path, server: FakeChat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = evaluation(tmp_path / "ours", 0, NAMES[:6]), tmp_path / "judged.json"
+    words = ["judge", str(folder), "--judge_url", "http://j", "--judge_model", "m"]
+    words += ["--prompts", "default", "mem0", "--out", str(out)]
+    answer, server._answer = (
+        server._answer,
+        lambda body: 503 if len(server.bodies) > 8 else "INCORRECT",
+    )
+    assert main(words) == 2
+    assert "the same command continues" in capsys.readouterr().err
+    kept = out.with_suffix(".verdicts.jsonl").read_bytes().count(b"\n")
+    assert kept == 8
+    with out.with_suffix(".verdicts.jsonl").open("ab") as file:
+        file.write(b'["torn')
+    server.bodies.clear()
+    server._answer = answer
+    assert main(words) == 0
+    assert len(server.bodies) == 12 - kept
+    assert json.loads(out.read_text())["numbers"]["scores"]["ours"]["default"]["mean"] == 0.0
+    server.bodies.clear()
+    assert main(words) == 0
+    assert not server.bodies
+
+
 def test_corrections_add_scores_beside_the_official_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,11 +123,7 @@ def test_corrections_add_scores_beside_the_official_ones(
     assert scores["em_corrected"] == (0.5, 4)
     table = (tmp_path / "report" / "tables.md").read_text()
     assert "| EM | EM corrected |" in table
-    for text, message in (
-        ('{"x": ["y"]}', "no question"),
-        ('{"q1": []}', "length >= 1"),
-        ("{", "drop"),
-    ):
+    for text, message in (('{"x": ["y"]}', "no question"), ('{"q1": []}', "length >= 1")):
         corrections.write_text(text)
         assert main([*words, "--corrections", str(corrections)]) == 2
         assert message in capsys.readouterr().err

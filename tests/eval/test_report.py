@@ -1,7 +1,5 @@
 """Reports: numbers, tests, tables, charts, the page, and comparisons of two evaluations."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -78,10 +76,9 @@ def test_lost_answers_are_counted_at_the_first_stage() -> None:
     names = ("em", "fact_entered", "fact_kept", "fact_retrieved")
     scores = [dict(zip(names, row, strict=True)) for row in rows]
     evaluation = made("a", [score for count, score in enumerate(scores, 1) for _ in range(count)])
-    records = [
-        replace(record, sums={**record.sums, "store_size": 1.0}) for record in evaluation.records
-    ]
-    (group,) = make_results([replace(evaluation, records=tuple(records))])["groups"]
+    given = evaluation.records
+    records = tuple(replace(one, sums={**one.sums, "store_size": 1.0}) for one in given)
+    (group,) = make_results([replace(evaluation, records=records)])["groups"]
     assert group["lost"] == {stage: count for count, stage in enumerate(STAGES, 1)}
 
 

@@ -1,7 +1,5 @@
 """Running, recording and continuing an evaluation, and budgets."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 from pathlib import Path

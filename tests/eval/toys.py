@@ -1,7 +1,5 @@
 """Scripted policies, tasks and evaluations that the tests of the room share."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,11 +1,9 @@
 """The goldens' only imports from the product: adapt the lines here to renames and moves."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +27,6 @@ from atommem.prompts import PromptBuilder
 from atommem.rollout import Agent, Session
 from atommem.run import RunConfig
 from tests.serve import servers
-
-# --- prompts
 
 
 def prompt_builder(tokenizer: Any, **memory: Any) -> Any:
@@ -57,37 +53,24 @@ def answering(questions: Sequence[str], reads_left: int, over: bool) -> Any:
 def memory_view(
     scratchpad: str, query: str | None, entries: Sequence[str], capacity: int | None
 ) -> Any:
-    shown = tuple(
-        Retrieved(number, number + 6, text, 0.5) for number, text in enumerate(entries, 1)
-    )
+    shown = tuple(Retrieved(n, n + 6, text, 0.5) for n, text in enumerate(entries, 1))
     return MemoryView(scratchpad, query, shown, size=len(entries) + 2, capacity=capacity)
 
 
 def make_task(
     name: str, questions: Sequence[tuple[str, list[str]]], texts: Sequence[str] = (), **more: Any
 ) -> Any:
-    asked = tuple(
-        Question(text, tuple(gold), id=f"q{number}")
-        for number, (text, gold) in enumerate(questions)
-    )
-    documents = tuple(Document(f"Title {number}", text) for number, text in enumerate(texts))
+    asked = tuple(Question(text, (*gold,), id=f"q{n}") for n, (text, gold) in enumerate(questions))
+    documents = tuple(Document(f"Title {n}", text) for n, text in enumerate(texts))
     return Task(name, asked, documents, **more)
 
 
-# --- the loop
-
 RULE_PATHS = {
-    "ebbinghaus": "papers.retention.rules:Ebbinghaus",
-    "redundancy": "papers.retention.rules:Redundancy",
-    "novelty": "papers.retention.rules:Novelty",
-    "type_prior": "papers.retention.rules:TypePrior",
-    "linear": "papers.retention.rules:Linear",
-    "periodic": "papers.banks:Periodic",
-    "history": "papers.banks:History",
-    "combined": "papers.banks:Combined",
-    "memobank": "papers.banks:MemoBank",
-    "traceretain": "papers.banks:TraceRetain",
-    "amac": "papers.amac.rule:AMac",
+    **{name.lower(): f"papers.banks:{name}" for name in ("Periodic", "History", "Combined")},
+    **{name.lower(): f"papers.banks:{name}" for name in ("MemoBank", "TraceRetain")},
+    **{name.lower(): f"papers.retention.rules:{name}" for name in ("Ebbinghaus", "Redundancy")},
+    **{name.lower(): f"papers.retention.rules:{name}" for name in ("Novelty", "Linear")},
+    **{"type_prior": "papers.retention.rules:TypePrior", "amac": "papers.amac.rule:AMac"},
 }
 """Rules that the package no longer ships."""
 
@@ -154,9 +137,6 @@ async def run_session(agent: Any, observations: Sequence[Any], key: str) -> list
     return steps
 
 
-# --- the loss
-
-
 def loss_and_gradient(
     settings: dict[str, Any], rows: Any, logps: Any, old: Any, ref: Any, weighting: str
 ) -> Any:
@@ -185,9 +165,6 @@ def advantages(rewards: Sequence[float | None], group_size: int, scale: str) -> 
     from atommem.train.objective.advantages import group_advantages
 
     return group_advantages(rewards, group_size, scale)
-
-
-# --- settings
 
 
 def train_settings(path: Path) -> dict[str, Any]:
@@ -232,17 +209,12 @@ def changed(*configs: Any) -> dict[str, Any]:
     """The fields that differ from their defaults, by name, as JSON values."""
     found = {}
     for config in configs:
-        assert is_dataclass(config)
         for item in fields(config):
             value = getattr(config, item.name)
-            if value != item.default and value != (
-                item.default_factory() if callable(item.default_factory) else 0
-            ):
+            usual = item.default_factory() if callable(item.default_factory) else 0
+            if value not in (usual, item.default):
                 found[item.name] = json.loads(json.dumps(value, default=str))
     return found
-
-
-# --- evaluation and report
 
 
 async def run_evaluation(
@@ -262,17 +234,15 @@ async def run_evaluation(
 
 def report_numbers(folders: dict[str, list[Path]], reference: str) -> dict[str, Any]:
     """Every number of the report: scores with intervals and other means by row, tests."""
-    read = [
-        read_evaluation(folder, row, "toy") for row, paths in folders.items() for folder in paths
-    ]
+    rows = [(row, folder) for row, paths in folders.items() for folder in paths]
+    read = [read_evaluation(folder, row, "toy") for row, folder in rows]
     results = make_results(read, reference=reference)
     found: dict[str, Any] = {}
 
     def lines_of(name: str, row: str, *drop: str) -> list[dict[str, Any]]:
+        drop = ("row", "column", *drop)
         lines = [line for line in results[name] if line["row"] == row]
-        return [
-            {k: v for k, v in line.items() if k not in ("row", "column", *drop)} for line in lines
-        ]
+        return [{k: v for k, v in line.items() if k not in drop} for line in lines]
 
     for group in results["groups"]:
         row = group["row"]
@@ -280,17 +250,13 @@ def report_numbers(folders: dict[str, list[Path]], reference: str) -> dict[str, 
         metrics = [line["metric"] for line in results["scores"] if line["row"] == row]
         scores = dict(zip(metrics, lines_of("scores", row, "metric"), strict=True))
         found[f"scores/{row}"] = scores | counts | {"breakdowns": lines_of("breakdowns", row)}
-        means = group["means"]
-        wanted = [key for key in means if "tokens" not in key and key != "seconds"]
-        found[f"means/{row}"] = {key: means[key] for key in wanted}
+        means = group["means"].items()
+        found[f"means/{row}"] = {k: v for k, v in means if "tokens" not in k and k != "seconds"}
     for test in results["comparisons"]:
         test = {"dataset": "toy", "documents": None, **test}
         del test["column"]
         found[f"tests/{test['first']} - {test['second']}"] = test
     return found
-
-
-# --- serving
 
 
 @contextmanager
@@ -299,9 +265,6 @@ def served(tokenizer: Any, folder: Path) -> Iterator[str]:
     model = servers.scripted(tokenizer=tokenizer, chunk_tokens=160)
     with servers.running(servers.make_conversations(folder / "log.db", model)) as server:
         yield f"{server.url}/v1"
-
-
-# --- the demo
 
 
 def demo_summary(seed: int, out: Path, quick: bool) -> dict[str, Any]:

@@ -4,10 +4,9 @@ rows; failed episodes leave it; and each token has the weight that it has in our
 A peer is tested where it is installed: see scripts/engine_env.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,12 +21,7 @@ from atommem.errors import DataError, OutageError
 from atommem.integrations.engine import EnginePolicy, Episodes
 from atommem.policy.contract import Sampling
 from atommem.train.objective.advantages import group_advantages
-from atommem.train.objective.rows import (
-    EpisodeSize,
-    advantages_of_steps,
-    episode_rows,
-    normalizer,
-)
+from atommem.train.objective.rows import EpisodeSize, advantages_of_steps, episode_rows, normalizer
 from tests.fakes import WordTokenizer
 from tests.train.toys import WrittenRunner, make_episode
 
@@ -77,20 +71,16 @@ class Client:
 
 @pytest.fixture
 def data(tmp_path: Path) -> str:
-    tasks = [
-        Task(name, (Question("Where?", ("Rome",)),), (Document("d", "Ida lives in Rome."),))
-        for name in TASKS
-    ]
-    save_tasks(tasks, tmp_path / "tasks.jsonl")
+    parts = (Question("Where?", ("Rome",)),), (Document("d", "Ida lives in Rome."),)
+    save_tasks([Task(name, *parts) for name in TASKS], tmp_path / "tasks.jsonl")
     return str(tmp_path / "tasks.jsonl")
 
 
 SETTINGS = {"embedder": "hashing", "chunking": "documents", "max_tokens": 16}
+PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 
 
-def test_engine_policy_samples_ids_of_the_engine_and_its_outages_fail_the_episode(
-    data: str,
-) -> None:
+def test_engine_policy_samples_the_engines_ids_and_its_outages_fail(data: str) -> None:
     tokenizer = WordTokenizer()
     episodes = Episodes.read(data, "", SETTINGS)
     client = Client(tokenizer)
@@ -127,7 +117,7 @@ def test_skyrl_trains_on_our_weights(data: str) -> None:
     batch = {
         "prompts": [[]] * len(names),
         "trajectory_ids": names,
-        "sampling_params": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 8},
+        "sampling_params": {**PARAMS, "max_tokens": 8},
         "batch_metadata": BatchMetadata(1, "train"),
     }
     output = asyncio.run(generator.generate(batch))
@@ -135,29 +125,19 @@ def test_skyrl_trains_on_our_weights(data: str) -> None:
     assert sum(output["is_last_step"]) == len(names)
 
     algorithm = SimpleNamespace(
-        advantage_estimator="grpo",
-        grpo_norm_by_std=False,
-        gamma=1.0,
-        lambd=1.0,
-        zero_variance_filter=True,
-        zero_variance_filter_tol=1e-6,
-        max_seq_len=None,
+        **{"advantage_estimator": "grpo", "grpo_norm_by_std": False, "gamma": 1.0, "lambd": 1.0},
+        **{"zero_variance_filter": True, "zero_variance_filter_tol": 1e-6, "max_seq_len": None},
         off_policy_correction=SimpleNamespace(tis_ratio_type=None, sequence_mask_metric=None),
     )
+    stepwise = {"step_wise_trajectories": True, "merge_stepwise_output": False}
+    sizes = {"train_batch_size": len(TASKS), "policy_mini_batch_size": len(TASKS)}
+    critic = SimpleNamespace(model=SimpleNamespace(path=None))
+    cfg = SimpleNamespace(
+        generator=SimpleNamespace(**stepwise, n_samples_per_prompt=SAMPLES),
+        trainer=SimpleNamespace(algorithm=algorithm, critic=critic, **sizes),
+    )
     trainer = SimpleNamespace(
-        cfg=SimpleNamespace(
-            generator=SimpleNamespace(
-                step_wise_trajectories=True,
-                merge_stepwise_output=False,
-                n_samples_per_prompt=SAMPLES,
-            ),
-            trainer=SimpleNamespace(
-                algorithm=algorithm,
-                train_batch_size=len(TASKS),
-                policy_mini_batch_size=len(TASKS),
-                critic=SimpleNamespace(model=SimpleNamespace(path=None)),
-            ),
-        ),
+        cfg=cfg,
         all_metrics={},
         tokenizer=SimpleNamespace(pad_token_id=41, eos_token_id=40),
         dispatch=SimpleNamespace(get_lcm_dp_size=lambda: 1),
@@ -167,18 +147,14 @@ def test_skyrl_trains_on_our_weights(data: str) -> None:
     inputs = RayPPOTrainer.convert_to_training_input(trainer, output, uids)
     inputs["values"] = None
     inputs = RayPPOTrainer.compute_advantages_and_returns(trainer, inputs)
-    weights = apply_loss_reduction_to_advantages_minibatch(
-        inputs["advantages"], inputs["loss_mask"], "token_mean", 1, 0
-    )
-    weights = (weights * inputs["loss_mask"]).numpy()
+    both = inputs["advantages"], inputs["loss_mask"]
+    weights = apply_loss_reduction_to_advantages_minibatch(*both, "token_mean", 1, 0).numpy()
     masks = inputs["loss_mask"].numpy().astype(bool)
     found: Weights = {}
-    for index, (prompt, ids) in enumerate(
-        zip(output["prompt_token_ids"], output["response_ids"], strict=True)
-    ):
-        if masks[index].any():
-            (value,) = set(weights[index][masks[index]].tolist())
-            found[(*prompt, *ids)] = value
+    rows = zip(output["prompt_token_ids"], output["response_ids"], weights, masks, strict=True)
+    for prompt, ids, weight, mask in rows:
+        if mask.any():
+            (found[*prompt, *ids],) = {*weight[mask].tolist()}
     assert found == pytest.approx(own_weights(), abs=1e-6)
     scored = [reward for task_id in TASKS for reward in REWARDS[task_id] if reward is not None]
     assert output["rollout_metrics"]["atommem/reward"] == pytest.approx(np.mean(scored))
@@ -211,7 +187,7 @@ def test_skyrl_client_samples_rows_of_real_episodes(data: str) -> None:
     generator = SkyRLGenerator(Episodes.read(data, "", SETTINGS), engine, tokenizer)
     batch = {
         "trajectory_ids": [TrajectoryID("a", 0), TrajectoryID("a", 1)],
-        "sampling_params": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 8},
+        "sampling_params": {**PARAMS, "max_tokens": 8},
         "batch_metadata": BatchMetadata(1, "train"),
     }
     output = asyncio.run(generator.generate(batch))
@@ -232,10 +208,8 @@ def test_skyrl_accepts_recipe_and_gets_tasks_of_the_file(
     from atommem.integrations.skyrl import MemoryExperiment, read_arguments
 
     monkeypatch.setattr(BasePPOExp, "__init__", lambda experiment, cfg: None)
-    recipe = ["--config", "skyrl_qwen3_8b"]
-    cfg, settings = read_arguments(
-        [*recipe, f"data.train_data=[{data}]", "trainer.policy.model.path=''", "trainer.seed=7"]
-    )
+    ours = [f"data.train_data=[{data}]", "trainer.policy.model.path=''", "trainer.seed=7"]
+    cfg, settings = read_arguments(["--config", "skyrl_qwen3_8b", *ours])
     assert cfg.generator.step_wise_trajectories
     assert cfg.trainer.seed == 7
     experiment = MemoryExperiment(cfg, settings | SETTINGS)
@@ -267,9 +241,8 @@ def test_verl_trains_on_our_weights() -> None:
     tensors = {"response_mask": padded("response_mask"), "token_level_rewards": padded("rm_scores")}
     uids = np.array([key.split("_")[0] for key in keys], dtype=object)
     batch = DataProto.from_dict(tensors=tensors, non_tensors={"uid": uids})
-    batch = compute_advantage_for_multi_trajectories(
-        batch, keys, "grpo", num_repeat=SAMPLES, norm_adv_by_std_in_grpo=False
-    )
+    groups = {"num_repeat": SAMPLES, "norm_adv_by_std_in_grpo": False}
+    batch = compute_advantage_for_multi_trajectories(batch, keys, "grpo", **groups)
     advantages = batch.batch["advantages"].requires_grad_()
     agg_loss(advantages, tensors["response_mask"], "token-mean").backward()
     weights = (advantages.grad * advantages).detach().numpy()
@@ -297,19 +270,17 @@ def test_verl_agent_loop_runs_real_episodes(data: str, monkeypatch: pytest.Monke
     def make(loop: Any) -> None:
         loop.tokenizer = tokenizer
         loop.server_manager = SimpleNamespace(generate=generate)
-        loop.rollout_config = SimpleNamespace(
-            max_model_len=None, prompt_length=4096, response_length=8
-        )
+        lengths = {"max_model_len": None, "prompt_length": 4096, "response_length": 8}
+        loop.rollout_config = SimpleNamespace(**lengths)
 
     monkeypatch.setattr(AgentLoopBase, "__init__", make)
-    params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
     loop = MemoryAgentLoop(data=data, model="", settings=SETTINGS)
-    outputs = asyncio.run(loop.run(params, task="a", session_id=1))
+    outputs = asyncio.run(loop.run(PARAMS, task="a", session_id=1))
     assert [output.response_ids for output in outputs] == [client.ids] * len(client.requests)
     assert [output.prompt_ids for output in outputs] == [ids for ids, _ in client.requests]
     client.error = ConnectionResetError("reset")
     with pytest.raises(OutageError, match="task 'a': the engine does not answer"):
-        asyncio.run(loop.run(params, task="a"))
+        asyncio.run(loop.run(PARAMS, task="a"))
 
     prompts = object.__new__(TaskDataset)
     prompts.config, prompts.data_files, prompts.prompt_key = {}, [data], "prompt"
@@ -343,12 +314,8 @@ def test_tinker_gets_our_weights_as_advantages() -> None:
     door = pytest.importorskip("atommem.integrations.tinker", exc_type=ImportError)
     step = pytest.importorskip("atommem.train.loops.update_step", exc_type=ImportError)
     args = SimpleNamespace(
-        num_generations=SAMPLES,
-        overlong_filtering=False,
-        scale_rewards="none",
-        normalization="token",
-        max_completion_length=8,
-        beta=0.0,
+        **{"num_generations": SAMPLES, "overlong_filtering": False, "scale_rewards": "none"},
+        **{"normalization": "token", "max_completion_length": 8, "beta": 0.0},
     )
     batch, _ = step.batch_of(EPISODES, args)
     found: Weights = {}
@@ -376,36 +343,24 @@ def test_openenv_session_trains_on_our_weights_divided_by_the_deviation(
     sessions = openenv.MemorySessions(data, "", "http://gpu:8000", SETTINGS)
     sessions.runner = SimpleNamespace(run=run_written)  # type: ignore[assignment]
     loop = SimpleNamespace(
-        _factory=sessions,
-        _live_sessions=set(),
-        _stop_event=asyncio.Event(),
-        _adapter=None,
-        _rollout_reward_fn=None,
-        _fork_threshold_tokens=0,
-        reward_funcs=[],
-        reward_func_names=["harness_reward"],
-        _env_reward_types=[],
+        **{"_factory": sessions, "_live_sessions": set(), "_stop_event": asyncio.Event()},
+        **{"_adapter": None, "_rollout_reward_fn": None, "_fork_threshold_tokens": 0},
+        **{"reward_funcs": [], "reward_func_names": ["harness_reward"], "_env_reward_types": []},
         _provides_rollout_reward=True,
     )
     found: Weights = {}
     total = 0
     for number, task_id in enumerate(TASKS):
         prompt = [{"role": "user", "content": task_id}]
-        results = [
-            _HarnessRolloutLoop._run_session(loop, prompt, number)[0] for _ in range(SAMPLES)
-        ]
+        run = partial(_HarnessRolloutLoop._run_session, loop, prompt, number)
+        results = [run()[0][:6] for _ in range(SAMPLES)]
+        texts, ids, sequences, _, _, rewards = map(list, zip(*results, strict=True))
         group = worker.RolloutGroup(
-            prompts=[prompt] * SAMPLES,
-            reward_kwargs={},
-            completions=[result[0] for result in results],
-            completions_ids=[result[1] for result in results],
-            completions_sequences=[result[2] for result in results],
-            tool_call_counts=[0] * SAMPLES,
-            tool_failure_counts=[0] * SAMPLES,
-            model_version=0,
-            group_id=number,
+            **{"prompts": [prompt] * SAMPLES, "completions": texts, "completions_ids": ids},
+            **{"completions_sequences": sequences, "rollout_rewards": rewards},
+            **dict.fromkeys(("tool_call_counts", "tool_failure_counts"), [0] * SAMPLES),
+            **{"reward_kwargs": {}, "model_version": 0, "group_id": number},
             env_rewards=[None] * SAMPLES,
-            rollout_rewards=[result[5] for result in results],
         )
         samples = asyncio.run(_HarnessRolloutLoop._score_group(loop, group))
         total += int(sum(sample.completion_mask.sum() for sample in samples))

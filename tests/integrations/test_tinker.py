@@ -1,15 +1,12 @@
 """The stage `tinker`: its loss against ours, and a run on a service in memory."""
 
-from __future__ import annotations
-
-import asyncio
 import io
 import json
 import tarfile
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import numpy as np
@@ -26,7 +23,6 @@ from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
 from atommem.integrations.tinker import ROW_MEAN, connect, loss_config, make_data
 from atommem.integrations.tinker_train import LOSS_FNS, TinkerTrainer
-from atommem.policy.contract import Sampling
 from atommem.train.checkpoints import last_checkpoint
 from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.errors import TrainingFault
@@ -64,17 +60,11 @@ def test_make_data_gives_the_server_our_loss_and_gradient(
     args.loss_fn = LOSS_FNS[loss_type]
     random = np.random.default_rng(0)
     sizes = [EpisodeSize(9, 2), EpisodeSize(4, 1)]
-    rows = [
-        Row(
-            range(prompt),
-            range(length),
-            random.uniform(-3, 0, length),
-            episode,
-            advantage,
-            token_weight(length, sizes[episode], args.normalization),
-        )
-        for prompt, length, episode, advantage in ((5, 6, 0, 0.7), (8, 3, 0, 0.7), (3, 4, 1, -0.4))
-    ]
+    rows = []
+    for prompt, length, episode, advantage in ((5, 6, 0, 0.7), (8, 3, 0, 0.7), (3, 4, 1, -0.4)):
+        weight = token_weight(length, sizes[episode], args.normalization)
+        logprobs = random.uniform(-3, 0, length)
+        rows.append(Row(range(prompt), range(length), logprobs, episode, advantage, weight))
     over = normalizer(sizes, args.normalization, 16)
     tokens = Tokens.of(rows, torch.device("cpu"))
     start = tokens.logprobs.double() + torch.from_numpy(random.normal(0, 0.4, 13))
@@ -122,11 +112,11 @@ class Service:
         model = SimpleNamespace(model_name=self.base_model, max_context_length=None)
         return SimpleNamespace(supported_models=[model])
 
-    def create_lora_training_client(self, **settings: Any) -> Service:
+    def create_lora_training_client(self, **settings: Any) -> Self:
         assert settings["rank"] == 8
         return self
 
-    def create_training_client_from_state_with_optimizer(self, path: str) -> Service:
+    def create_training_client_from_state_with_optimizer(self, path: str) -> Self:
         self.updates = self.states[path]
         return self
 
@@ -134,7 +124,7 @@ class Service:
         url = SimpleNamespace(url="http://127.0.0.1/archive")
         return SimpleNamespace(get_checkpoint_archive_url=lambda run, name: done(url))
 
-    def save_weights_and_get_sampling_client(self) -> Service:
+    def save_weights_and_get_sampling_client(self) -> Self:
         return self
 
     async def sample_async(self, prompt: Any, count: int, settings: Any) -> Any:
@@ -143,7 +133,6 @@ class Service:
         answer = ANSWERS[(settings.seed + self.updates) % 2]
         ids = [*self.tokenizer.encode(answer, add_special_tokens=False), settings.stop[0]]
         self.sampled.append(prompt.to_ints() + ids)
-        self.stops = settings.stop
         sequence = SimpleNamespace(tokens=ids, logprobs=[-0.5] * len(ids), stop_reason="stop")
         return SimpleNamespace(sequences=[sequence])
 
@@ -178,19 +167,10 @@ def model(tmp_path: Path) -> Path:
 
 def make_trainer(model: Path, service: Service | None = None, **given: Any) -> TinkerTrainer:
     settings: dict[str, Any] = {
-        "data": model.parent / "tasks.jsonl",
-        "model_name_or_path": model,
-        "lora_r": 8,
-        "num_generations": 8,
-        "per_device_train_batch_size": 16,
-        "embedder": "hashing",
-        "chunking": "documents",
-        "max_steps": 3,
-        "max_grad_norm": 0.5,
-        "save_steps": 1,
-        "report_to": "none",
-        "output_dir": model.parent / "out",
-        **given,
+        **{"model_name_or_path": model, "data": model.parent / "tasks.jsonl", "lora_r": 8},
+        **{"num_generations": 8, "per_device_train_batch_size": 16, "embedder": "hashing"},
+        **{"chunking": "documents", "max_steps": 3, "max_grad_norm": 0.5, "save_steps": 1},
+        **{"report_to": "none", "output_dir": model.parent / "out", **given},
     }
     resume = settings.pop("resume", None)
     argv = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
@@ -198,18 +178,6 @@ def make_trainer(model: Path, service: Service | None = None, **given: Any) -> T
     if service is None:
         service = Service(word_level(WORDS), str(model))
     return TinkerTrainer(parsed, service, resume)
-
-
-@pytest.mark.slow
-def test_sampling_ends_at_the_end_of_a_turn_too(model: Path) -> None:
-    tokenizer = word_level(WORDS)
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<pad>{% endfor %}"
-    tokenizer.save_pretrained(model)
-    trainer = make_trainer(model)
-    trainer.publish()
-    asyncio.run(trainer.sample([0], Sampling()))
-    trainer.close()
-    assert {*trainer.service.stops} == {tokenizer.eos_token_id, tokenizer.pad_token_id}
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Fixtures: a server with a scripted policy, and its clients."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +12,6 @@ from tests.serve.servers import Running, make_conversations, running
 
 @pytest.fixture
 def conversations(tmp_path: Path) -> Conversations:
-    """Conversations that no server has opened."""
     return make_conversations(tmp_path / "log.db")
 
 

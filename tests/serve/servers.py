@@ -1,7 +1,5 @@
 """Servers in this process with scripted policies, and requests to them."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading
@@ -139,7 +137,6 @@ def gated(
 
 
 def items(*texts: str, **item: str) -> dict[str, Any]:
-    """The body of a request that gives one item with these parts."""
     parts = [{"type": "input_text", "text": text} for text in texts]
     return {"items": [{"content": parts, **item}]}
 

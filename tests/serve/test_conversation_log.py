@@ -1,7 +1,5 @@
 """`ConversationLog`: durable, whole, and one winner among writers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -35,7 +33,6 @@ def log(tmp_path: Path) -> ConversationLog:
 def commit(
     log: ConversationLog, name: str, version: int, written: Sequence[Operation] = (), **more: Any
 ) -> None:
-    """Commit a step event, numbered as its version."""
     operations = [to_json(operation) for operation in written]
     event = Event("step", step=version - 1, version=version, operations=operations, tokens=7)
     log.commit(name, [replace(event, embedder="words/4")], **more).result()

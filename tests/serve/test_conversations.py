@@ -1,7 +1,5 @@
 """Conversations in use: disconnects, outages, bounds, and other gateways."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncGenerator

@@ -1,7 +1,5 @@
 """Snippets of docs/serve.md, the README's section on serving, and LangGraph's store."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re
@@ -22,7 +20,6 @@ PAGE = "docs/serve.md"
 
 
 def snippet(page: str, kind: str, server: Running) -> str:
-    """The one block of a page that sends requests, to `server`."""
     (block,) = (block for _, block in blocks(page, kind) if f"http://{ADDRESS}" in block)
     return block.replace(f"http://{ADDRESS}", server.url).replace("grpo", "scripted")
 
@@ -73,7 +70,6 @@ VALUES: list[tuple[tuple[str, ...], str, dict[str, Any]]] = [
 
 
 def plain(found: Any) -> Any:
-    """Values without times and scores, in some order."""
     if isinstance(found, list):
         return sorted((plain(item) for item in found), key=repr)
     return (found.namespace, found.key, found.value) if hasattr(found, "value") else found
@@ -93,10 +89,9 @@ async def test_langgraph_store_equals_langgraph_s_and_ranks_by_entries(server: R
         http.post(path, json=items("Cid sings.", name="letter")).raise_for_status()
     for namespace, key, value in VALUES:
         assert plain(ours.get(namespace, key)) == (namespace, key, value)
-    for settings in ({}, {"filter": {"hives": {"$eq": 3}}}):
-        for prefix in ((), ("users",)):
-            mine, other = ours.search(prefix, **settings), theirs.search(prefix, **settings)
-            assert plain(mine) == plain(other)
+    for prefix, settings in (((), {}), (("users",), {"filter": {"hives": {"$eq": 3}}})):
+        mine, other = ours.search(prefix, **settings), theirs.search(prefix, **settings)
+        assert plain(mine) == plain(other)
     for settings in ({"prefix": ("users",)}, {"max_depth": 1}):
         assert plain(ours.list_namespaces(**settings)) == plain(theirs.list_namespaces(**settings))
     found = ours.search(("users",), query="Who lives in Oslo?")

@@ -3,8 +3,6 @@
 Two gateways share a database, SQLite or PostgreSQL.
 """
 
-from __future__ import annotations
-
 import glob
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """The MCP server, through the protocol's client over HTTP and standard input and output."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import AsyncIterator

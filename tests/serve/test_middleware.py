@@ -1,7 +1,5 @@
 """Keys, hosts, origins, a log without text of clients, and the page."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

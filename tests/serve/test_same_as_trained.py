@@ -1,7 +1,5 @@
 """One scripted policy: training, evaluation and serving show, write and answer the same tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

@@ -1,13 +1,12 @@
 """Which model is served, which settings are refused, and `atommem serve` as a process."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -64,9 +63,8 @@ def test_serve_with_vllm_starts_answers_and_ends_on_sigterm(run: Path, tmp_path:
             return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=30).status_code == 200
         return False
 
-    with subprocess.Popen(
-        command, env=environment, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True
-    ) as process:
+    streams: Any = {"stdout": pipe, "stderr": pipe, "text": True, "cwd": tmp_path}
+    with subprocess.Popen(command, env=environment, **streams) as process:
         try:
             assert process.stderr is not None
             url = next(line for line in process.stderr if "starting vLLM" in line).split()[5]

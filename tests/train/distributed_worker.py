@@ -1,12 +1,9 @@
 """Run by test_distributed.py on gloo processes, and in part within the test.
 
 Usage: distributed_worker.py PART FOLDER, where PART is ``ddp``, ``adapter`` (again where a run on
-one process has ended), ``fsdp2`` (as configs/accelerate/fsdp2.yaml) or ``continue`` (on another
-number of processes). What each rank
-found goes to FOLDER/PART-RANK.pt.
+one process has ended) or ``fsdp2`` (as configs/accelerate/fsdp2.yaml). What each rank found goes to
+FOLDER/PART-RANK.pt.
 """
-
-from __future__ import annotations
 
 import os
 import sys
@@ -52,14 +49,9 @@ def update(folder: Path, case: str) -> dict[str, Any]:
     The result is that of the last update.
     """
     write, normalization, updates = CASES[case]
-    config = make_config(
-        folder,
-        per_device_train_batch_size=12 // RANKS // updates,
-        steps_per_generation=updates,
-        max_steps=updates,
-        normalization=normalization,
-        micro_batch_tokens=40,
-    )
+    size = {"per_device_train_batch_size": 12 // RANKS // updates, "micro_batch_tokens": 40}
+    rest = {"steps_per_generation": updates, "max_steps": updates, "normalization": normalization}
+    config = make_config(folder, **size, **rest)
     trainer, recorder, runner = make_trainer(make_model(), config, write)
     trainer.train()
     logged = trainer.state.log_history[updates - 1]
@@ -110,16 +102,9 @@ def train_adapters(folder: Path, down: Sequence[str]) -> dict[str, Any]:
 
 def resume_adapter(folder: Path, checkpoint: Path | None = None) -> None:
     """Train an adapter for two updates on each of two rollouts, from the start or `checkpoint`."""
-    settings = {
-        "steps_per_generation": 2,
-        "max_steps": 4,
-        "save_strategy": "steps",
-        "save_steps": 1,
-        "save_total_limit": None,
-        "max_grad_norm": 1.0,
-        "per_device_train_batch_size": 8 // RANKS,
-    }
-    config = make_config(folder, **settings)
+    saved = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
+    size = {"per_device_train_batch_size": 8 // RANKS, "steps_per_generation": 2, "max_steps": 4}
+    config = make_config(folder, max_grad_norm=1.0, **saved, **size)
     trainer, _, _ = make_trainer(make_model(), config, mixed_episode, peft_config=LORA)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     trainer.save_final()
@@ -154,13 +139,8 @@ def fsdp2_update(folder: Path, kind: str) -> dict[str, Any]:
     """Train on eight episodes in groups of four, in micro-batches of 20 tokens."""
     bf16 = "bf16" in kind
     adapter = LoraConfig(r=2, target_modules=["q_proj", "gate_proj"], task_type="CAUSAL_LM")
-    args = make_config(
-        folder / f"out-{kind}",
-        per_device_train_batch_size=8 // RANKS,
-        beta=0.1,
-        micro_batch_tokens=20,
-        bf16=bf16,
-    )
+    size = {"per_device_train_batch_size": 8 // RANKS, "micro_batch_tokens": 20}
+    args = make_config(folder / f"out-{kind}", beta=0.1, bf16=bf16, **size)
     args.model_init_kwargs = {"dtype": "bfloat16" if bf16 else "float32"}
     model, peft_config = str(folder / "model"), adapter if "lora" in kind else None
     trainer, recorder, _ = make_trainer(model, args, mixed_episode, peft_config=peft_config)
@@ -181,15 +161,9 @@ def fsdp2_run(folder: Path, checkpoint: Path | None = None) -> None:
 
     The checkpoint is in the middle of the rollout. Embeddings and head are tied.
     """
-    settings = {
-        "num_iterations": 3,
-        "max_steps": 3,
-        "save_strategy": "steps",
-        "save_steps": 2,
-        "learning_rate": 1e-3,
-        "max_grad_norm": 1.0,
-        "per_device_train_batch_size": 8 // RANKS,
-    }
+    settings = {"num_iterations": 3, "max_steps": 3, "save_strategy": "steps", "save_steps": 2}
+    settings |= {"learning_rate": 1e-3, "max_grad_norm": 1.0}
+    settings["per_device_train_batch_size"] = 8 // RANKS
     model = make_model()
     model.config.tie_word_embeddings = True
     model.tie_weights()
@@ -199,7 +173,6 @@ def fsdp2_run(folder: Path, checkpoint: Path | None = None) -> None:
 
 
 def main(part: str, folder: Path) -> None:
-    """Do a part of the test on this rank."""
     seen: dict[str, Any] = {}
     if part == "ddp":
         down = ["a", "b"] if os.environ["RANK"] == "1" else []
@@ -213,7 +186,7 @@ def main(part: str, folder: Path) -> None:
         resume_adapter(
             folder / ("two" if last.is_dir() else "whole"), last if last.is_dir() else None
         )
-    elif part == "fsdp2":
+    else:
         launch_as_fsdp2()
         for kind in KINDS:
             os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16" if "bf16" in kind else "no"
@@ -221,9 +194,6 @@ def main(part: str, folder: Path) -> None:
         os.environ["ACCELERATE_MIXED_PRECISION"] = "no"
         fsdp2_run(folder / "whole")
         fsdp2_run(folder / "again", folder / "whole" / "checkpoint-2")
-    else:
-        launch_as_fsdp2()
-        fsdp2_run(folder / "two-to-one", folder / "whole" / "checkpoint-2")
     torch.save(seen, folder / f"{part}-{os.environ['RANK']}.pt")
 
 

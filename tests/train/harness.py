@@ -1,7 +1,5 @@
 """Real trainers on written or sampled episodes, and an independent reference of the loss."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -40,23 +38,17 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in own.items() if name != "WORLD_SIZE"}
 
 
-def torchrun(module: str, *arguments: object, ranks: int = 2) -> None:
-    """Run a module of the tests on so many processes."""
+def torchrun(module: str, *arguments: object) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc_per_node={ranks}", "-m", f"tests.train.{module}", *map(str, arguments)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600
-    )
+    command += ["--nproc_per_node=2", "-m", f"tests.train.{module}", *map(str, arguments)]
+    settings: Any = {"cwd": ROOT, "env": environment(), "capture_output": True, "text": True}
+    done = subprocess.run(command, timeout=600, **settings)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 BARE: dict[str, Any] = {
-    "per_device_train_batch_size": 8,
-    "learning_rate": 1e-2,
-    "use_cpu": True,
-    "save_strategy": "no",
-    "disable_tqdm": True,
-    "report_to": "none",
+    **{"per_device_train_batch_size": 8, "learning_rate": 1e-2, "save_strategy": "no"},
+    **{"use_cpu": True, "disable_tqdm": True, "report_to": "none"},
 }
 """Common settings of all loops."""
 
@@ -99,13 +91,8 @@ def terminate() -> None:
 
 def make_config(folder: Path | str, **settings: Any) -> TrainConfig:
     """One update of 8 episodes in groups of 4, without clipping, on the CPU."""
-    defaults = {
-        "num_generations": 4,
-        "max_steps": 1,
-        "max_grad_norm": 0.0,
-        "shuffle_dataset": False,
-    }
-    return TrainConfig(str(folder), **{**BARE, **defaults, **settings})
+    defaults = {"num_generations": 4, "max_steps": 1, "max_grad_norm": 0.0}
+    return TrainConfig(str(folder), **{**BARE, **defaults, "shuffle_dataset": False, **settings})
 
 
 def make_trainer(
@@ -227,7 +214,6 @@ def make_action_model(seed: int = 0) -> Qwen3ForCausalLM:
 
 
 def save_model(folder: Path) -> Path:
-    """Save a tiny model with tokenizer and memory settings in ``folder/model``."""
     model = folder / "model"
     make_action_model().save_pretrained(model)
     make_action_tokenizer().save_pretrained(model)
@@ -255,9 +241,8 @@ def make_real_trainer(
 ) -> MemoryGRPOTrainer:
     """Make a trainer whose tiny model samples; `settings` are fields of its config."""
     tokenizer = make_action_tokenizer()
-    config = make_config(
-        folder, **{"max_completion_length": 4, "seed": 3, "max_grad_norm": 1.0, **settings}
-    )
+    defaults = {"max_completion_length": 4, "seed": 3, "max_grad_norm": 1.0}
+    config = make_config(folder, **{**defaults, **settings})
     trainer = MemoryGRPOTrainer(
         model=make_action_model() if model is None else model,
         args=config,

@@ -1,7 +1,5 @@
 """Asynchronous training: the rollout worker on written outcomes, and the trainer whole."""
 
-from __future__ import annotations
-
 import asyncio
 import queue
 from collections import Counter
@@ -39,12 +37,8 @@ from tests.train.harness import (
 )
 from tests.train.toys import Closable
 
-SHARED: dict[str, Any] = {
-    "max_completion_length": 4,
-    "max_grad_norm": 1.0,
-    "seed": 3,
-    "max_steps": 3,
-}
+SHARED: dict[str, Any] = {"max_completion_length": 4, "max_grad_norm": 1.0}
+SHARED |= {"seed": 3, "max_steps": 3}
 
 
 def make_trainer(

@@ -1,7 +1,5 @@
 """Weights to vLLM: to servers, which are fakes, and into a colocated engine, which is a double."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys
@@ -52,26 +50,14 @@ def make_server_trainer(
     episodes: int = 8,
     **arguments: Any,
 ) -> MemoryGRPOTrainer:
-    """A trainer whose weights go to the servers of `cluster`, and whose episodes are written."""
-    pool = ServerPool(
-        cluster.urls,
-        tokenizer=WordTokenizer(),
-        patience=0.2,
-        backoff=0.01,
-        transport=cluster.transport,
-    )
+    waits = {"patience": 0.2, "backoff": 0.01, "transport": cluster.transport}
+    pool = ServerPool(cluster.urls, tokenizer=WordTokenizer(), **waits)
     runner: Any = WrittenRunner(mixed_episode)
     runner.agent.policy = pool
-    settings = {
-        "max_steps": updates,
-        "per_device_train_batch_size": episodes,
-        "use_vllm": True,
-        "vllm_mode": "server",
-    }
+    settings = {"max_steps": updates, "per_device_train_batch_size": episodes}
+    config = make_config(folder, use_vllm=True, vllm_mode="server", **settings)
     backend = ServerBackend(runner, pool, sync)
-    return make_trainer(
-        make_model(), make_config(folder, **settings), mixed_episode, backend=backend, **arguments
-    )[0]
+    return make_trainer(make_model(), config, mixed_episode, backend=backend, **arguments)[0]
 
 
 class FakeTransfer:
@@ -205,12 +191,9 @@ def test_engine_calls_have_the_order_of_trl(
 def test_engine_has_bfloat16_and_room_for_all_episodes(tmp_path: Path, double: Any) -> None:
     make_model().save_pretrained(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
-    settings: dict[str, Any] = {
-        "per_device_train_batch_size": 256,
-        "cast_lm_head_to_fp32": True,
-        "bf16": True,
-    }
-    settings |= {"vllm_mode": "colocate", "vllm_engine_kwargs": {"hf_overrides": {"x": 1}}}
+    settings: dict[str, Any] = {"per_device_train_batch_size": 256, "cast_lm_head_to_fp32": True}
+    settings |= {"bf16": True, "vllm_mode": "colocate"}
+    settings["vllm_engine_kwargs"] = {"hf_overrides": {"x": 1}}
     rollouts = sleeping_rollouts(tmp_path, **settings)
     engine = make_colocate_backend(rollouts, model).policy.engine
     assert engine.args.dtype == "bfloat16"
@@ -240,11 +223,8 @@ def test_adapter_that_a_server_ignores_ends_the_run(tmp_path: Path, ignored: str
     for server in cluster.servers.values():
         assert list(server.models) == ["policy"]
         assert server.asked[0] == server.loads[0] == server.asked[-1].removesuffix("-v_proj")
-        assert {name.removeprefix(server.loads[0]) for name in server.asked} == {
-            "",
-            "-q_proj",
-            "-v_proj",
-        }
+        names = {name.removeprefix(server.loads[0]) for name in server.asked}
+        assert names == {"", "-q_proj", "-v_proj"}
     if ignored is not None:
         assert "vLLM ignores 2 of the adapter's weights, such as base_model" in str(failure.value)
         assert "q_proj.lora_B.weight" in str(failure.value)

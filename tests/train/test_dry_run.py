@@ -1,7 +1,5 @@
 """`--dry_run`: what it reads, refuses and reports; memory, workload and timeline by hand."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +14,7 @@ from atommem.environment import TaskShape
 from atommem.errors import ConfigError
 from atommem.train.devices import DEVICES
 from atommem.train.dry_run import costs
-from atommem.train.dry_run.costs import (
-    Costs,
-    Precision,
-    Run,
-    Timeline,
-    engine_bytes,
-    estimate_memory,
-    estimate_timeline,
-    host_bytes,
-)
+from atommem.train.dry_run.costs import Costs, Precision, Run, Timeline, estimate_memory
 from atommem.train.dry_run.plan import diverging
 from atommem.train.dry_run.shapes import (
     GRADIENTS,
@@ -111,15 +100,9 @@ def test_settings_that_others_saw_diverge_are_named() -> None:
 
 # h 10, i 20, q 8, k 4, V 20, L 5; 100 parameters a layer, 200 in each embedding.
 CONFIG = Qwen3Config(
-    hidden_size=10,
-    intermediate_size=20,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=4,
-    vocab_size=20,
-    num_hidden_layers=5,
-    max_position_embeddings=100,
-    tie_word_embeddings=False,
+    **{"hidden_size": 10, "intermediate_size": 20, "head_dim": 4, "vocab_size": 20},
+    **{"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 5},
+    **{"max_position_embeddings": 100, "tie_word_embeddings": False},
 )
 MODEL = ModelShape("m", CONFIG, 1000, 1000, 100, 100, 200, 5, True, None, "x", False)
 LORA = replace(MODEL, parameters=1050, trainable=50, lora=True)
@@ -160,13 +143,13 @@ def test_memory_of_shards_is_divided_by_their_number() -> None:
 def test_engine_and_host_memory_equal_numbers_by_hand() -> None:
     # Two bytes of a parameter; 2 L k b of a token.
     half = replace(RUN, precision=HALF)
-    assert engine_bytes(half, 10) == 2000 + 10 * (2 * 5 * 4 * 2) + costs.ENGINE_BYTES
+    assert costs.engine_bytes(half, 10) == 2000 + 10 * (2 * 5 * 4 * 2) + costs.ENGINE_BYTES
     ddp = Launch("ddp", 8, nodes=2)
-    assert host_bytes(replace(RUN, launch=ddp)) == 4 * 4000
+    assert costs.host_bytes(replace(RUN, launch=ddp)) == 4 * 4000
     sharded = replace(RUN, launch=replace(FSDP, nodes=2), precision=HALF, beta=0.1)
-    assert host_bytes(sharded) == 4000 + 2000  # one process of a node has the reference, too
+    assert costs.host_bytes(sharded) == 4000 + 2000  # one process of a node has the reference, too
     sleeping = replace(half, model=LORA, launch=ddp)
-    assert host_bytes(sleeping) == 4 * (200 + 2000) + 4 * 2 * 1050
+    assert costs.host_bytes(sleeping) == 4 * (200 + 2000) + 4 * 2 * 1050
 
 
 DATA = TaskShape("test", 100, 30, 3, 1000, questions=2, question_tokens=10, reads=3)
@@ -174,14 +157,8 @@ PROMPT = PromptShape(reading=100, answering=80, memory=50, longest_memory=300, i
 
 
 def workload(prompt: PromptShape = PROMPT, share: bool = True, **changes: Any) -> Workload:
-    settings = {
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "micro_batch_tokens": 5000,
-        "max_steps": -1,
-        "num_train_epochs": 2,
-        "max_completion_length": 200,
-    }
+    settings = {"per_device_train_batch_size": 8, "num_generations": 4, "micro_batch_tokens": 5000}
+    settings |= {"max_steps": -1, "num_train_epochs": 2, "max_completion_length": 200}
     args = SimpleNamespace(**{**settings, **changes})
     return estimate_workload(args, 2, DATA, prompt, 20, share)
 
@@ -210,7 +187,7 @@ def timeline(**changes: Any) -> Timeline:
     names = ("samplers", "staleness", "parallel")
     schedule = {name: changes.pop(name) for name in names if name in changes}
     load = replace(LOAD, **{"episodes": 5, "steps": 10, "completion_tokens": 100, **changes})
-    return estimate_timeline(seconds, load, devices=4, processes=4, name="s", **schedule)
+    return costs.estimate_timeline(seconds, load, devices=4, processes=4, name="s", **schedule)
 
 
 def test_timeline_equals_numbers_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """The trainer: rollouts, updates against an independent reference, and evaluation."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from dataclasses import replace
@@ -73,15 +71,9 @@ def check(
     config = make_config(folder, **{"per_device_train_batch_size": 16, **settings})
     episodes = episodes_of(shared_episode, TASKS, 4)
     advantages = group_advantages([episode.reward for episode in episodes], 4, config.scale_rewards)
-    loss, expected, apart = reference_gradients(
-        adapted or model,
-        episodes,
-        advantages,
-        config.normalization,
-        temperature=config.temperature,
-        beta=config.beta,
-        reference=reference,
-    )
+    given = adapted or model, episodes, advantages, config.normalization
+    settings = {"temperature": config.temperature, "beta": config.beta, "reference": reference}
+    loss, expected, apart = reference_gradients(*given, **settings)
     peft_config = adapted.peft_config["default"] if adapted else None
     trainer, recorder, runner = make_trainer(model, config, shared_episode, peft_config=peft_config)
     if adapted:
@@ -241,12 +233,9 @@ def test_updates_share_and_repeat_a_rollout(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_old_logprobs_of_another_engine_are_recomputed(tmp_path: Path) -> None:
     """pi_old / pi_sampler is exp(.5) everywhere, truncated to 1."""
-    correction = {
-        "use_vllm": True,
-        "vllm_importance_sampling_mode": "token_truncate",
-        "vllm_importance_sampling_clip_max": 1.0,
-    }
-    trainer, _ = train_on_halves(tmp_path, -0.5, max_steps=2, **correction)
+    name = "vllm_importance_sampling"
+    correction = {f"{name}_mode": "token_truncate", f"{name}_clip_max": 1.0}
+    trainer, _ = train_on_halves(tmp_path, -0.5, max_steps=2, use_vllm=True, **correction)
     log = trainer.state.log_history[0]
     assert log[MASKED] == log[CORRECTION] == log[f"{CORRECTION}_q1"] == 1.0
 
@@ -271,14 +260,8 @@ def test_bfloat16_model_is_trained_in_float32_and_saved_as_it_was(tmp_path: Path
 
 @pytest.mark.slow
 def test_training_logprobs_equal_sampled_ones(tmp_path: Path) -> None:
-    trainer = make_real_trainer(
-        tmp_path,
-        max_steps=2,
-        learning_rate=1e-3,
-        temperature=0.7,
-        per_device_train_batch_size=24,
-        num_generations=12,
-    )
+    size = {"per_device_train_batch_size": 24, "num_generations": 12, "max_steps": 2}
+    trainer = make_real_trainer(tmp_path, learning_rate=1e-3, temperature=0.7, **size)
     trainer.train()
     trainer.close()
     logged = read_metrics(tmp_path / METRICS_FILE)
@@ -324,9 +307,8 @@ def test_task_order_has_each_task_once_per_epoch() -> None:
         TaskOrder(tasks=12, groups_per_update=3, shuffle=True, seed=7) for _ in range(2)
     )
     first, second = ([order.task(12 * epoch + i) for i in range(12)] for epoch in (0, 1))
-    assert first == list(
-        RepeatSampler(range(12), mini_repeat_count=1, batch_size=3, shuffle=True, seed=7)
-    )  # TRL's
+    theirs = RepeatSampler(range(12), mini_repeat_count=1, batch_size=3, shuffle=True, seed=7)
+    assert first == list(theirs)
     assert sorted(first) == sorted(second) == list(range(12))
     assert first != second != list(range(12))
     assert [again.task(12 + i) for i in range(12)] == second  # a resumed run begins anywhere

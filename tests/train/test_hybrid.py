@@ -1,8 +1,5 @@
 """Hybrids of attention and DeltaNet layers (Qwen3.5): padded rows, sampling, and thinking."""
 
-from __future__ import annotations
-
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +15,17 @@ from transformers import (
 from trl.trainer.utils import add_fused_lm_head
 
 from atommem.config import MemoryConfig
-from atommem.environment import make_factory
-from atommem.envs.task import Document, Question, Task
-from atommem.policy.contract import Sampling, ScriptedPolicy
+from atommem.policy.contract import Sampling
 from atommem.policy.decoding import Row, decode
 from atommem.policy.local import LocalPolicy, evaluating
 from atommem.run import RunConfig
-from atommem.trace import write_trace
 from atommem.train.loops.policy_model import load_model
 from atommem.train.loops.sft import trace_demonstrations
 from atommem.train.packing.micro_batch import pad_rows
 from atommem.train.packing.tree_attention import tree_obstacle
-from tests.fakes import make_episode_runner
 from tests.tokenizer_shapes import byte_level
 from tests.train.harness import make_config
-from tests.train.test_sft import ENVIRONMENT
+from tests.train.test_sft import ENVIRONMENT, save
 from tests.train.toys import EOS, PAD, VOCABULARY, make_row
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
@@ -41,20 +34,12 @@ LENGTHS = (5, 70, 130)
 
 
 def hybrid_config() -> Any:
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    linear = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 1}
     return Qwen3_5TextConfig(
-        vocab_size=VOCABULARY + 2,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        linear_num_key_heads=1,
-        linear_num_value_heads=2,
-        pad_token_id=PAD,
-        eos_token_id=EOS,
+        **{"vocab_size": VOCABULARY + 2, "hidden_size": 16, "intermediate_size": 32},
+        **{**heads, **linear, "linear_num_value_heads": 2, "num_hidden_layers": 4},
+        **{"pad_token_id": PAD, "eos_token_id": EOS},
         initializer_range=0.1,  # a larger spread enlarges rounding
     )
 
@@ -145,18 +130,9 @@ def test_thinking_of_a_hybrid_is_replayed_and_does_nothing(
         return thought + "<final_answer>\\boxed{red}</final_answer>"
 
     kwargs = {"enable_thinking": thinks}
-    runner = make_episode_runner(
-        policy=ScriptedPolicy(tokenizer, script, eos_token_id=tokenizer.eos_token_id),
-        tokenizer=tokenizer,
-        factory=make_factory(ENVIRONMENT, tokenizer),
-        keep_prompts=True,
-        chat_template_kwargs=kwargs,
-    )
-    task = Task("t", (Question("Which colour?", ("red",)),), (Document("", "It says red."),))
-    episode = asyncio.run(runner.run(task))
+    episode = save(tmp_path / "a.jsonl", tokenizer, script=script, chat_template_kwargs=kwargs)
     assert episode.reward == 1.0
     assert [action.text for action in episode.steps[0].actions] == ["red"]
-    write_trace(tmp_path / "a.jsonl", episode, {"id": "t"}, {"memory": {"dialect": "paper"}})
     run = RunConfig(memory=MemoryConfig(), environment=ENVIRONMENT, chat_template_kwargs=kwargs)
     rows = trace_demonstrations(tmp_path / "a.jsonl", tokenizer, run, 1.0)
     assert rows == [(step.prompt_ids, step.token_ids) for step in episode.steps]

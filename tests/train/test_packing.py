@@ -1,7 +1,5 @@
 """Balancing and cutting rows, packed tries and padded rows, and attention over tries."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The cold start: the loss is on completions only, falls, and is TRL's."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
@@ -37,19 +35,24 @@ def script(prompt: str) -> str:
 
 def save(
     path: Path,
-    tokenizer: WordTokenizer,
+    tokenizer: Any,
+    *,
     gold: str = "red",
     dialect: str = "paper",
     script: Callable[[str], str] = script,
+    eos: int | None = None,
+    text: str = "It says red.",
+    **settings: Any,
 ) -> Episode:
-    """Run an episode of the script, and write its trace."""
+    end = tokenizer.eos_token_id if eos is None else eos
     runner = make_episode_runner(
-        policy=ScriptedPolicy(tokenizer, script, eos_token_id=0),
+        policy=ScriptedPolicy(tokenizer, script, end),
         tokenizer=tokenizer,
         factory=make_factory(ENVIRONMENT, tokenizer),
         keep_prompts=True,
+        **settings,
     )
-    task = Task("t", (Question("Which colour?", (gold,)),), (Document("", "It says red."),))
+    task = Task("t", (Question("Which colour?", (gold,)),), (Document("", text),))
     episode = asyncio.run(runner.run(task))
     write_trace(path, episode, {"id": "t"}, {"memory": {"dialect": dialect}})
     return episode

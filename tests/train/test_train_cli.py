@@ -1,7 +1,5 @@
 """``atommem train``: settings, refusals, the stages on a tiny model, and their logs."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path
@@ -60,7 +58,6 @@ def test_parse_flags_override_the_file_and_the_model_folder(tmp_path: Path) -> N
 
 
 def train(folder: Path, stage: str, flags: str) -> None:
-    """Run a stage on the tasks and the model of `folder`."""
     reports = "" if "--report_to" in flags else "--report_to none"
     common = f"--data tasks.jsonl --use_cpu {reports} --disable_tqdm true --seed 3"
     group = "" if stage == "sft" else "--per_device_train_batch_size 12 --num_generations 6"

@@ -1,12 +1,10 @@
 """A policy of a few thousand parameters, and episodes that are written instead of sampled."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -39,19 +37,11 @@ def make_model(
     """Make a random model; a larger `spread` makes its distribution less uniform."""
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=head_dim,
-        max_position_embeddings=positions,
-        pad_token_id=vocabulary - 1,
-        eos_token_id=vocabulary - 2,
-        bos_token_id=None,
-        initializer_range=spread,
-        tie_word_embeddings=False,
+        **{"vocab_size": vocabulary, "hidden_size": width, "intermediate_size": 2 * width},
+        **{"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1},
+        **{"head_dim": head_dim, "max_position_embeddings": positions},
+        **{"pad_token_id": vocabulary - 1, "eos_token_id": vocabulary - 2, "bos_token_id": None},
+        **{"initializer_range": spread, "tie_word_embeddings": False},
     )
     return Qwen3ForCausalLM(config)
 
@@ -85,7 +75,7 @@ class WrittenRunner:
         self.seeds: list[int | None] = []
         self.max_in_flight: int | None = None
 
-    def copy(self, **changes: Any) -> WrittenRunner:
+    def copy(self, **changes: Any) -> Self:
         runner = copy.copy(self)  # jobs and seeds stay shared
         runner.agent = SimpleNamespace(**vars(self.agent) | changes)
         return runner
@@ -99,25 +89,12 @@ class WrittenRunner:
 
 
 def make_step(prompt_ids: list[int], token_ids: list[int]) -> Step:
-    """A step with these tokens and nothing else."""
-    return Step(
-        index=0,
-        observation=Observation("reading"),
-        view=MemoryView(),
-        prompt_ids=prompt_ids,
-        token_ids=token_ids,
-        logprobs=[-1.0] * len(token_ids),
-        text="",
-        finish_reason="stop",
-        actions=(),
-        problems=(),
-        operations=(),
-        store_size=0,
-    )
+    seen = {"observation": Observation("reading"), "view": MemoryView()}
+    sampled = {"token_ids": token_ids, "logprobs": [-1.0] * len(token_ids)}
+    return Step(0, **seen, prompt_ids=prompt_ids, **sampled, finish_reason="stop")
 
 
 def make_row(prompt: list[int], completion: list[int]) -> Row:
-    """A row with these tokens and nothing else."""
     return Row(prompt, completion, [0.0] * len(completion), 0, 1.0, 1.0)
 
 
@@ -126,16 +103,14 @@ def make_episode(
 ) -> Episode:
     """Make an episode of random tokens; `lengths` are (prompt, completion) of each step."""
     rng = random.Random(f"tokens/{task_id}/{sample}")
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(VOCABULARY) for _ in range(count)]
+
     return Episode(
-        task_id=task_id,
-        sample=sample,
-        steps=[
-            make_step(
-                [rng.randrange(VOCABULARY) for _ in range(p)],
-                [rng.randrange(VOCABULARY) for _ in range(c)],
-            )
-            for p, c in lengths
-        ],
+        task_id,
+        sample,
+        [make_step(tokens(prompt), tokens(completion)) for prompt, completion in lengths],
         reward=reward,
         metrics={} if reward is None else {"em": reward},
         stop_reason=StopReason.FAILED if reward is None else StopReason.ANSWERED,

@@ -2,9 +2,8 @@
 
 The internet is 127.0.0.2, providers are 127.0.0.1."""
 
-from __future__ import annotations
-
 import asyncio
+import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,9 +39,8 @@ def make_task(*questions: str, **metadata: Any) -> Task:
     )
 
 
-def call(name: str, /, **arguments: str) -> str:
-    inside = ", ".join(f'"{key}": "{value}"' for key, value in arguments.items())
-    return f'<tool_call>{{"name": "{name}", "arguments": {{{inside}}}}}</tool_call>'
+def call(name: str, /, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def web(**settings: Any) -> EnvironmentFactory:

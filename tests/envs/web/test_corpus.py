@@ -1,7 +1,5 @@
 """A corpus: built, grown, searched by words, vectors and both, read, and served."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from pathlib import Path
@@ -165,7 +163,6 @@ def test_read_pages_accepts_the_usual_fields(tmp_path: Path) -> None:
 
 @pytest.fixture
 def client(folder: Path, monkeypatch: pytest.MonkeyPatch) -> TestClient:
-    """A client of the server that `corpus serve` starts."""
     run = Mock()
     monkeypatch.setattr("uvicorn.run", run)
     assert command("corpus")(["serve", str(folder)]) == 0

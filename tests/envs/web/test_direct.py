@@ -1,7 +1,5 @@
 """The reader `direct`: SSRF guard, lists of hosts, limits, extraction; on loopback alone."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import socket

@@ -1,7 +1,5 @@
 """The web environment through the episode loop, and the synthetic site that needs its memory."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import time
@@ -70,8 +68,6 @@ def test_page_links_to_titles_that_its_text_names(
 
 
 class Flood(ToolSource):
-    """A page whose title and links exceed any prompt."""
-
     @property
     def tools(self) -> list[Tool]:
         async def run(page: str, task: Any) -> ToolResult:
@@ -183,7 +179,6 @@ def test_shape_is_the_largest_possible_episode() -> None:
 def browse(
     config: SiteConfig, faults: BrowsingFaults | None = None, *disabled: str
 ) -> list[Episode]:
-    """Return the expert's episodes without some memory actions."""
     expert = BrowsingExpert(get_prose("compact"), get_dialect("paper", "compact"), faults)
     factory = web(calls="compact", max_calls=config.catalogues + 3, chunk_tokens=400)
     tasks = generate_sites(config, 16, seed=5)

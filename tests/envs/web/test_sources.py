@@ -1,7 +1,5 @@
 """Tools of MCP servers, and recorded calls: replayed, frozen, paid for, made into a corpus."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import sys
@@ -162,8 +160,6 @@ MADE: list[str] = []
 
 
 class Engine(ToolSource):
-    """Counts the calls that it gets."""
-
     backend = "engine 1"
 
     def __init__(self, config: Any) -> None:
@@ -188,8 +184,6 @@ def _none_made() -> None:
 
 
 def search(path: Path, *queries: str, **more: Any) -> list[ToolResult | BaseException]:
-    """Return the results of queries that are made at once."""
-
     async def run() -> list[ToolResult | BaseException]:
         config = environment_config("web", tools=[ENGINE], recording=str(path), **more)
         (source,) = make_sources(config.tools, config)

@@ -1,7 +1,5 @@
 """CPU processes as accelerators, to which accelerate restricts FSDP2."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Model, embedder, tasks and traces of the shipped recipes, in a size for tests."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
@@ -70,20 +68,13 @@ def make_tasks(count: int = 12, words: int = 0) -> list[Task]:
 
 
 def make_embedder(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """A sentence-transformers model with random weights."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Pooling, Transformer
 
     torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-    }
-    BertModel(
-        BertConfig(vocab_size=len(tokenizer), initializer_range=1.0, **sizes)
-    ).save_pretrained(folder)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    sizes |= {"num_hidden_layers": 1, "vocab_size": len(tokenizer)}
+    BertModel(BertConfig(initializer_range=1.0, **sizes)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     transformer = Transformer(str(folder), max_seq_length=256)
     SentenceTransformer(modules=[transformer, Pooling(16)]).save(str(folder))

@@ -4,13 +4,11 @@
 that an episode is the same in every process.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -26,7 +24,6 @@ calls: list[str] = []
 
 
 def record(call: str) -> None:
-    """Write a call down."""
     if calls[-1:] != [call]:
         calls.append(call)
 
@@ -53,7 +50,7 @@ class LLMEngine:
         self._adapter = ""
 
     @classmethod
-    def from_engine_args(cls, args: Any) -> LLMEngine:
+    def from_engine_args(cls, args: Any) -> Self:
         return cls(args)
 
     def sleep(self, level: int) -> None:
