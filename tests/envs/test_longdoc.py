@@ -244,9 +244,8 @@ def test_fact_of_a_language_without_spaces_is_carried() -> None:
     document = Document("张三", "他是海员。他从一九九〇年起住在北京。", gold=True)
     question = Question("张三住在哪里？", ("北京",))  # noqa: RUF001
     (fact,) = facts_of(Task("t", (question,), (document,)), question)
-    assert fact.carried_by("张三住在北京。")
-    assert not fact.carried_by("李四去过北京。")
-    assert not fact.carried_by("张三住在南京。")
+    texts = ("张三住在北京。", "李四去过北京。", "张三住在南京。")
+    assert [fact.carried_by(text) for text in texts] == [True, False, False]
 
 
 CREATE = Operation(0, "create", entry_id=1, after=FACT)
