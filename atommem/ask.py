@@ -20,6 +20,7 @@ from tqdm import tqdm
 from atommem.answering import Answer
 from atommem.api import AsyncMemory
 from atommem.arguments import Parser, given_flags
+from atommem.config import SHIPPED
 from atommem.documents import read_path, text_of_bytes
 from atommem.episode import Episode, Step
 from atommem.errors import ConfigError, check_writable
@@ -31,7 +32,7 @@ from atommem.trace import write_trace
 
 EXIT_UNANSWERED = 3
 EXIT_INTERRUPTED = 130
-_USAGE = "atommem ask FILE QUESTION ... --policy POLICY [--SETTING VALUE ...]"
+_USAGE = "atommem ask FILE QUESTION ... [--policy POLICY] [--SETTING VALUE ...]"
 _READ = "A text (UTF-8), HTML, PDF or docx file, or a folder of these; - is stdin."
 _OWN = ("policy", "memory", "no_reading", "json", "trace")
 
@@ -81,6 +82,8 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     arguments = parser.read(argv)
     given = given_flags(argv, arguments)
     settings = {name: value for name, value in given.items() if name not in _OWN}
+    if not arguments.policy and not SavedMemory.exists(arguments.memory or ""):
+        arguments.policy = [SHIPPED]
 
     if arguments.no_reading:
         first = [] if arguments.file is None else [arguments.file]

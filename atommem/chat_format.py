@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from atommem.errors import ConfigError, DialectError
 from atommem.text_safety import control_tokens
+from atommem.thinking import marks
 from atommem.tokens import Tokenizer
 
 Message = Mapping[str, str]
@@ -135,6 +137,19 @@ class ChatFormat:
         if len(errors) == 4:
             raise errors[0]
         raise DialectError("the tokenizer's chat template does not show the user message.")
+
+
+def turn_ends(tokenizer: Any) -> set[int]:
+    """Return the tokens that end a reply: EOS, and what the chat template ends a turn with.
+
+    A token that ends a thought is none of these: after gpt-oss's ``<|end|>`` the answer follows.
+    """
+    ends = {getattr(tokenizer, "eos_token_id", None)}
+    with suppress(DialectError):
+        _, end = ChatFormat(tokenizer, "", {}).reply_frame()
+        if end is not None and not any(marks(tokenizer.decode([end]), inside=True)):
+            ends.add(end)
+    return {end for end in ends if end is not None}
 
 
 def _first_ids(tokenizer: Any) -> list[int]:

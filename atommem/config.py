@@ -123,7 +123,11 @@ class PolicyConfig:
     policy: list[str] = setting(
         [],
         "A model folder, or a hub name (NAME, NAME@REVISION); or the URLs of vLLM servers of one "
-        "model, or of a chat server (--api chat). A model trained here brings its settings.",
+        "model, or of a chat server (--api chat). A model trained here brings its settings; "
+        "`smollm2` is the adapter that comes with AtomMem.",
+    )
+    base_model: str | None = setting(
+        None, "Folder or hub name of the model under an adapter; unset: the one that it names."
     )
     api: str = setting(
         "completions",
@@ -140,7 +144,8 @@ class PolicyConfig:
     )
 
     def __post_init__(self) -> None:
-        self.policy = [self.policy] if isinstance(self.policy, str) else list(self.policy)
+        names = [self.policy] if isinstance(self.policy, str) else self.policy
+        self.policy = [shipped_policy(name) for name in names]
         check_choice("api", self.api, APIS)
         check_least(self, max_in_flight=1, max_batch_tokens=1)
         if not self.policy:
@@ -170,6 +175,16 @@ class PolicyConfig:
     def settings_folder(self) -> str:
         """The folder whose stored settings apply: the policy's, or of servers the tokenizer's."""
         return (self.tokenizer or "") if self.is_server else self.policy[0]
+
+
+SHIPPED = "smollm2"
+"""The adapter that `atommem ask` uses where no policy is given."""
+
+
+def shipped_policy(name: str) -> str:
+    """Return the folder of an adapter that comes with AtomMem, or else `name`."""
+    folder = Path(__file__).parent / "adapters" / name
+    return str(folder) if name.isidentifier() and folder.is_dir() else name
 
 
 def is_server(policy: Sequence[str]) -> bool:

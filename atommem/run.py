@@ -20,6 +20,7 @@ from atommem.config import (
     field_names,
     is_server,
     load_config,
+    shipped_policy,
 )
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder
@@ -89,7 +90,7 @@ def find_stored(
         model = model[0] if model else None
     if model is not None and is_server([str(model)]):
         model = named("tokenizer")
-    return stored_settings(model, named("environment"))
+    return stored_settings(model and shipped_policy(str(model)), named("environment"))
 
 
 def stored_settings(

@@ -17,6 +17,7 @@ from atommem.errors import DataError
 from atommem.eval.methods.baseline import Baseline, Method
 from atommem.eval.output import SUMMARY, OutputFolder
 from atommem.files import write_json
+from atommem.policy.server import ChatPolicy
 from atommem.process import frozen_heap, run_jobs
 from atommem.rollout import EpisodeRunner
 
@@ -87,6 +88,9 @@ async def evaluate(
             summary = {**result.summary(), "breakdowns": breakdowns(result.records)}
             if services := runner.factory.usage():
                 summary["services"] = services
+            policy = (runner.setup if isinstance(runner, Baseline) else runner.agent).policy
+            if isinstance(policy, ChatPolicy):
+                summary |= policy.record()
             write_json(folder.path / SUMMARY, {**summary, "run": folder.manifest})
     return result
 

@@ -26,6 +26,7 @@ from rich.console import Console
 from transformers import TrainerControl, TrainerState, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 
+from atommem.chat_format import turn_ends
 from atommem.config import check_choice, save_config, setting
 from atommem.environment import find_environment
 from atommem.episode import Episode
@@ -246,7 +247,7 @@ class TinkerTrainer:
             top_p=sampling.top_p,
             top_k=sampling.top_k or -1,
             seed=sampling.seed,
-            stop=[self.tokenizer.eos_token_id],
+            stop=sorted(turn_ends(self.tokenizer)),
         )
         prompt = tinker.ModelInput.from_ints(prompt_ids)
         (sampled,) = (await self.sampler.sample_async(prompt, 1, settings)).sequences

@@ -106,7 +106,7 @@ def why_not(pair: Pair) -> str | None:
     if pair.launcher == "deepspeed_zero3" and find_spec("deepspeed") is None:
         return "DeepSpeed is not installed"
     if "smollm2" in pair.recipe:
-        return "made for a CPU, it is run as it is by scripts/real_train"
+        return "made for a CPU, it is run as it is by scripts/smollm2"
     return None
 
 

@@ -136,7 +136,7 @@ def test_installed_recipes_launchers_and_suites_are_found_by_name(
     launcher = Path(run([*atommem, "configs", "accelerate/ddp"], folder).strip())
     assert launcher.is_relative_to(python.parents[1])
     launch = [python, *LAUNCH, "--config_file", launcher, "--mixed_precision", "no"]
-    train = "-m atommem.cli train grpo --dry_run --config train/smollm2_cpu.yaml"
+    train = "-m atommem.cli train grpo --dry_run --config train/smollm2.yaml"
     assert "Dry run: grpo" in run([*launch, *train.split()], folder)
     listed = run([*atommem, "eval", "--suite", "smoke", "--list"], folder)
     assert "oracle on synthetic, seed 0" in listed
@@ -192,7 +192,7 @@ def test_core_without_the_extras_works_and_names_what_is_missing(
     run([*atommem, "data", "synthetic", "--n", "2", "--out", "core.jsonl"], folder)
     for command in ("data show core.jsonl", "configs", "demo --help", "train --help"):
         run([*atommem, *command.split()], folder)
-    for command, package in (("train --config smollm2_cpu", "trl"), ("demo --quick", "torch")):
+    for command, package in (("train --config smollm2", "trl"), ("demo --quick", "torch")):
         message = rf"needs the package {package}: pip install 'atommem\[train\]'"
         with pytest.raises(AssertionError, match=message):
             run([*atommem, *command.split()], folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from atommem.chat_format import turn_ends
 from atommem.errors import PolicyError
 from atommem.micro_batching import RequestBatcher, Waiting
-from atommem.plugins import not_loaded, only_here
+from atommem.plugins import hub_name, not_loaded, only_here
 from atommem.policy.contract import Completion, Sampling, check_request, make_completion
 from atommem.policy.decoding import Row, decode
 
@@ -33,8 +35,8 @@ class LocalPolicy:
 
     Args:
         model: A transformers causal language model, or a peft model around one.
-        tokenizer: Its end-of-sequence token, and those of the model's generation config, end a
-            completion.
+        tokenizer: `turn_ends`, and the end-of-sequence tokens of the model's generation config, end
+            a completion.
         max_batch_size: Most prompts in one batch.
         max_batch_tokens: Most rows x (longest prompt + longest max_tokens) in one batch; bounds the
             key-value cache. A single request may exceed it.
@@ -67,23 +69,35 @@ class LocalPolicy:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-policy")
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, revision: str | None = None, **options: Any) -> Self:
+    def from_pretrained(
+        cls, path: str | Path, revision: str | None = None, base: str | None = None, **options: Any
+    ) -> Self:
         """Load model and tokenizer from a folder (also of a peft adapter) or a hub name.
 
-        The model goes to the first GPU if there is one, else to the CPU in float32.
+        The model goes to the first GPU if there is one, else to the CPU in float32. An adapter is
+        put on `base`, or on the model that it names, whose tokenizer is its own.
         """
         import torch
         from transformers import AutoModelForCausalLM
 
         device, dtype = ("cuda", "auto") if torch.cuda.is_available() else ("cpu", "float32")
-        found: dict[str, Any] = {"revision": revision, "local_files_only": only_here(path)}
+        adapter = Path(path, "adapter_config.json")
+        if base is None and adapter.is_file():
+            base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        name, revision = hub_name(base) if base else (str(path), revision)
+        found: dict[str, Any] = {"revision": revision, "local_files_only": only_here(name)}
         try:
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **found)
+            model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **found)
+            if base is not None:
+                model.load_adapter(str(path))
         except Exception as error:  # transformers raises many kinds for broken files
+            under = f"base_model={base}: the model under {path}: " if base else ""
             raise PolicyError(
-                f"{str(path)!r} is not a causal language model: {not_loaded(str(path), error)}"
+                f"{under}{name!r} is not a causal language model: {not_loaded(name, error)}"
             ) from error
-        return cls(model.to(device), read_tokenizer(path, revision), **options)
+        own = Path(path, "tokenizer.json").is_file()
+        tokenizer = read_tokenizer(path) if own and base else read_tokenizer(name, revision)
+        return cls(model.to(device), tokenizer, **options)
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         check_request(prompt_ids, sampling, self.context_length)
@@ -143,6 +157,8 @@ def read_tokenizer(name: str | Path, revision: str | None = None) -> Any:
             )
     if tokenizer is None:
         reason = not_loaded(str(name), failure or ValueError("no tokenizer"))
+        if "mistral-common" in reason:  # which does not return the positions of tokens
+            reason = "its tekken.json cannot be read. Give a model with a tokenizer.json."
         raise PolicyError(f"No tokenizer could be loaded from {str(name)!r}: {reason}") from failure
     if not getattr(tokenizer, "is_fast", False):
         raise PolicyError(
@@ -220,5 +236,5 @@ def evaluating(model: Any) -> Iterator[None]:
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     named = model.generation_config.eos_token_id
-    ids = [*named] if isinstance(named, list) else [named]
-    return frozenset(id_ for id_ in (*ids, tokenizer.eos_token_id) if id_ is not None)
+    ids = {*named} if isinstance(named, list) else {named}
+    return frozenset((ids | turn_ends(tokenizer)) - {None})

@@ -30,6 +30,7 @@ def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPo
         return LocalPolicy.from_pretrained(
             model,
             revision=revision,
+            base=settings.base_model,
             max_batch_size=settings.max_in_flight,
             max_batch_tokens=settings.max_batch_tokens,
         )

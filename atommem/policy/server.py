@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from atommem.chat_format import turn_ends
 from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
 from atommem.policy.contract import Completion, Sampling, check_request, make_completion
 from atommem.servers.chat import ChatClient
@@ -88,6 +89,8 @@ class ServerPolicy(RemotePolicy):
         self._requires_scaling = scaled_logprobs
         self.scaling_checked = False
         self._scaling_lock = asyncio.Lock()
+        stops = turn_ends(tokenizer) - {getattr(tokenizer, "eos_token_id", None)}
+        self._stops = {"stop_token_ids": sorted(stops)} if stops else {}
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample one completion; raises as `Policy.complete` does.
@@ -97,7 +100,7 @@ class ServerPolicy(RemotePolicy):
         """
         model = await self.model_name()
         check_request(prompt_ids, sampling, self._context_length)
-        body = completion_request(model, prompt_ids, sampling)
+        body = completion_request(model, prompt_ids, sampling) | self._stops
         try:
             if self._requires_scaling and sampling.temperature not in (0.0, 1.0):
                 async with self._scaling_lock:  # requests that start together share one check
@@ -159,6 +162,11 @@ class ChatPolicy(RemotePolicy):
     ) -> None:
         super().__init__(base_url, model, tokenizer or ApproximateTokenizer(), **options)
         self._chat = ChatClient(self._client)
+
+    def record(self) -> dict[str, Any]:
+        """Return ``chat_format`` of a summary, as `ChatFormat.record`: what the server refused."""
+        folds = self._chat.folds_system
+        return {"chat_format": {"system": "before the user's text"}} if folds else {}
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Raise PolicyError: a chat endpoint takes messages."""

@@ -10,6 +10,7 @@ from itertools import count
 from threading import Lock
 from typing import Any
 
+from atommem.chat_format import turn_ends
 from atommem.errors import PolicyError
 from atommem.policy.contract import Completion, Sampling, check_request, make_completion
 from atommem.policy.server_pool import Adapter
@@ -28,6 +29,7 @@ class VllmEnginePolicy:
         self.tokenizer = tokenizer
         self.context_length: int = engine.model_config.max_model_len
         self._engine = engine
+        self._stops = sorted(turn_ends(tokenizer))
         self._numbers = count()
         self._adapters = count(1)
         self._lora_request: Any = None
@@ -51,7 +53,7 @@ class VllmEnginePolicy:
         check_request(prompt_ids, sampling, self.context_length)
         name = str(next(self._numbers))
         future: Future[Completion] = Future()
-        request = name, {"prompt_token_ids": prompt_ids}, sampling_params(sampling)
+        request = name, {"prompt_token_ids": prompt_ids}, sampling_params(sampling, self._stops)
         self._call(partial(self._add, future, self._lora_request, *request))
         try:
             return await asyncio.wrap_future(future)
@@ -139,7 +141,7 @@ def _settle() -> None:
         torch.cuda.synchronize()
 
 
-def sampling_params(sampling: Sampling) -> Any:
+def sampling_params(sampling: Sampling, stop_token_ids: list[int]) -> Any:
     """Convert to vLLM's parameters, without defaults from generation_config.json.
 
     The seed is dropped: vLLM samples seeded requests row by row, and a completion depends on its
@@ -152,6 +154,7 @@ def sampling_params(sampling: Sampling) -> Any:
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         max_tokens=sampling.max_tokens,
+        stop_token_ids=stop_token_ids,
         logprobs=0,
         detokenize=False,
     )

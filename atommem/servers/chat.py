@@ -45,7 +45,7 @@ class ChatClient:
     def __init__(self, client: ServerClient) -> None:
         self.client = client
         self._dropped: set[str] = set()
-        self._folds_system = False
+        self.folds_system = False
 
     async def ask(
         self,
@@ -64,7 +64,7 @@ class ChatClient:
         optional = (("top_p", top_p, 1.0), ("top_k", top_k, 0), ("seed", seed, None))
         settings |= {name: value for name, value, default in optional if value != default}
         while True:
-            sent = fold_system(messages) if self._folds_system else list(messages)
+            sent = fold_system(messages) if self.folds_system else list(messages)
             body: dict[str, Any] = {"model": model, "messages": sent}
             body |= {name: value for name, value in settings.items() if name not in self._dropped}
             if "max_tokens" in self._dropped:  # OpenAI's reasoning models
@@ -73,7 +73,7 @@ class ChatClient:
                 return _read(await self.client.post("/v1/chat/completions", body))
             except RefusedError as error:
                 if sent != fold_system(sent) and error.without_system_role:
-                    self._folds_system = True
+                    self.folds_system = True
                     warnings.warn(
                         f"{self.client.base_url} refuses the system role, so its text is put "
                         f"before the user's: {error}",

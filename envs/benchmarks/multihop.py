@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from atommem.config import check_choice
-from atommem.envs.benchmarks.rows import Benchmark, QARow, Row, Text, decoded, read_rows
+from atommem.envs.benchmarks.rows import Benchmark, QARow, Row, Text, read_rows
 from atommem.envs.task import Document
 from atommem.errors import ConfigError
 
@@ -116,34 +116,11 @@ def _parse(row: Row, source: str, separator: str, answers: list[str]) -> QARow:
 
 
 def _pairs(row: Row, name: str, kind: Any, *keys: str) -> list[tuple[str, Any]]:
-    """Return title and other half of the items of a field, in any of its four forms.
-
-    They are lists of pairs (official), columns (Hugging Face), lists of objects, or JSON of these;
-    `keys` are the names that the other half may have.
-    """
-    value = decoded(row.get(name))
-    try:
-        if isinstance(value, dict):
-            key = next(key for key in keys if key in value)
-            value = list(zip(value["title"], value[key], strict=True))
-        pairs = [
-            (item["title"], next(item[key] for key in keys if key in item))
-            if isinstance(item, dict)
-            else _pair(decoded(item))
-            for item in value
-        ]
-    except (KeyError, StopIteration, TypeError, ValueError) as error:
-        raise row.error(name, f"does not have pairs of title and {keys[0]}") from error
+    """Return title and other half of the items of a field; `keys` are names of that half."""
+    pairs = row.pairs(name, row.get(name), tuple[Text, kind], *keys)
     if not pairs:
         raise row.error(name, "is empty; the official test files have no supporting facts")
-    found: list[tuple[str, Any]] = row.convert(name, pairs, list[tuple[Text, kind]])
-    return found
-
-
-def _pair(item: Any) -> Any:
-    if isinstance(item, list) and all(isinstance(half, str) for half in item):
-        return [decoded(half) if half.startswith('"') else half for half in item]
-    return item
+    return pairs
 
 
 def _unique(documents: Sequence[Document]) -> tuple[Document, ...]:

@@ -113,6 +113,22 @@ class Row:
         text: str = self.convert(name, self.values.get(name, ""), str)
         return text
 
+    def pairs(self, name: str, value: Any, kind: Any, *keys: str) -> list[tuple[str, Any]]:
+        """Return title and other half of the items of a field, as tuples of a `kind`.
+
+        They are pairs, objects with one of `keys`, columns of these, texts alone, or JSON of any.
+        """
+        try:
+            value = decoded(value)
+            if isinstance(value, dict):
+                halves = next(value[key] for key in keys if key in value)
+                value = zip(value.get("title", [""] * len(halves)), halves, strict=True)
+            found = [_pair(decoded(item), keys) for item in value]
+        except (StopIteration, TypeError, ValueError) as error:
+            raise self.error(name, f"does not have pairs of title and {keys[0]}") from error
+        pairs: list[tuple[str, Any]] = self.convert(name, found, list[kind])
+        return pairs
+
     def parse(self, kind: type[_Kind]) -> _Kind:
         """Return the row as a msgspec struct."""
         return self.convert("", self.values, kind)
@@ -130,6 +146,16 @@ class Row:
             raise DataError(
                 f"{self.place}: {problem}. Correct the row, or download the file again."
             ) from error
+
+
+def _pair(item: Any, keys: Sequence[str]) -> Any:
+    if isinstance(item, dict):
+        return item.get("title", ""), next(item[key] for key in keys if key in item)
+    if isinstance(item, str):
+        return "", item
+    if all(isinstance(half, str) for half in item):  # each may be JSON, as `datasets` stores them
+        return [decoded(half) if half.startswith('"') else half for half in item]
+    return item
 
 
 def read_rows(path: str | Path) -> Iterator[Row]:

@@ -64,7 +64,7 @@ def _parse(row: Row, columns: Columns) -> Task | None:
     """Return the task of a row, None if it has no answer.
 
     Of several answers each is right, and of a whole number that pandas made a float (``3.0``) both
-    forms. The text may be a list of passages (`_passage`), or their columns.
+    forms. The text may be a list of passages (`Row.pairs`), or their columns.
     """
     given = decoded(_value(row, columns.answer, []))
     if isinstance(given, dict):
@@ -83,31 +83,11 @@ def _parse(row: Row, columns: Columns) -> Task | None:
     asked = (Question(question, answers, task_id),)
     text = _value(row, columns.text)
     passages = decoded(text) if isinstance(text, str) and text.startswith(("[", "{")) else text
-    if isinstance(passages, dict):
-        columns_of = {name: value for name, value in passages.items() if isinstance(value, list)}
-        passages = [
-            dict(zip(columns_of, values, strict=True))
-            for values in zip(*columns_of.values(), strict=False)
-        ]
-    if not isinstance(passages, list):
+    if not isinstance(passages, list | dict):
         return Task(task_id, asked, context=row.convert(columns.text, text, Text), source=TABLE)
-    documents = tuple(_passage(row, columns.text, decoded(item)) for item in passages)
-    return Task(task_id, asked, documents, source=TABLE)
-
-
-def _passage(row: Row, column: str, item: Any) -> Document:
-    """Return a document of a text, a pair of title and text, or an object with these.
-
-    The text may be a list of sentences.
-    """
-    title: Any = ""
-    if isinstance(item, list) and len(item) == 2:
-        title, item = item
-    elif isinstance(item, dict):
-        title = item.get("title", "")
-        item = next((item[name] for name in _BODIES if name in item), None)
-    text = "".join(row.convert(column, listed(item), list[str]))
-    return Document(row.convert(column, title, str), row.convert(column, text, Text))
+    found = row.pairs(columns.text, passages, tuple[str, Text | list[str]], *_BODIES)
+    documents = (Document(title, "".join(parts)) for title, parts in found)
+    return Task(task_id, asked, tuple(documents), source=TABLE)
 
 
 def _value(row: Row, column: str, default: Any = None) -> Any:

@@ -1,6 +1,6 @@
-"""Parts ``lora``, ``full``, ``fsdp2``: the real command with random weights.
+"""Parts ``lora`` and ``fsdp2``: the real command with random weights.
 
-Three updates (two under FSDP2, world size 1) of `configs/train/qwen3_0.6b_lora_1gpu.yaml` with
+Two updates (FSDP2: full weights, a world of one) of `configs/train/qwen3_0.6b_lora_1gpu.yaml` with
 local sampling and smaller sizes, and the most memory of each phase beside what `--dry_run` said.
 Rewards are random, so that there is something to train on. On a CPU the sharded run has two
 processes.
@@ -27,7 +27,7 @@ WITHIN = 0.1
 FULL = ("--use_peft", "false", "--learning_rate", "1e-6")
 MODES = {
     "lora": ("--dtype", "bfloat16"),
-    "full": ("--dtype", "float32", *FULL),
+    "full": ("--dtype", "float32", *FULL),  # of the parts with vLLM
     "fsdp2": ("--dtype", "bfloat16", *FULL, "--beta", "0.01"),
 }
 TINY = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 384}
@@ -44,11 +44,10 @@ def flags_of(part: Part, mode: str, folder: Path) -> list[str]:
     model = measured_training.make_model(architecture, torch.bfloat16, str(part.device))
     named = measured_training.make_inputs(folder, model, tasks=12, documents=4, words=words)
     batch, group, completion, chunk, budget = sizes
-    updates = "2" if mode == "fsdp2" or part.tiny else "3"
     fixed = """--config configs/train/qwen3_0.6b_lora_1gpu.yaml --use_vllm false --embedder hashing
         --templates compact --max_reads 0 --report_to none --save_strategy no --disable_tqdm true
         --warmup_steps 0"""
-    own = f"""--per_device_train_batch_size {batch} --num_generations {group} --max_steps {updates}
+    own = f"""--per_device_train_batch_size {batch} --num_generations {group} --max_steps 2
         --max_completion_length {completion} --chunk_tokens {chunk} --micro_batch_tokens {budget}"""
     flags = [*fixed.split(), *named, "--output_dir", str(folder / "run"), *own.split()]
     return [*flags, *(["--use_cpu"] if part.tiny else []), *MODES[mode]]

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from atommem.actions import ANSWER_ACTION
+from atommem.chat_format import turn_ends
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.errors import ConfigError, DialectError, PolicyError
@@ -128,6 +129,14 @@ def test_prompt_without_a_chat_template_begins_as_the_tokenizer_does(templates: 
     assert tokenizer.eos_token_id not in ids
 
 
+@pytest.mark.parametrize(("end", "ends_reply"), [("<|vision_pad|>", True), ("<|end|>", False)])
+def test_reply_ends_as_the_template_ends_a_turn(end: str, ends_reply: bool) -> None:
+    tokenizer = with_template(BODY.replace("</u>", end))
+    tokenizer.add_special_tokens({"additional_special_tokens": [end]})
+    own = {tokenizer.convert_tokens_to_ids(end)} if ends_reply else set()
+    assert turn_ends(tokenizer) == {tokenizer.eos_token_id} | own
+
+
 def test_prompt_does_not_change_with_the_day() -> None:
     tokenizer = with_template("{{ strftime_now('%d %b %Y') }}" + BODY)
     with patch.object(rendering, "datetime", None):
@@ -163,6 +172,7 @@ def test_chat_without_the_system_role_gets_it_in_the_users_message(
     with pytest.warns(UserWarning, match="refuses the system role"):
         assert asyncio.run(policy.complete_chat(messages, Sampling())).text == "hi"
     assert asyncio.run(policy.complete_chat(messages, Sampling())).text == "hi"
+    assert policy.record() == {"chat_format": {"system": "before the user's text"}}
     assert len(server.bodies) == 3
     assert server.bodies[-1]["messages"] == [{"role": "user", "content": "S\n\nU"}]
 

@@ -54,10 +54,10 @@ def test_split_config_reads_files_in_order_and_keeps_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("own.yaml").write_text("base: smollm2_cpu\nseed: 7\n")
+    Path("own.yaml").write_text("base: smollm2\nseed: 7\n")
     rest, values = split_config(["--seed", "1", "--config=own.yaml", "--use_cpu"], "train")
     assert rest == ["--seed", "1", "--use_cpu"]
-    assert values == load_yaml(shipped_files()["train/smollm2_cpu"], "train") | {"seed": 7}
+    assert values == load_yaml(shipped_files()["train/smollm2"], "train") | {"seed": 7}
 
 
 # Imports: what is imported, and not only what may be (`lint-imports` holds that) ---
