@@ -20,7 +20,7 @@ from atommem.envs.benchmarks.rows import (
     without_nulls,
 )
 from atommem.envs.task import Document, Question, Task
-from atommem.errors import ConfigError, DataError
+from atommem.errors import ConfigError, DataError, suggest_path
 
 TABLE = "table"
 
@@ -115,6 +115,8 @@ def find_rows(name: str, split: str | None = None, subset: str | None = None) ->
         if split or subset:
             raise ConfigError(f"split, subset: {name} is a file, which has none. Leave them out.")
         return read_rows(path)
+    if not path.exists() and path.suffix in (".csv", ".tsv", ".json", ".jsonl", ".parquet"):
+        raise DataError(f"{name}: there is no such file{suggest_path(path)}.")
     folder = path if split is None else path / split
     if shards := sorted(folder.glob("data-*.arrow")):  # of `Dataset.save_to_disk`
         found: Iterable[Any] = (row.values for shard in shards for row in read_rows(shard))

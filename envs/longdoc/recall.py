@@ -19,12 +19,13 @@ from atommem.envs.scoring.metrics import VERDICTS, comparable, normalize
 from atommem.envs.task import SENTENCE_END, Document, Question, Task
 from atommem.episode import Episode
 from atommem.memory.log import Outcome, replay
-from atommem.words import words
+from atommem.words import HANGUL, words
 
 _STOP_WORDS = re.compile(
     r"\b(?:and|or|but|of|in|on|at|to|by|for|from|with|as|not|also|is|are|was|were|be|been|has|have|"
     r"had|it|its|he|she|his|her|they|their|that|this|which|who|whom|whose|when|where|what)\b"
 )
+_SYLLABLE = re.compile(f"[{HANGUL}]")
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,9 @@ def _sentences(text: str) -> list[str]:
 
 @lru_cache(maxsize=2048)
 def _padded(text: str) -> str:
-    return f" {normalize(comparable(text))} "
+    # A Korean word carries particles, so its syllables count.
+    apart = _SYLLABLE.sub(r" \g<0> ", normalize(comparable(text)))
+    return f" {' '.join(apart.split())} "
 
 
 @lru_cache(maxsize=2048)

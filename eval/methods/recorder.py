@@ -1,7 +1,5 @@
 """Shared by baselines: the parts of a comparison, and the recording of an episode."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
@@ -35,8 +33,7 @@ from atommem.run import RunConfig
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
 
-Found = Sequence[tuple[int, float]]
-"""Ids of entries and their scores, best first."""
+Found = Sequence[tuple[int, float]]  # ids of entries and their scores, best first
 _JSON_REPLY = ActionSpec("reply", Body.TEXT)
 
 
@@ -76,42 +73,36 @@ class Setup:
         return self.context_tokens - self.run.sampling.max_tokens
 
 
+@dataclass(eq=False)
 class Recorder:
     """One episode of a baseline: asks the policy, and records every call and change of memory.
 
-    Attributes:
-        answers: One per question, None until given.
-        metrics: Further metrics of the episode (``truncated``).
-        texts, index: The entries and their vectors, by id.
-        thinking: Whether the latest completion begins inside of thinking.
+    `answers` has one per question, None until given; `metrics` are added to the episode's; `texts`
+    and `index` are the entries and their vectors, by id.
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        plain: PromptBuilder,
-        remembering: PromptBuilder,
-        episode: Episode,
-        task: Task,
-    ) -> None:
-        self.answers: list[str | None] = [None] * len(task.questions)
+    setup: Setup
+    plain: PromptBuilder
+    remembering: PromptBuilder
+    episode: Episode
+    task: Task
+
+    def __post_init__(self) -> None:
+        self.answers: list[str | None] = [None] * len(self.task.questions)
         self.metrics: dict[str, float] = {}
-        self.task = task
         self.texts: dict[int, str] = {}
-        self.index = VectorStore(setup.embedder.dim)
+        self.index = VectorStore(self.setup.embedder.dim)
         self.thinking = False
-        self._setup, self._episode = setup, episode
-        self._plain, self._remembering = plain, remembering
         self._contents = Contents()
 
     def count_tokens(self, shown: Observation) -> int:
         """Return the number of tokens that `ask` sends without memory."""
-        return len(self._plain.build(shown, MemoryView()))
+        return len(self.plain.build(shown, MemoryView()))
 
     async def ask(self, shown: Observation, view: MemoryView | None = None) -> Step:
         """Sample a completion and record it as a step; raises like `Policy.complete`."""
-        setup, episode = self._setup, self._episode
-        prompts = self._plain if view is None else self._remembering
+        setup, episode = self.setup, self.episode
+        prompts = self.plain if view is None else self.remembering
         size = len(self._contents.entries)
         view = view or MemoryView(size=size)
         index = len(episode.steps)
@@ -144,10 +135,7 @@ class Recorder:
         return step
 
     def parse(self, step: Step, spec: ActionSpec) -> tuple[Action, ...]:
-        """Parse the latest completion, without its thinking, as one action.
-
-        Problems go to the step.
-        """
+        """Parse the latest completion, without its thinking, as one action, and note problems."""
         parsed = parse_whole(step.text, spec, self.thinking)
         step.problems = parsed.problems
         return parsed.actions
@@ -157,8 +145,7 @@ class Recorder:
     ) -> tuple[Step, dict[str, Any]]:
         """Show `pieces` of the stream, of which the last is the instruction.
 
-        Returns:
-            The step, and the JSON object in its reply; without one, {} and a problem of the step.
+        Returns the step, and the JSON object in its reply; {} and a problem of the step without.
         """
         shown = Observation("reading", stream=pieces[:-1], closing=pieces[-1:], label=label)
         step = await self.ask(shown, view)
@@ -174,12 +161,12 @@ class Recorder:
 
     async def embed(self, texts: Sequence[str], kind: TextKind = "entry") -> Vectors:
         """Embed texts; shape (n, dim). Raises OutageError."""
-        return await self._setup.embedder.embed(texts, kind)
+        return await self.setup.embedder.embed(texts, kind)
 
     async def hold(self, texts: Sequence[str]) -> None:
         """Store texts from the start, numbered from 1, without an action (RAG)."""
         self.texts = dict(enumerate(texts, start=1))
-        self.index = VectorStore(self._setup.embedder.dim)
+        self.index = VectorStore(self.setup.embedder.dim)
         if texts:
             self.index.add(list(self.texts), await self.embed(texts))
 

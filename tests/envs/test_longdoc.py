@@ -240,12 +240,30 @@ def test_fact_is_carried_by_its_answer_and_two_of_its_words(text: str, carried: 
     assert facts_of(FACTS, FAR) == []
 
 
-def test_fact_of_a_language_without_spaces_is_carried() -> None:
-    document = Document("张三", "他是海员。他从一九九〇年起住在北京。", gold=True)
-    question = Question("张三住在哪里？", ("北京",))  # noqa: RUF001
+@pytest.mark.parametrize(
+    ("document", "gold", "carried", "others"),
+    [
+        (
+            Document("张三", "他是海员。他从一九九〇年起住在北京。", gold=True),
+            "北京",
+            "张三住在北京。",
+            ["李四去过北京。", "张三住在南京。"],
+        ),
+        (
+            Document("영희", "그는 선원이다. 그는 서울에 산다.", gold=True),
+            "서울",
+            "영희가 서울에서 산다.",
+            ["민수는 서울로 갔다.", "영희는 부산에 산다."],
+        ),
+    ],
+)
+def test_fact_of_a_language_without_words_of_its_own_is_carried(
+    document: Document, gold: str, carried: str, others: list[str]
+) -> None:
+    question = Question("?", (gold,))
     (fact,) = facts_of(Task("t", (question,), (document,)), question)
-    texts = ("张三住在北京。", "李四去过北京。", "张三住在南京。")
-    assert [fact.carried_by(text) for text in texts] == [True, False, False]
+    assert fact.carried_by(carried)
+    assert not any(map(fact.carried_by, others))
 
 
 CREATE = Operation(0, "create", entry_id=1, after=FACT)
