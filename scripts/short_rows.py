@@ -61,7 +61,7 @@ class Row:
     needles: list[str] = field(default_factory=list)
 
     def hop(self, number: int, question: str, answer: str, place: int, support: list[int]) -> Self:
-        changes = {"kind": "single", "question": question, "answers": [answer]}
+        changes: Any = {"kind": "single", "question": question, "answers": [answer]}
         gold, name = {place: support}, f"{self.id}#{number}"
         return replace(self, id=name, gold=gold, needles=[answer], **changes)
 
