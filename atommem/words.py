@@ -12,7 +12,7 @@ UNSPACED = (
 )
 """Scripts without spaces between words, for a character class: Thai, Lao, Burmese, Khmer, Chinese
 and Japanese."""
-_HANGUL = "\u1100-\u11ff\uac00-\ud7a3"
+HANGUL = "\u1100-\u11ff\uac00-\ud7a3"
 # A vowel sign or an accent belongs to the word before it, though `\w` leaves it out.
 _MARKS = "".join(
     mark
@@ -22,8 +22,8 @@ _MARKS = "".join(
 TOKEN = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}](?:[^\W{UNSPACED}]|[{_MARKS}])*")
 """A word, or a character of a script without spaces."""
 _RUN = re.compile(
-    rf"(?P<joined>[{UNSPACED}{_HANGUL}]+)"
-    rf"|[^\W{UNSPACED}{_HANGUL}](?:[^\W{UNSPACED}{_HANGUL}]|[{_MARKS}])*"
+    rf"(?P<joined>[{UNSPACED}{HANGUL}]+)"
+    rf"|[^\W{UNSPACED}{HANGUL}](?:[^\W{UNSPACED}{HANGUL}]|[{_MARKS}])*"
 )
 _CHARACTER = re.compile(f"[{UNSPACED}]")
 _WIDTHS = re.compile("[\uff01-\uffee]+")
@@ -76,7 +76,6 @@ def pairs(run: str, characters: bool = False) -> list[str]:
 
 
 def character_pairs(text: str, characters: bool = False) -> list[str]:
-    """Return the words that `words` makes of pairs of characters."""
     runs = (match["joined"] for match in _RUN.finditer(unify(text)))
     return [pair for run in runs if run for pair in pairs(run, characters)]
 
@@ -87,5 +86,4 @@ def spaced(text: str) -> str:
 
 
 def is_unspaced(text: str) -> bool:
-    """Whether a text has a character of a script without spaces."""
     return _CHARACTER.search(text) is not None

@@ -1,11 +1,8 @@
 """The command `atommem demo`."""
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import os
-import sys
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,8 +22,8 @@ _WORLDS = {
 _MOST_RANKS = 2  # each needs its own core, and a third gains little
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = _parser().parse_args(sys.argv[1:] if argv is None else argv)
+def main(argv: list[str]) -> int:
+    args = _parser().parse_args(argv)
     args.out = args.out or Path("runs") / "_".join(filter(None, ("demo", args.world)))
     ranks = args.processes
     if ranks is None:

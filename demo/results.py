@@ -1,7 +1,5 @@
 """Results of the demo: the summary file, the table, and the claims that it is held to."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,7 +66,6 @@ def _rates(result: EvalResult) -> dict[str, float]:
 
 
 def results_table(results: Mapping[str, EvalResult]) -> Table:
-    """Make a table of EM with its interval and actions per step."""
     tasks = max(len(result.records) for result in results.values())
     table = Table(
         title=f"{tasks} held-out tasks, sampled at temperature 1",

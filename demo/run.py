@@ -1,7 +1,5 @@
 """The demo: make a policy, show it faulty demonstrations, train it, measure it."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import time
@@ -18,18 +16,9 @@ from accelerate.utils import gather_object
 from rich.console import Console
 from transformers import logging
 
-from atommem.demo.copying import pretrain_copying
-from atommem.demo.recipe import Recipe
-from atommem.demo.results import (
-    ABLATIONS,
-    LABELS,
-    SUMMARY_FILE,
-    print_outcome,
-    results_table,
-    summarize,
-)
-from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
-from atommem.demo.worlds import grpo_config, make_expert, make_tasks, world_words
+from atommem.demo import results
+from atommem.demo.recipe import Recipe, grpo_config, make_expert, make_tasks, world_words
+from atommem.demo.tiny_policy import make_model, pretrain_copying, prompt_words, word_tokenizer
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
 from atommem.envs.scoring.records import EvalResult
@@ -48,14 +37,15 @@ from atommem.run import build_agent
 from atommem.train.console import (
     GRPO_COLUMNS,
     METRICS_FILE,
+    PLOT_FILE,
     SFT_COLUMNS,
+    plot_training,
     read_metrics,
     use_console,
 )
 from atommem.train.errors import TrainingInterrupted
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.sft import ColdStartTrainer, demonstrations, sft_dataset
-from atommem.train.plot import PLOT_FILE, plot_training
 from atommem.train.rollout.backends import make_local_backend
 from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.settings import Settings, read_settings
@@ -65,8 +55,7 @@ HELDOUT_FILE = "heldout.parquet"
 _FOLDERS = ("cold_start", "grpo", "eval")
 _GRPO_HEADINGS = {"reward", "create", "read", "update", "scratch", "malform", "store", "tokens"}
 _GRPO_HEADINGS |= {"no var", "roll s", "train s"}
-_HELDOUT, _DEMONSTRATIONS, _TRAINING = 1, 2, 3
-"""Streams of tasks with different seeds."""
+_HELDOUT, _DEMONSTRATIONS, _TRAINING = 1, 2, 3  # streams of tasks with different seeds
 
 
 def load_settings(out: Path, recipe: Recipe, seed: int = 0) -> Settings:
@@ -104,7 +93,7 @@ class Demo:
         if self._ranks.is_main_process:
             for name in _FOLDERS:
                 shutil.rmtree(out / name, ignore_errors=True)
-            for name in (SUMMARY_FILE, PLOT_FILE):
+            for name in (results.SUMMARY_FILE, PLOT_FILE):
                 (out / name).unlink(missing_ok=True)
             out.mkdir(parents=True, exist_ok=True)
         self._ranks.wait_for_everyone()
@@ -125,7 +114,6 @@ class Demo:
         return make_tasks(world or self.recipe.world, count, 10 * self.seed + stream, capacities)
 
     def learn_to_copy(self) -> None:
-        """Pretrain the ability to look something up in the context."""
         title = "Pretraining on copying (a policy that cannot copy cannot use a memory)"
         with self._timed("pretrain", title):
             ranks = self._ranks.process_index, self._ranks.num_processes
@@ -177,12 +165,10 @@ class Demo:
     def evaluate(self, name: str, tasks: Sequence[Task] | None = None) -> EvalResult:
         """Measure held-out EM with the sampling of training; traces go to ``eval/NAME``.
 
-        Args:
-            name: ``before``, ``after``, or one of `ABLATIONS`, which switches something off.
-            tasks: Default: the held-out ones.
+        `name` is ``before``, ``after``, or one of `ABLATIONS`, which switches something off.
         """
         policy = LocalPolicy(self.model, self.tokenizer)
-        runner = EpisodeRunner(self._agent(policy, ABLATIONS.get(name, ())))
+        runner = EpisodeRunner(self._agent(policy, results.ABLATIONS.get(name, ())))
         tasks = self.heldout if tasks is None else tasks
         if name == "tools_off":
             tasks = [replace(task, documents=(), metadata={}) for task in tasks]
@@ -207,7 +193,7 @@ class Demo:
                 found |= theirs
                 self.seconds = {**seconds, **self.seconds}
         for name in names:
-            self.console.print(f"held-out EM, {LABELS[name].strip()}: {found[name].em:.3f}")
+            self.console.print(f"held-out EM, {results.LABELS[name].strip()}: {found[name].em:.3f}")
         return {name: found[name] for name in names}
 
     def grpo(self) -> None:
@@ -261,35 +247,32 @@ class Demo:
 def check_out(out: Path) -> None:
     """Raise `ConfigError` if the demo would replace folders that are not a demo's."""
     found = [name for name in _FOLDERS if (out / name).exists()]
-    if found and not any((out / name).is_file() for name in (HELDOUT_FILE, SUMMARY_FILE)):
+    if found and not any((out / name).is_file() for name in (HELDOUT_FILE, results.SUMMARY_FILE)):
         raise ConfigError(f"out={out}: {', '.join(found)} in it would be lost. Give a new folder.")
 
 
 def run_demo(
     recipe: Recipe, out: Path, seed: int, console: Console, started: float | None = None
 ) -> dict[str, Any]:
-    """Run the demo, write summary and plot, and print the table; returns the summary.
-
-    ``seconds_total`` counts from `started` (`time.perf_counter()`; default: now).
-    """
+    """Run the demo, write summary and plot, and print the table; returns the summary."""
     started = time.perf_counter() if started is None else started
     logging.disable_progress_bar()  # of saving one file of weights
     demo = Demo(recipe, out, seed, console)
     demo.learn_to_copy()
     demo.cold_start()
-    results = demo.evaluate_all(["before"])
+    found = demo.evaluate_all(["before"])
     demo.grpo()
-    results |= demo.evaluate_all(["after", *recipe.ablations])
-    summary = summarize(results, demo.seconds, time.perf_counter() - started, seed)
+    found |= demo.evaluate_all(["after", *recipe.ablations])
+    summary = results.summarize(found, demo.seconds, time.perf_counter() - started, seed)
     if not PartialState().is_main_process:
         return summary
     lines = {"held-out EM after": summary["em_after"], "held-out EM before": summary["em_before"]}
     plot = plot_training(read_metrics(out / "grpo" / METRICS_FILE), out / PLOT_FILE, lines)
-    write_json(out / SUMMARY_FILE, summary)
+    write_json(out / results.SUMMARY_FILE, summary)
     console.print()
-    console.print(results_table(results))
-    print_outcome(summary, console)
-    console.print(f"summary: {out / SUMMARY_FILE}; training: {plot}", soft_wrap=True)
+    console.print(results.results_table(found))
+    results.print_outcome(summary, console)
+    console.print(f"summary: {out / results.SUMMARY_FILE}; training: {plot}", soft_wrap=True)
     console.print(f"policies: {out / 'grpo'}, before GRPO {out / 'cold_start'}", soft_wrap=True)
     trace = min((out / "eval" / "after" / TRACES).iterdir())
     console.print(f"Replay an episode: atommem trace {trace}", soft_wrap=True)

@@ -1,10 +1,7 @@
 """``atommem audit``: what a store holds, and what rules would drop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -33,12 +30,9 @@ _TEXT_FIELDS = ("text", "memory", "content", "data", "query")
 
 @dataclass
 class Audit:
-    """Findings, by entry id.
+    """Findings, by entry id, oldest first; `evicted` by rule.
 
-    Attributes:
-        duplicates: Groups of near-duplicates, oldest first in each.
-        never_shown: None if no entry was ever shown, as in stores that do not record use.
-        evicted: For each rule the entries that it evicts at the budget, in order.
+    `never_shown` is None if no entry was ever shown, as in stores that do not record use.
     """
 
     entries: int
@@ -47,7 +41,7 @@ class Audit:
     evicted: dict[str, list[int]] = field(default_factory=dict)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     parser = Parser(
         "atommem audit",
         "Inspect a memory: near-duplicates, entries never shown, and the entries that each rule "
@@ -61,7 +55,6 @@ def main(argv: list[str] | None = None) -> int:
     flags = ("embedder", "embedder_model", "embedder_url")
     parser.add_settings("embedder", EmbedderConfig, names=flags)
     parser.add_argument("--out", type=Path, help="Write everything as JSON.")
-    argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
     check_writable("out", args.out, folder=False)
     if args.budget is not None and args.budget < 1:
@@ -89,12 +82,7 @@ async def audit(
     budget: int | None = None,
     rules: Sequence[str] = (),
 ) -> Audit:
-    """Audit the entries of a store, oldest first.
-
-    Args:
-        same: Entries above this cosine are duplicates.
-        budget: Entries to keep when reporting what `rules` evict.
-    """
+    """Audit the entries of a store, oldest first; `same` is the least cosine of duplicates."""
     vectors = await embedder.embed([entry.text for entry in entries], "entry")
     unused = [entry.id for entry in entries if not entry.shown]
     duplicates = [[entries[row].id for row in rows] for rows in find_duplicates(vectors, same)]

@@ -1,80 +1,59 @@
 """``atommem eval``: evaluate a checkpoint or a server on a task file, or run a suite."""
 
-from __future__ import annotations
-
 import asyncio
-import sys
 from pathlib import Path
 
 from atommem.environment import find_environment
 from atommem.envs.scoring.records import EvalResult
 from atommem.errors import BudgetSpentError, check_writable
-from atommem.eval.eval_config import (
-    EXIT_BUDGET_SPENT,
-    EXIT_TOO_MANY_FAILED,
-    EvalContext,
-    EvalRun,
-    parse_arguments,
-    print_error,
-    print_interrupted,
-)
+from atommem.eval import eval_config
 from atommem.eval.output import SUMMARY, trace_path
-from atommem.eval.reporting.evaluations import read_evaluation
-from atommem.eval.reporting.results import make_results
+from atommem.eval.reporting.results import make_results, read_evaluation
 from atommem.eval.reporting.tables import make_tables
 from atommem.eval.runner import evaluate
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Run ``atommem eval``.
 
-    Returns:
-        0; 3 if more episodes failed or overflowed than ``--max_failed_fraction`` allows; 4 if
-        ``--call_budget`` was spent before all had run; 130 after Ctrl-C or SIGTERM.
-
-    Raises:
-        AtomMemError: A setting or file is wrong, or the policy refused a request.
+    Returns 0; 3 if more episodes failed or overflowed than ``--max_failed_fraction`` allows; 4 if
+    ``--call_budget`` was spent before all had run; 130 after Ctrl-C or SIGTERM.
     """
-    argv = sys.argv[1:] if argv is None else argv
     if any(argument.partition("=")[0] == "--suite" for argument in argv):
         from atommem.eval.suite_cli import main as run_suite
 
         return run_suite(argv)
-    evaluation = parse_arguments(argv)
+    evaluation = eval_config.parse_arguments(argv)
     config = evaluation.config
     check_writable("out", config.out, folder=True)
     try:
         result = asyncio.run(_run(evaluation))
     except KeyboardInterrupt:
-        return print_interrupted(config.out)
+        return eval_config.print_interrupted(config.out)
     except BudgetSpentError as error:
-        print_error(f"{error} The same command continues in {config.out}.")
-        return EXIT_BUDGET_SPENT
+        eval_config.print_error(f"{error} The same command continues in {config.out}.")
+        return eval_config.EXIT_BUDGET_SPENT
     _print_summary(result, Path(config.out))
     count, most = len(result.records), config.max_failed_fraction
     for number, kind in ((result.failed, "failed"), (result.overflowed, "overflowed")):
         if number > most * count:
-            print_error(
+            eval_config.print_error(
                 f"{number} of {count} episodes {kind}: more than --max_failed_fraction {most:g}. "
                 "Scores cover the others only. Overflow needs a longer --context_tokens, or "
                 "smaller chunks."
             )
-            return EXIT_TOO_MANY_FAILED
+            return eval_config.EXIT_TOO_MANY_FAILED
     return 0
 
 
-async def _run(evaluation: EvalRun) -> EvalResult:
+async def _run(evaluation: eval_config.EvalRun) -> EvalResult:
     config = evaluation.config
     environment = find_environment(evaluation.run.environment.environment)
     tasks = environment.read_tasks(config.data)[: config.limit]
-    async with EvalContext() as context:
+    async with eval_config.EvalContext() as context:
         method, settings = await context.open(evaluation)
         return await evaluate(
-            tasks,
-            method,
-            config.out,
-            samples_per_task=config.samples_per_task,
-            settings=settings,
+            tasks, method, config.out, samples_per_task=config.samples_per_task, settings=settings
         )
 
 

@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atommem.arguments import Parser, make, split_config
-from atommem.config import (
-    PolicyConfig,
-    check_choice,
-    check_least,
-    check_probabilities,
-    setting,
-)
+from atommem.config import PolicyConfig, check_choice, check_least, check_probabilities, setting
 from atommem.embedding import make_embedder
 from atommem.environment import EnvironmentFactory, make_factory
 from atommem.envs.scoring.judge import judge_settings
@@ -45,9 +39,7 @@ class EvalConfig:
     context_tokens: int = setting(
         32_768, "Longest prompt and completion together (full_context truncates to it)."
     )
-    max_turns: int = setting(
-        40, "Calls of tools of an episode (agentic_search, recursive); then it must answer."
-    )
+    max_turns: int = setting(40, "Calls of tools in an episode; then it must answer.")
     yarn_factor: float | None = setting(
         None, "YaRN factor of the server or model config, stated in the result."
     )
@@ -100,11 +92,7 @@ class EvalRun:
 
 
 def parse_arguments(argv: Sequence[str], settings: Mapping[str, Any] | None = None) -> EvalRun:
-    """Read the command line of ``atommem eval``; `settings` are those of a suite.
-
-    Raises:
-        ConfigError: A setting is unknown or out of range, or a file cannot be read.
-    """
+    """Read the command line of ``atommem eval``; `settings` are those of a suite."""
     argv, values = split_config(argv, "eval")
     values |= settings or {}
     stored = find_stored(argv, values)
@@ -135,10 +123,8 @@ def eval_parser(environment: str) -> Parser:
 class EvalContext:
     """Holds an open policy and embedder; a context manager that closes them.
 
-    Opening others closes them first: two models may not fit.
-
-    Args:
-        slots: Bounds the episodes of all methods together; None bounds each by `max_in_flight`.
+    Opening others closes them first: two models may not fit. `slots` bound the episodes of all
+    methods together; None bounds each by `max_in_flight`.
     """
 
     def __init__(self, slots: asyncio.Semaphore | None = None) -> None:
@@ -156,13 +142,7 @@ class EvalContext:
         await self._stack.aclose()
 
     async def open(self, evaluation: EvalRun) -> tuple[Method, dict[str, Any]]:
-        """Return the method, and the settings that its output folder must agree in.
-
-        Raises:
-            ConfigError: A setting is wrong, or a package is missing.
-            PolicyError: The model or tokenizer cannot be loaded.
-            OutageError: A server is unreachable.
-        """
+        """Return the method, and the settings that its output folder must agree in."""
         config, run = evaluation.config, evaluation.run
         if self._models != evaluation.models:
             self._models, self._factories = "", {}

@@ -1,19 +1,18 @@
 """``atommem judge``: the same answers under several judge prompts, in one table."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -31,34 +30,6 @@ SPREAD = 0.1
 """Prompts that differ by more are flagged."""
 Labels = Mapping[tuple[str, str | None], bool]
 """Whether an answer (question id, answer) is right."""
-
-
-class Verdicts(dict[str, float]):
-    """Scores by the digest of model, prompt and answer; `log` is a binary file for new ones."""
-
-    log: Any = None
-
-    def add(self, key: str, score: float) -> None:
-        """Store a verdict, in the log too."""
-        self[key] = score
-        if self.log is not None:
-            self.log.write(json.dumps([key, score]).encode() + b"\n")
-            self.log.flush()
-
-
-@contextmanager
-def open_verdicts(out: Path | None) -> Iterator[Verdicts]:
-    """Read the verdicts beside `out` that a stopped command left, and log new ones there."""
-    found = Verdicts()
-    if out is None:
-        yield found
-        return
-    with out.with_suffix(".verdicts.jsonl").open("a+b") as found.log:
-        found.log.seek(0)
-        content = found.log.read()
-        found.log.truncate(content.rfind(b"\n") + 1)  # a line that a kill cut off
-        found.update(json.loads(line) for line in content.split(b"\n")[:-1])
-        yield found
 
 
 def main(argv: Sequence[str]) -> int:
@@ -87,11 +58,11 @@ def main(argv: Sequence[str]) -> int:
     rows: dict[str, list[EpisodeRecord]] = {}
     for item in read_evaluations(args.evaluations):
         rows.setdefault(item.row, []).extend(item.records)
-    with open_verdicts(args.out) as verdicts:
-        try:
-            judged, unreadable = asyncio.run(judge_rows(rows, config, args.prompts, verdicts))
-        except OutageError as error:
-            raise OutageError(f"{error} With --out, the same command continues.") from error
+    log = Path(os.devnull) if args.out is None else args.out.with_suffix(".verdicts.jsonl")
+    try:
+        judged, unreadable = asyncio.run(judge_rows(rows, config, args.prompts, log))
+    except OutageError as error:
+        raise OutageError(f"{error} With --out, the same command continues.") from error
     table, numbers = judge_table(judged, unreadable, labels)
     print(table.text(), table.note, sep="\n")
     if args.out is not None:
@@ -104,40 +75,41 @@ async def judge_rows(
     rows: Mapping[str, Sequence[EpisodeRecord]],
     config: JudgeConfig,
     prompts: Sequence[str],
-    verdicts: Verdicts,
+    log: Path,
 ) -> tuple[dict[str, list[EpisodeRecord]], dict[str, int]]:
-    """Judge all answers with every prompt, but for those that have a readable verdict.
+    """Judge all answers with every prompt, but for the readable verdicts that `log` has.
 
-    A prompt whose verdicts cannot be read is left out, with a line on standard error.
-
-    Returns:
-        The records, with a score named like the prompt for each question that has a gold answer;
-        and the number of unreadable verdicts of each prompt.
+    The records get a score named like the prompt for each question with a gold answer. A prompt
+    whose verdicts cannot be read is left out, with a line on standard error.
     """
     judged = {row: [*records] for row, records in rows.items()}
-    unreadable = {}
+    unreadable, verdicts = {}, read_verdicts(log)
     for prompt in prompts:
         asking = replace(config, judge_prompt=prompt)
         judge = make_judge(asking)
         assert judge is not None
-        made = f"{config.judge_model}\n{judge_prompt(asking)}"
-        jobs = [
-            asyncio.ensure_future(_judged(record, prompt, judge, made, verdicts))
-            for found in judged.values()
-            for record in found
-        ]
-        try:
-            with tqdm(total=len(jobs), desc=prompt, unit="episode", disable=None) as bar:
+        with log.open("a", encoding="utf-8") as file:
+            print(file=file)  # ends a line that a kill cut off
+            score = partial(
+                _score, judge, [config.judge_model, judge_prompt(asking)], verdicts, file
+            )
+            jobs = [
+                asyncio.ensure_future(_judged(record, prompt, score))
+                for found in judged.values()
+                for record in found
+            ]
+            try:
+                with tqdm(total=len(jobs), desc=prompt, unit="episode", disable=None) as bar:
+                    for job in jobs:
+                        job.add_done_callback(partial(_advance, bar))
+                    done = iter(await asyncio.gather(*jobs))
+            except JudgeError as error:
+                print(f"{prompt} left out: {error}", file=sys.stderr)
+                continue
+            finally:
                 for job in jobs:
-                    job.add_done_callback(partial(_advance, bar))
-                done = iter(await asyncio.gather(*jobs))
-        except JudgeError as error:
-            print(f"{prompt} left out: {error}", file=sys.stderr)
-            continue
-        finally:
-            for job in jobs:
-                job.cancel()
-            await judge.close()
+                    job.cancel()
+                await judge.close()
         unreadable[prompt] = judge.usage["unreadable"]
         judged = {row: list(islice(done, len(found))) for row, found in judged.items()}
     if not any(estimates(found, unreadable) for found in judged.values()):
@@ -145,31 +117,51 @@ async def judge_rows(
     return judged, unreadable
 
 
-def _advance(bar: Any, _: object) -> None:
-    bar.update()
+def read_verdicts(log: Path) -> dict[str, float]:
+    """Return the scores of earlier verdicts by the digest of what was asked."""
+    found = {}
+    for line in log.read_text(encoding="utf-8").splitlines() if log.is_file() else ():
+        with suppress(ValueError):  # a line that a kill cut off
+            key, score = json.loads(line)
+            found[key] = score
+    return found
+
+
+async def _score(
+    judge: LLMJudge,
+    asking: list[Any],
+    verdicts: dict[str, float],
+    log: TextIO,
+    question: QuestionRecord,
+) -> float:
+    if not question.answer or not question.answer.strip():
+        return 0.0
+    content = json.dumps([*asking, question.question, question.golds, question.answer])
+    key = hashlib.sha256(content.encode()).hexdigest()
+    if key not in verdicts:
+        verdict = await judge(Question(question.question, question.golds), question.answer)
+        if not verdict.readable:
+            return 0.0
+        verdicts[key] = verdict.score
+        print(json.dumps([key, verdict.score]), file=log, flush=True)
+    return verdicts[key]
 
 
 async def _judged(
-    record: EpisodeRecord, prompt: str, judge: LLMJudge, made: str, verdicts: Verdicts
+    record: EpisodeRecord, prompt: str, score: Callable[[QuestionRecord], Awaitable[float]]
 ) -> EpisodeRecord:
     async def with_score(question: QuestionRecord) -> QuestionRecord:
         if not question.golds:
             return question
-        score = 0.0
-        if question.answer and question.answer.strip():
-            asked = Question(question.question, question.golds)
-            content = repr((made, asked.text, asked.answers, question.answer))
-            key = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
-            if key not in verdicts:
-                verdict = await judge(asked, question.answer)
-                if verdict.readable:
-                    verdicts.add(key, verdict.score)
-            score = verdicts.get(key, 0.0)
-        return replace(question, metrics={**question.metrics, prompt: score})
+        return replace(question, metrics={**question.metrics, prompt: await score(question)})
 
     return replace(
         record, questions=tuple(await asyncio.gather(*map(with_score, record.questions)))
     )
+
+
+def _advance(bar: Any, _: object) -> None:
+    bar.update()
 
 
 def judge_table(

@@ -8,8 +8,6 @@
 ==================  ============================================================================
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
@@ -36,12 +34,8 @@ TRACES = "traces"
 class OutputFolder:
     """Loads finished records and stores new ones; holds a lock until it is closed.
 
-    Raises:
-        ConfigError: The folder has another evaluation, or one is running in it.
-        DataError: ``episodes.jsonl`` is damaged before its last line.
-
-    Attributes:
-        finished: The latest record of each episode of earlier runs.
+    `finished` has the latest record of each episode. ConfigError if the folder has another
+    evaluation, or one runs in it; DataError if ``episodes.jsonl`` is damaged before its last line.
     """
 
     def __init__(self, path: str | Path, manifest: Mapping[str, Any]) -> None:

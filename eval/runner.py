@@ -1,7 +1,5 @@
 """Evaluate a method on tasks: run the episodes that are left, and record each as it ends."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -31,21 +29,11 @@ async def evaluate(
     settings: Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> EvalResult:
-    """Run `samples_per_task` episodes of every task.
+    """Run `samples_per_task` episodes of every task; `tasks` have different ids.
 
-    Args:
-        tasks: With different ids.
-        runner: An `EpisodeRunner` or a baseline.
-        out: Folder of records, traces and summary; its finished episodes are not run again, failed
-            ones are. None keeps everything in memory.
-        settings: Further JSON values that must agree when a folder is continued.
-
-    Returns:
-        The records in the order of the tasks; failed episodes are included, and in no score.
-
-    Raises:
-        ConfigError: `out` has an evaluation with other settings or tasks.
-        DataError: Two tasks have the same id, or records in `out` are damaged.
+    `out` is a folder of records, traces and summary: its finished episodes are not run again,
+    failed ones are, and it must agree in `settings`, JSON values. None keeps everything in memory.
+    Returns records in the order of the tasks; failed episodes are included, and in no score.
     """
     jobs = {(task.id, sample): task for task in tasks for sample in range(samples_per_task)}
     if len(jobs) < len(tasks) * samples_per_task:
@@ -55,7 +43,7 @@ async def evaluate(
     with ExitStack() as stack:
         records, folder = {}, None
         if out is not None:
-            manifest = make_manifest(tasks, runner, samples_per_task, settings or {})
+            manifest = make_manifest(tasks, runner, settings or {}, samples_per_task)
             folder = stack.enter_context(closing(OutputFolder(out, manifest)))
             records = {key: record for key, record in folder.finished.items() if not record.failed}
         pending = [(task, key[1]) for key, task in jobs.items() if key not in records]
@@ -96,7 +84,7 @@ async def evaluate(
 
 
 def make_manifest(
-    tasks: Sequence[Any], runner: Method, samples_per_task: int, settings: Mapping[str, Any]
+    tasks: Sequence[Any], runner: Method, settings: Mapping[str, Any], samples_per_task: int
 ) -> dict[str, Any]:
     """Return everything that scores depend on, as JSON values."""
     if isinstance(runner, Baseline):

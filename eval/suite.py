@@ -23,21 +23,17 @@ from atommem.errors import AtomMemError, ConfigError
 from atommem.eval.eval_config import EvalRun, parse_arguments
 from atommem.plugins import find_file
 
-TRAINED = "trained"
-"""The policy of ``--policy``, as rows name it."""
-_SUITE_SETTINGS = ("data", "out", "method", "seed")
-"""Settings that the suite itself determines."""
-_SHARED_SETTINGS = ("environment", "limit", "max_in_flight", "max_failed_fraction")
-"""Settings that are the same for all rows and columns."""
+TRAINED = "trained"  # the policy of ``--policy``, as rows name it
+_SUITE_SETTINGS = ("data", "out", "method", "seed")  # settings that the suite itself determines
+_SHARED_SETTINGS = ("environment", "limit", "max_in_flight", "max_failed_fraction")  # of all rows
 _SERVER_SETTINGS = ("model", "tokenizer", "api")
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A method with settings, which override those of column and suite: a row of the tables.
 
-    Attributes:
-        label: Distinguishes rows of one method; may be empty.
-        policy: A name in `Suite.policies`, or ``trained`` (like none) for ``--policy``.
+    `label` distinguishes rows of one method. `policy` is a name in `Suite.policies`, or ``trained``
+    (like none) for ``--policy``.
     """
 
     method: str
@@ -89,14 +85,11 @@ def _points(axis: Mapping[Any, Any]) -> list[tuple[Any, dict[str, Any]]]:
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Tasks: a column of the tables. They come from a file, or are built by ``atommem data``.
+    """Tasks: a column of the tables.
 
-    Attributes:
-        documents: Documents of a task; None if they differ or are unknown.
-        file: Of ``atommem data``, MemAgent's or LoCoMo's.
-        benchmark, split: Whose questions are built into tasks; without it, the synthetic world's.
-        build: Further flags of ``atommem data build`` or ``atommem data synthetic``.
-        settings: Override the suite's settings.
+    They come from a file, or are built from a benchmark's questions, without it from the synthetic
+    world, with further flags of ``atommem data`` (`build`). `documents` of a task are None if they
+    differ or are unknown. `settings` override the suite's.
     """
 
     name: str
@@ -120,13 +113,10 @@ _Item = TypeVar("_Item", Row, Column)
 
 
 class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A suite.
+    """Rows on columns under seeds; every other row is tested against the row called `reference`.
 
-    Attributes:
-        settings: Shared by all rows.
-        reference: Name of the row that every other row is tested against.
-        policies: Folders, hub names or URLs by the names that rows give them.
-        paper: Published table to report beside.
+    `policies` are folders, hub names or URLs by the names that rows give them; `paper` is a
+    published table to report beside.
     """
 
     title: str
@@ -178,11 +168,7 @@ def _find(kind: str, items: Sequence[_Item], names: Sequence[str] | None) -> tup
 
 
 def load_suite(path: str | Path) -> Suite:
-    """Read a suite from a path or a shipped name.
-
-    Raises:
-        ConfigError: The file is unreadable, or a field is unknown, missing or wrong.
-    """
+    """Read a suite from a path or a shipped name; raises ConfigError if a field is wrong."""
     path = find_file("suite", path, "eval")
     try:
         return parse_suite(yaml.safe_load(path.read_text(encoding="utf-8")))
@@ -238,11 +224,7 @@ def _columns(item: dict[str, Any]) -> list[Column]:
 
 @dataclass(eq=False)
 class SuiteRun:
-    """One evaluation of a suite: a row on a column under a seed.
-
-    Attributes:
-        error: Ended it before all of its episodes had run.
-    """
+    """One evaluation of a suite; an `error` ended it before all of its episodes had run."""
 
     row: Row
     column: Column

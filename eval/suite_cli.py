@@ -1,7 +1,5 @@
 """``atommem eval --suite``: run every evaluation of a suite, and report them together."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import sys
@@ -29,24 +27,19 @@ from atommem.eval.eval_config import (
     print_interrupted,
 )
 from atommem.eval.output import OutputFolder
-from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.report_cli import write_report
+from atommem.eval.reporting.results import Evaluation, read_evaluation
 from atommem.eval.runner import evaluate, make_manifest
 from atommem.eval.suite import Column, Suite, SuiteRun, expand, load_suite
 
-ALIASES = "id_aliases.json"
-"""2WikiMultihopQA's aliases; its names count as right if the file is beside the questions."""
+ALIASES = "id_aliases.json"  # 2WikiMultihopQA's names, which count as right if it is there
 
 
 def main(argv: Sequence[str]) -> int:
     """Run ``atommem eval --suite``.
 
-    Returns:
-        0; 2 if a run was refused; 3 if more episodes of a run failed than ``--max_failed_fraction``
-        allows; 4 if ``--call_budget`` was spent; 130 after Ctrl-C.
-
-    Raises:
-        AtomMemError: A setting or file is wrong, or a run is known to be impossible beforehand.
+    Returns 0; 2 if a run was refused; 3 if more episodes of a run failed than
+    ``--max_failed_fraction`` allows; 4 if ``--call_budget`` was spent; 130 after Ctrl-C.
     """
     parser = _make_parser()
     words, flags = pop_flags(argv, parser.setting_names())
@@ -87,21 +80,12 @@ def main(argv: Sequence[str]) -> int:
 async def run_all(runs: Sequence[SuiteRun], tasks: Mapping[str, Sequence[Any]]) -> None:
     """Run all episodes that have not run; a run that cannot go on notes its error.
 
-    Runs with the same models, which are adjacent, run side by side; `tasks` are by column key.
-
-    Raises:
-        AtomMemError: A run is impossible (a model, server or package is missing, its folder has
-            another evaluation); nothing has run then.
+    Runs with the same models, which are adjacent, run side by side; `tasks` are by column key. If
+    a run is known to be impossible, nothing runs.
     """
 
     def tasks_of(run: SuiteRun) -> Sequence[Any]:
         return tasks[run.column.key][: run.evaluation.config.limit]
-
-    async def check(run: SuiteRun) -> None:
-        method, settings = await context.open(run.evaluation)
-        samples = run.evaluation.config.samples_per_task
-        manifest = make_manifest(tasks_of(run), method, samples, settings)
-        OutputFolder(run.folder, manifest).close()
 
     async def start(run: SuiteRun) -> None:
         try:
@@ -124,8 +108,11 @@ async def run_all(runs: Sequence[SuiteRun], tasks: Mapping[str, Sequence[Any]]) 
     slots = asyncio.Semaphore(runs[0].evaluation.policy.max_in_flight)
     async with EvalContext(slots) as context:
         for run in runs:
+            samples = run.evaluation.config.samples_per_task
             try:
-                await check(run)
+                opened = await context.open(run.evaluation)
+                manifest = make_manifest(tasks_of(run), *opened, samples)
+                OutputFolder(run.folder, manifest).close()
             except AtomMemError as error:
                 raise type(error)(f"{run.name}: {error}") from error
         for _, group in groupby(runs, key=lambda run: run.evaluation.models):
@@ -192,7 +179,6 @@ def _read(run: SuiteRun) -> Evaluation:
 
 
 def _report(suite: Suite, evaluations: Mapping[SuiteRun, Evaluation], out: Path) -> None:
-    """Write the report on all finished episodes to ``out/report`` and print its scores."""
     found = {run: item for run, item in evaluations.items() if item.records}
     if not found:
         print("No episode has finished: there is nothing to report.")
@@ -210,7 +196,6 @@ def _report(suite: Suite, evaluations: Mapping[SuiteRun, Evaluation], out: Path)
 
 
 def _exit_status(evaluations: Mapping[SuiteRun, Evaluation]) -> int:
-    """Print failures to standard error, and return the exit status."""
     found = {0}
     for run, item in evaluations.items():
         count, failed = len(item.records), sum(record.failed for record in item.records)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from atommem.environment import find_environment
-from atommem.episode import Episode, Step
+from atommem.episode import Episode, Observation, Step
 from atommem.errors import DataError, OutageError, format_error, suggest
+from atommem.memory.log import MemoryView
 from atommem.policy.contract import Completion, Policy, Sampling, check_request, make_completion
 from atommem.rollout import ENCODE_THREADS, EpisodeRunner
 from atommem.run import RunConfig, build_agent, make_run, stored_settings
@@ -74,6 +75,11 @@ class EnginePolicy:
         """Do nothing: the engine owns its client."""
 
 
+def read_sampling(params: Mapping[str, Any], max_tokens: int) -> Sampling:
+    """Return an engine's sampling settings as ours."""
+    return Sampling(params["temperature"], params["top_p"], max(params["top_k"], 0), max_tokens)
+
+
 def sampled_steps(episode: Episode) -> list[Step]:
     """Return the steps that have tokens to train on: none of a failed episode."""
     if episode.failed:
@@ -81,3 +87,12 @@ def sampled_steps(episode: Episode) -> list[Step]:
     if episode.reward is None:
         raise DataError(f"task {episode.task_id!r}: has no gold answer, so no reward. Remove it.")
     return [step for step in episode.steps if step.token_ids]
+
+
+def rows_of(episode: Episode, pad_id: int) -> list[tuple[Step, int]]:
+    """Return `sampled_steps`, and whether they are in the loss; at least one that is not.
+
+    An episode without a token, whose first prompt was too long, keeps its reward by such a row.
+    """
+    outside = Step(0, Observation(""), MemoryView(), [pad_id], [pad_id], [0.0])
+    return [(step, 1) for step in sampled_steps(episode)] or [(outside, 0)]

@@ -5,8 +5,6 @@ TRL's `HarnessRolloutWorker` makes a session for each episode, waits for it, and
 row of its own, and all rows of a session get the advantage of its reward.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import Counter
@@ -67,11 +65,8 @@ class MemorySession(ResourceSession):
 class MemorySessions(ResourceSessionFactory):
     """Makes the sessions of a run; the dataset's prompts are the ids of tasks.
 
-    Args:
-        base_url: The vLLM server that TRL updates, with ``--logprobs-mode processed_logprobs``.
-        model: The model's folder or hub name, for its tokenizer and its stored settings.
-        settings: On top of those, by name, like ``max_tokens`` of a step.
-        sampling: TRL's.
+    `base_url` is the vLLM server that TRL updates, with ``--logprobs-mode processed_logprobs``.
+    `settings` count on top of those stored with `model`; `sampling` is TRL's.
     """
 
     def __init__(

@@ -4,8 +4,6 @@ Its step-wise trajectories are our episodes: a row for each step, the advantage 
 and the same for all of them. Other arguments are SkyRL's own overrides, KEY=VALUE.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
@@ -19,10 +17,9 @@ from skyrl.train.utils import validate_cfg
 from skyrl.train.utils.utils import initialize_ray
 
 from atommem.arguments import split_config
-from atommem.episode import Episode, Observation, Step, episode_sums, means
+from atommem.episode import Episode, episode_sums, means
 from atommem.errors import OutageError
-from atommem.integrations.engine import EnginePolicy, Episodes, sampled_steps
-from atommem.memory.log import MemoryView
+from atommem.integrations.engine import EnginePolicy, Episodes, read_sampling, rows_of
 from atommem.policy.contract import Sampling
 
 
@@ -39,10 +36,8 @@ class SkyRLGenerator(GeneratorInterface):
 
     async def generate(self, input_batch: Any) -> Any:
         """Return the rows of all episodes, in the batch's order."""
-        names, given = input_batch["trajectory_ids"], input_batch["sampling_params"]
-        sampling = Sampling(
-            given["temperature"], given["top_p"], max(given["top_k"], 0), given["max_tokens"]
-        )
+        names, params = input_batch["trajectory_ids"], input_batch["sampling_params"]
+        sampling = read_sampling(params, params["max_tokens"])
         jobs = [(self.episodes.task(name.instance_id), name.repetition_id) for name in names]
         episodes = await self.runner.copy(sampling=sampling).run_all(jobs)
         if all(episode.failed for episode in episodes):
@@ -75,8 +70,7 @@ def make_rows(episodes: Sequence[Episode], names: Sequence[Any], pad_id: int) ->
     """Return the columns of SkyRL's batch; `names` are its trajectory ids.
 
     SkyRL's baseline is the mean over all episodes of a group. A failed one leaves it: its reward is
-    the mean of the others, and its one row has no token in the loss. An episode without a token,
-    whose first prompt was too long, keeps its reward, with such a row too.
+    the mean of the others, and its one row has no token in the loss.
     """
     groups: dict[str, list[float]] = {name.instance_id: [] for name in names}
     for name, episode in zip(names, episodes, strict=True):
@@ -86,22 +80,21 @@ def make_rows(episodes: Sequence[Episode], names: Sequence[Any], pad_id: int) ->
     for name, episode in zip(names, episodes, strict=True):
         others = groups[name.instance_id]
         reward = sum(others) / max(1, len(others)) if episode.reward is None else episode.reward
-        outside = Step(0, Observation(""), MemoryView(), [pad_id], [pad_id], [0.0])
-        steps = sampled_steps(episode)
+        own = rows_of(episode, pad_id)
         rows += [
             {
                 "prompt_token_ids": step.prompt_ids,
                 "response_ids": step.token_ids,
                 "rollout_logprobs": step.logprobs,
-                "loss_masks": [int(bool(steps))] * len(step.token_ids),
+                "loss_masks": [mask] * len(step.token_ids),
                 "stop_reasons": step.finish_reason,
                 "rewards": reward,
                 "trajectory_ids": name,
-                "is_last_step": step is (steps or [outside])[-1],
+                "is_last_step": step is own[-1][0],
                 "env_metrics": episode.metrics,
                 "trajectory_generation_times": episode.seconds,
             }
-            for step in steps or [outside]
+            for step, mask in own
         ]
     return {column: [row[column] for row in rows] for column in rows[0]}
 

@@ -5,8 +5,6 @@ every token. Its losses have neither normalizer nor token weights nor a KL term,
 are multiplied into the advantages.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -61,10 +59,8 @@ def loss_config(args: Any) -> dict[str, float] | None:
 def make_data(rows: Sequence[Row], normalizer: float, reduction: str) -> list[tinker.Datum]:
     """Return `rows` for ``forward_backward``, so that the server's loss is ours.
 
-    Args:
-        normalizer: Of all rows of the update (`atommem.train.objective.rows.normalizer`).
-        reduction: How the server adds up token losses: ``sum``, or ``row_mean``, by which it
-            divides those of a row by the row's length and the sum by the number of rows.
+    `normalizer` is of all rows of the update. A server adds up token losses by `reduction`:
+    ``sum``, or ``row_mean``, which divides by the row's length and the number of rows.
     """
     data = []
     for row in rows:

@@ -6,8 +6,6 @@ episodes, failed ones leave it), makes a row of every step and sends ``forward_b
 the memories, the environment and the logs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -71,8 +69,7 @@ from atommem.train.stop_request import StopRequest
 from atommem.train.train_config import TrainConfig, check_refused
 
 STATE_FILE = "tinker.json"
-LOSS_FNS = {"dapo": "ppo", "grpo": "ppo", "dr_grpo": "ppo", "cispo": "cispo"}
-"""The server's loss for each of ours; normalizer and weights are in the advantages."""
+LOSS_FNS = {"dapo": "ppo", "grpo": "ppo", "dr_grpo": "ppo", "cispo": "cispo"}  # the server's loss
 
 
 @dataclass
@@ -82,9 +79,7 @@ class TinkerConfig(TrainConfig):
     refused: ClassVar = (*TrainConfig.refused, "tinker")
 
     base_url: str | None = setting(None, "The Tinker server; unset: hosted Tinker.")
-    loss_fn: str = setting(
-        "", "Loss on the server: ppo, cispo or importance_sampling; unset: as loss_type has it."
-    )
+    loss_fn: str = setting("", "ppo, cispo or importance_sampling; unset: as loss_type has it.")
     server_reduction: str = setting(
         "sum",
         "How the server adds up token losses: sum (Tinker; SkyRL's FSDP and Megatron), or row_mean "
@@ -95,19 +90,13 @@ class TinkerConfig(TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.loss_fn = self.loss_fn or LOSS_FNS[self.loss_type]
-        check_choice(
-            "loss_fn", self.loss_fn, (*dict.fromkeys(LOSS_FNS.values()), "importance_sampling")
-        )
+        losses = (*LOSS_FNS.values(), "importance_sampling")
+        check_choice("loss_fn", self.loss_fn, tuple(dict.fromkeys(losses)))
         check_choice("server_reduction", self.server_reduction, REDUCTIONS)
 
 
 class TinkerTrainer:
-    """Trains an adapter on a Tinker server.
-
-    Args:
-        service: A ``tinker.ServiceClient``, or what has its methods.
-        resume: A checkpoint folder of an earlier run.
-    """
+    """Trains an adapter on the Tinker server of `service`, from the checkpoint folder `resume`."""
 
     def __init__(self, settings: Settings, service: Any, resume: str | None = None) -> None:
         self.settings, self.service = settings, service
@@ -153,7 +142,6 @@ class TinkerTrainer:
         return self.service.create_training_client_from_state_with_optimizer(saved["state"])
 
     def _context_length(self) -> int | None:
-        """Return the server's context length of the model, if it says one."""
         models = self.service.get_server_capabilities().supported_models
         known = {model.model_name: model.max_context_length for model in models}
         if self.base_model not in known:
@@ -166,8 +154,6 @@ class TinkerTrainer:
     def close(self) -> None:
         self._loop.run(self.runner.agent.embedder.close())
         self._loop.close()
-
-    # Updates ------------------------------------------------------------------------------------
 
     def train(self) -> None:
         """Run all updates; a stop request or an outage ends the run with a checkpoint."""
@@ -303,8 +289,6 @@ class TinkerTrainer:
         if self.stop_request.requested:
             raise TrainingInterrupted(f"stopped before update {self.state.global_step + 1}")
         return result
-
-    # Logs and checkpoints -----------------------------------------------------------------------
 
     def log(self, values: dict[str, float]) -> None:
         entry = {**values, "epoch": self.state.epoch}

@@ -4,8 +4,6 @@ Its agent loop runs an episode and returns a row for each step. Other arguments 
 overrides, KEY=VALUE.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence
@@ -22,7 +20,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from atommem.arguments import split_config
 from atommem.episode import Episode
 from atommem.errors import OutageError
-from atommem.integrations.engine import EnginePolicy, Episodes, sampled_steps
+from atommem.integrations.engine import EnginePolicy, Episodes, read_sampling, rows_of
 from atommem.policy.contract import Sampling
 from atommem.rollout import EpisodeRunner
 
@@ -43,12 +41,7 @@ class MemoryAgentLoop(AgentLoopBase):
         """Return the rows of an episode; raise for a failed one, which verl then leaves out."""
         rollout = self.rollout_config
         length = rollout.max_model_len or rollout.prompt_length + rollout.response_length
-        sampling = Sampling(
-            sampling_params["temperature"],
-            sampling_params["top_p"],
-            max(sampling_params["top_k"], 0),
-            rollout.response_length,
-        )
+        sampling = read_sampling(sampling_params, rollout.response_length)
         policy = EnginePolicy(self.tokenizer, self._sample, (RayError, OSError), length)
         runner = self.runner.copy(policy=policy, sampling=sampling)
         task = self.episodes.task(kwargs["task"])
@@ -79,20 +72,18 @@ class MemoryAgentLoop(AgentLoopBase):
 
 def make_outputs(episode: Episode, pad_id: int) -> list[AgentLoopOutput]:
     """Return an output for each step, or one outside of the loss for an episode without tokens."""
-    steps = sampled_steps(episode)
-    tokens = [(step.prompt_ids, step.token_ids, step.logprobs, 1) for step in steps]
     return [
         AgentLoopOutput(
-            prompt_ids=prompt,
-            response_ids=ids,
-            response_mask=[mask] * len(ids),
-            response_logprobs=logprobs,
+            prompt_ids=step.prompt_ids,
+            response_ids=step.token_ids,
+            response_mask=[mask] * len(step.token_ids),
+            response_logprobs=step.logprobs,
             reward_score=episode.reward,
             num_turns=len(episode.steps),
             metrics={"generate_sequences": episode.seconds},
             extra_fields={"reward_extra_info": {}},
         )
-        for prompt, ids, logprobs, mask in tokens or [([pad_id], [pad_id], [0.0], 0)]
+        for step, mask in rows_of(episode, pad_id)
     ]
 
 

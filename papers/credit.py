@@ -37,8 +37,7 @@ from atommem.episode import Episode
 from atommem.memory.log import replay
 from atommem.process import run_jobs
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.objective.advantages import group_advantages, has_variance
-from atommem.train.objective.rows import EpisodeSize
+from atommem.train.objective.rows import EpisodeSize, group_advantages, has_variance
 from papers.inputs import load_demo
 
 Collected = tuple[list[Episode], list[list[float]], list[EpisodeSize]]

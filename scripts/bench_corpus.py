@@ -150,8 +150,8 @@ def main() -> int:
             name = shape.__name__
             folder = Path(scratch) / name
             folder.mkdir()
-            sizes = args.vectors, args.dim, args.queries
-            result[name] = measured = measure_vectors(shape(args.dim), *sizes, folder)
+            size = args.vectors, args.dim, args.queries
+            result[name] = measured = measure_vectors(shape(args.dim), *size, folder)
             print(json.dumps({name: measured}), flush=True)
             holds.append(measured["recall@10"] >= 0.95)
             if shape is clustered and not args.quick:

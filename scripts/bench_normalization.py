@@ -26,17 +26,15 @@ from common import last_line, read_options
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from atommem.demo.recipe import FULL, WEB, Recipe, quick
+from atommem.demo.recipe import FULL, WEB, Recipe, make_expert, quick
 from atommem.demo.run import Demo
-from atommem.demo.worlds import make_expert
 from atommem.dialects import get_dialect
 from atommem.envs.scoring.records import EvalResult, compare
 from atommem.envs.synthetic.expert import ExpertPolicy
 from atommem.eval.output import EPISODES, parse_records
 from atommem.rollout import EpisodeRunner
 from atommem.train.console import METRICS_FILE, read_metrics
-from atommem.train.objective.advantages import QUARTERS, gradient_shares, group_advantages
-from atommem.train.objective.rows import EpisodeSize
+from atommem.train.objective.rows import QUARTERS, EpisodeSize, gradient_shares, group_advantages
 
 NORMALIZATIONS = ("token", "step", "trajectory")
 WORLDS: dict[str, Recipe] = {

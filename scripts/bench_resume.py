@@ -132,7 +132,6 @@ def logged_updates(out: Path) -> int:
 
 
 def outcome(out: Path) -> dict[str, Any]:
-    """The tasks and the reward of every update."""
     traces = sorted((out / "traces").iterdir())
     entries = read_metrics(out / METRICS_FILE)
     return {

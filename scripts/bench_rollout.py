@@ -121,7 +121,7 @@ async def rollout(
     """Run episodes of `steps` steps each on a server with an empty prefix cache."""
     httpx.post(f"{server.url}/reset_prefix_cache", timeout=60).raise_for_status()
     policy_server.completion_request = fixed_length_request
-    settings_of = {"tokenizer": tokenizer, "max_in_flight": 256, "timeout": 1800}
+    settings_of: Any = {"tokenizer": tokenizer, "max_in_flight": 256, "timeout": 1800}
     policy = wrap(policy_server.ServerPolicy(server.url, "policy", **settings_of))
     stored = {**settings, "temperature": 1.0, "seed": 1}
     embedder = embedder or HashingEmbedder(256)

@@ -52,7 +52,7 @@ def start_server(model: Path, out: Path) -> Any:
     for file in out.glob("tinker.db*"):
         file.unlink()
     sizes = {"max_lora_adapters": 3, "max_lora_rank": RANK}
-    sizes |= {"train_micro_batch_size": 64, "sample_max_num_sequences": 128}
+    sizes |= {"train_micro_batch_size": 64, "sample_max_num_sequences": 64}
     words = f"""run -m skyrl.tinker.api --host 127.0.0.1 --port {PORT} --backend jax
         --base-model {model} --database-url sqlite:///{out}/tinker.db
         --checkpoints-base {out}/checkpoints"""
@@ -110,11 +110,11 @@ def compare_update(given: dict[str, Any], out: Path) -> dict[str, float]:
     theirs = torch.cat([((old[n] - new[n]) * largest).flatten() for n, *_ in shared.values()])
     sums = [torch.stack([gradients[n] for n in names]).sum(0) for names in shared.values()]
     own_gradient = torch.cat([gradient.flatten() for gradient in sums])
-    cosine = torch.nn.functional.cosine_similarity(theirs, own_gradient, dim=0, eps=0.0)
+    cosine = torch.cosine_similarity(theirs.double(), own_gradient.double(), dim=0, eps=0.0)
     return {
         **{"rows": len(rows), "parameters": len(own_gradient)},
         "logprobs_apart": float(np.abs(trained_logprobs(reply, rows) - expected).max()),
-        "cosine": float(cosine.double()),
+        "cosine": float(cosine),
         "norms_apart": abs(float(theirs.norm() / own_gradient.norm()) - 1),
     }
 
@@ -158,6 +158,7 @@ def main() -> int:
     given |= {"per_device_train_batch_size": options.episodes, "num_generations": 16}
     given |= {"lora_r": RANK, "server_reduction": "row_mean", "save_strategy": "no"}
     given |= {"learning_rate": options.learning_rate, "max_completion_length": 16}
+    given |= {"max_in_flight": 64}  # with more, requests wait for SkyRL's SQLite until it gives up
     evaluated = {"eval_data": out / "heldout.parquet", "eval_strategy": "steps"}
     evaluated |= {"eval_steps": options.updates, "eval_on_start": "true"}
     with start_server(model, out):

@@ -1,7 +1,5 @@
 """The application: routes, middleware, errors, and the page."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,10 +15,10 @@ from starlette.exceptions import HTTPException
 
 from atommem.process import frozen_heap
 from atommem.serve import memory_routes, openai_routes
-from atommem.serve.conversation_log import NotFoundError
 from atommem.serve.conversations import Conversations
 from atommem.serve.mcp_server import make_mcp, mcp_routes
 from atommem.serve.middleware import RequestMiddleware
+from atommem.serve.schema import NotFoundError
 from atommem.serve.streaming import ClientDisconnectedError
 from atommem.serve.wire import SERVE_ERRORS, error_response, public_error
 
@@ -39,11 +37,7 @@ _PAGE_HEADERS = {
 def make_app(
     conversations: Conversations, keys: Mapping[str, str] | None = None, hosts: Sequence[str] = ()
 ) -> FastAPI:
-    """Make the application; it closes `conversations` when it ends.
-
-    Args:
-        keys, hosts: As in `atommem.serve.middleware.RequestMiddleware`.
-    """
+    """Make the application; it closes `conversations` when it ends. See `RequestMiddleware`."""
     mcp = make_mcp(conversations)
 
     @asynccontextmanager

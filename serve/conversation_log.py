@@ -1,8 +1,5 @@
 """Durable log of all conversations: events, memory operations, and cached vectors."""
 
-from __future__ import annotations
-
-import hashlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,100 +14,37 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from atommem.errors import AtomMemError, DataError
+from atommem.errors import DataError
 from atommem.memory.log import Contents, Operation, operation_from_json, replay
 from atommem.memory.store import TextVectors
-from atommem.serve.schema import conversations, events, requests, vectors
+from atommem.serve.schema import (
+    ConflictError,
+    ConversationInfo,
+    Event,
+    KeyReusedError,
+    NotFoundError,
+    RequestKey,
+    conversations,
+    events,
+    requests,
+    vectors,
+)
 
-_WRITERS = 16
 _STATE = tuple(column for column in events.c if column.name not in ("conversation", "body"))
 """What `LogState` follows."""
 _Write = tuple[Callable[[sa.Connection], None], "Future[None]"]
-Unread = dict[int, tuple[int, int]]
-"""Items with chunks left to read: (chunks read, chunks) by the item's version."""
-
-
-class NotFoundError(AtomMemError):
-    """The object does not exist, or belongs to another owner."""
-
-
-class ConflictError(AtomMemError):
-    """Another gateway committed this version first; nothing of this commit was written."""
-
-
-class KeyReusedError(AtomMemError):
-    """An ``Idempotency-Key`` came with a different request."""
-
-
-@dataclass(frozen=True)
-class ConversationInfo:
-    """A row of the table ``conversations``."""
-
-    id: str
-    owner: str
-    created_at: int
-    metadata: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Event:
-    """A row of the table ``events``; the version is 0 until it is committed."""
-
-    kind: str
-    body: Mapping[str, Any] = field(default_factory=dict)
-    step: int | None = None
-    parent: int | None = None
-    chunks: int | None = None
-    tokens: int | None = None
-    response: str | None = None
-    operations: Sequence[Mapping[str, Any]] = ()
-    version: int = 0
-    created_at: int = 0
-    checkpoint: str = ""
-    embedder: str = ""
-
-    @property
-    def source(self) -> str:
-        """The name that entries have as the source of text from this item."""
-        return str(self.body["name"] or self.body["id"])
-
-    def has_source(self, name: str) -> bool:
-        """Whether `name` is its source, or the whole whose part it is."""
-        return self.source == name or self.source.startswith(f"{name}, ")
-
-
-@dataclass(frozen=True)
-class RequestKey:
-    """Identity of a request with an ``Idempotency-Key``.
-
-    Attributes:
-        key: SHA-256 of owner and key, hexadecimal.
-        digest: SHA-256 of the request.
-    """
-
-    key: str
-    digest: str
-
-    def derive(self, name: str) -> RequestKey:
-        return RequestKey(hashlib.sha256(f"{self.key}/{name}".encode()).hexdigest(), self.digest)
+Unread = dict[int, tuple[int, int]]  # (chunks read, chunks) of an item with some left, by version
 
 
 @dataclass
 class LogState:
-    """State of a conversation's log, with everything that its session needs to continue.
+    """State of a conversation's log, with everything that its session needs to continue."""
 
-    Attributes:
-        version, embedder: Of the newest event.
-        steps, sampled: As in `atommem.session_state.SessionState`.
-        operations: All of them, until the session has them.
-        unread: Items with chunks left to read, in order.
-    """
-
-    version: int = 0
+    version: int = 0  # of the newest event
     embedder: str | None = None
-    steps: int = 0
+    steps: int = 0  # as in `SessionState`
     sampled: int = 0
-    operations: tuple[Operation, ...] = ()
+    operations: tuple[Operation, ...] = ()  # until the session has them
     vectors: TextVectors | None = None
     unread: Unread = field(default_factory=dict)
 
@@ -133,20 +67,14 @@ class LogState:
 
 
 class ConversationLog:
-    """Read and write the database.
-
-    Calls block and are thread-safe; several processes may share one database.
-
-    Args:
-        engine: From `atommem.serve.schema.open_database`.
-    """
+    """Reads and writes the database, also of several processes; calls block and are thread-safe."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self.engine = engine
         self._is_sqlite = engine.dialect.name == "sqlite"
         self._write_engine = engine.execution_options(writes=True)
         # SQLite has one writer: it commits all waiting commits together, with one fsync.
-        threads, self._batch = (1, 1000) if self._is_sqlite else (_WRITERS, 1)
+        threads, self._batch = (1, 1000) if self._is_sqlite else (16, 1)
         self._waiting: SimpleQueue[_Write] = SimpleQueue()
         self._writers = ThreadPoolExecutor(threads, thread_name_prefix="atommem-commit")
 
@@ -154,8 +82,8 @@ class ConversationLog:
         self, owner: str, metadata: Mapping[str, str], request: RequestKey | None = None
     ) -> ConversationInfo:
         """Create a conversation, or return the one that `request` created before."""
-        create = partial(_new_conversation, owner=owner, metadata=metadata)
-        return self._create(owner, request, create)
+        new = partial(_new_conversation, owner=owner, metadata=metadata)
+        return self._create(owner, request, new)
 
     def _create(
         self,
@@ -178,9 +106,8 @@ class ConversationLog:
         """Return the first `count` events that a request wrote before."""
         with self.engine.begin() as connection:
             found = _find_request(connection, request)
-        if found is None:
-            return []
-        return self.events(conversation, after=found.version - 1, limit=count)
+        after = found and found.version - 1
+        return [] if after is None else self.events(conversation, after=after, limit=count)
 
     def info(self, conversation: str, owner: str) -> ConversationInfo:
         """Return a conversation; raise NotFoundError if `owner` has none with this id."""
@@ -217,8 +144,7 @@ class ConversationLog:
             connection.execute(conversations.delete().where(conversations.c.id == conversation))
         if self._is_sqlite:  # the write-ahead log still holds the old pages
             with self.engine.connect() as connection:
-                driver = connection.connection.cursor()
-                driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                connection.connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def commit(
         self,
@@ -229,12 +155,8 @@ class ConversationLog:
     ) -> Future[None]:
         """Append events with consecutive versions to a conversation, all or nothing.
 
-        Args:
-            cached: Vectors of new texts.
-            request: The request that writes this.
-
-        Raises:
-            ConflictError: By the future: another writer was first, or the conversation is gone.
+        `cached` are vectors of new texts. The future raises ConflictError if another writer was
+        first, or the conversation is gone.
         """
         rows = [{"conversation": conversation, **vars(event)} for event in new]
         vector_rows = _vector_rows(conversation, cached) if cached else []
@@ -247,9 +169,8 @@ class ConversationLog:
                 if vector_rows:
                     connection.execute(insert(vectors).on_conflict_do_nothing(), vector_rows)
             except sa.exc.IntegrityError as error:
-                raise ConflictError(
-                    f"conversation {conversation} has changed or was deleted."
-                ) from error
+                message = f"conversation {conversation} has changed or was deleted."
+                raise ConflictError(message) from error
 
         future: Future[None] = Future()
         self._waiting.put((append, future))
@@ -258,21 +179,20 @@ class ConversationLog:
 
     def _write_waiting(self) -> None:
         batch: list[_Write] = []
-        with suppress(Empty):
+        with suppress(Empty):  # when another thread took them
             while len(batch) < self._batch:
-                append, future = self._waiting.get_nowait()
-                if future.set_running_or_notify_cancel():
-                    batch.append((append, future))
-        if batch:  # otherwise another thread took them
+                write = self._waiting.get_nowait()
+                if write[1].set_running_or_notify_cancel():
+                    batch.append(write)
+        if batch:
             self._write(batch)
 
     def _write(self, batch: Sequence[_Write]) -> None:
-        """Write in one transaction, or in one each if that fails."""
         try:
             with self._write_engine.begin() as connection:
                 for append, _ in batch:
                     append(connection)
-        except BaseException as error:
+        except Exception as error:
             if len(batch) == 1:
                 batch[0][1].set_exception(error)
             else:
@@ -285,9 +205,7 @@ class ConversationLog:
     def load(self, conversation: str, owner: str, embedder: str) -> LogState:
         """Load the state of a conversation with the vectors of `embedder`."""
         self.info(conversation, owner)  # raises
-        state, found = LogState(), self._rows(_events_of(conversation, *_STATE))
-        for row in found:
-            state.advance(row)
+        state, found = self._state(conversation)
         state.operations = tuple(
             operation_from_json(operation) for row in found for operation in row.operations
         )
@@ -324,15 +242,17 @@ class ConversationLog:
         """Return the events of these kinds that were not deleted, oldest first."""
         found = self.events(conversation, (*kinds, "deleted"))
         deleted = {event.parent for event in found if event.kind == "deleted"}
-        return [
-            event for event in found if event.kind != "deleted" and event.version not in deleted
-        ]
+        return [e for e in found if e.kind != "deleted" and e.version not in deleted]
 
     def unread(self, conversation: str) -> Unread:
-        state = LogState()
-        for row in self._rows(_events_of(conversation, *_STATE)):
+        return self._state(conversation)[0].unread
+
+    def _state(self, conversation: str) -> tuple[LogState, Sequence[sa.Row[Any]]]:
+        """Return the state without operations and vectors, and the rows that it follows."""
+        state, rows = LogState(), self._rows(_events_of(conversation, *_STATE))
+        for row in rows:
             state.advance(row)
-        return state.unread
+        return state, rows
 
     def response(self, response: str, owner: str) -> tuple[str, Event, Event | None]:
         """Return conversation, question and answer (None: unanswered) of a response."""
@@ -392,11 +312,7 @@ class ConversationLog:
         return [{"seq": seq, **row} for seq, row in enumerate(found[first:end], first)]
 
     def memory_at(self, conversation: str, length: int | None = None) -> tuple[Contents, int]:
-        """Replay the memory as it was after `length` operations (unset: all).
-
-        Returns:
-            The memory, and how many operations there are.
-        """
+        """Replay the memory after `length` operations (unset: all); also return how many it has."""
         rows = self._rows(_events_of(conversation, events.c.operations))
         found = [operation_from_json(item) for row in rows for item in row.operations]
         if length is not None and length > len(found):

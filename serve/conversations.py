@@ -1,23 +1,339 @@
-"""The conversations of a server; the most recently used stay in memory."""
+"""Conversations in use: sessions whose every step is committed to the log before it counts."""
 
-from __future__ import annotations
-
+import asyncio
+import secrets
+import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
-from prometheus_client import Gauge
+from prometheus_client import Counter, Gauge
 from starlette.concurrency import run_in_threadpool
 
-from atommem.errors import AtomMemError
-from atommem.serve.conversation import Conversation
-from atommem.serve.conversation_log import ConversationLog
-from atommem.serve.served_model import ServedModel
+from atommem.actions import STOP_ACTION, first
+from atommem.answering import Answer, answer_steps
+from atommem.episode import Observation, Step
+from atommem.errors import AtomMemError, PromptTooLongError
+from atommem.memory.log import Entry, Operation, to_json
+from atommem.rollout import Session
+from atommem.serve.conversation_log import ConversationLog, LogState
+from atommem.serve.schema import ConflictError, Event, NotFoundError, RequestKey
+from atommem.serve.served_model import STAGES, ServedModel
+from atommem.session_state import SessionState
+from atommem.trace import step_record
+
+CONFLICTS = Counter("atommem_conflicts", "Commits that lost to another gateway")
+Operations = Sequence[Mapping[str, Any]]
+_Method = TypeVar("_Method", bound=Callable[..., Awaitable[Any]])
+
+
+def _repeated(method: _Method) -> _Method:
+    """Repeat a method on top of each commit of another gateway that was faster."""
+
+    @wraps(method)
+    async def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        while True:
+            try:
+                return await method(self, *args, **kwargs)
+            except ConflictError:
+                await self.reload_after_conflict()
+
+    return cast(_Method, run)
+
+
+class Conversation:
+    """A conversation in use, by one task at a time (`Conversations.use`).
+
+    Every method commits its work before it returns. A step that raises or is cancelled leaves
+    nothing in the log; the session is then loaded again.
+    """
+
+    session: Session
+    state: LogState
+
+    def __init__(
+        self, model: ServedModel, log: ConversationLog, conversation: str, owner: str
+    ) -> None:
+        self.id, self.owner = conversation, owner
+        self.lock = asyncio.Lock()
+        self.is_open = False
+        self._model, self._log = model, log
+        self._observations: dict[int, Sequence[Observation]] = {}
+
+    async def open(self) -> None:
+        """Load the session from the log unless it is loaded; raises NotFoundError."""
+        if not self.is_open:
+            with STAGES.labels("open").time():
+                await self.reload()
+
+    async def refresh(self) -> None:
+        """Load the session again if another gateway has changed it; commits notice it anyway."""
+        newest = await run_in_threadpool(self._log.version, self.id, self.owner)
+        if newest != self.state.version:
+            await self.reload()
+
+    async def recall(self, query: str) -> list[tuple[Entry, float]]:
+        """Return the entries that the policy would be shown for a query, with their scores."""
+        await self.refresh()
+        return await self.session.memory.search(query)
+
+    async def reload(self) -> None:
+        """Load the session from the log; entries of another embedder are embedded again."""
+        self.is_open = False
+        agent, embedder = self._model.agent, self._model.agent.embedder.id
+        state = await run_in_threadpool(self._log.load, self.id, self.owner, embedder)
+        saved = SessionState(
+            self.id, state.steps, state.sampled, embedder, state.operations, state.vectors
+        )
+        self.session = await Session.restore(agent, saved)
+        self.state = replace(state, operations=(), vectors=None)
+        self.is_open = True
+
+    async def reload_after_conflict(self) -> None:
+        CONFLICTS.inc()
+        await self.reload()
+
+    async def add(
+        self, items: Sequence[dict[str, Any]], request: RequestKey | None = None
+    ) -> list[Event]:
+        """Commit items; `read` reads them."""
+        # Another gateway may have changed the goal since this one loaded it.
+        info = await run_in_threadpool(self._log.info, self.id, self.owner)
+        new = []
+        for body in items:
+            item = _item(body, info.metadata.get("goal", ""))
+            new.append(replace(item, chunks=len(await _observations_of(self._model, item))))
+        return await self._append(new, request)
+
+    async def read(self) -> AsyncIterator[Step]:
+        """Read the unread items, one step a chunk; yield each committed step.
+
+        After PromptTooLongError the rest of its item is skipped; after OutageError it continues.
+        """
+        while self.state.unread:
+            item, (read, _) = next(iter(self.state.unread.items()))
+            observations = await self._observations_in(item)
+            # The number of chunks may differ from the log's under another checkpoint.
+            self.state.unread[item] = read, len(observations)
+            if read >= len(observations):
+                await self._stop(item, "read under another checkpoint")
+                continue
+            try:
+                step = await self._model.step(self.session, observations[read])
+                await self._commit([_step_event(step, item)])
+                if first(step.actions, STOP_ACTION.name) and item in self.state.unread:
+                    await self._stop(item, "the policy ended the reading")
+            except ConflictError:
+                await self.reload_after_conflict()
+            except PromptTooLongError as error:
+                await self.reload()
+                await self._stop(item, str(error))
+                raise
+            else:
+                yield step
+
+    async def ask(
+        self, question: str, response: str, request: RequestKey | None = None, streams: bool = False
+    ) -> AsyncIterator[Event | Step | Answer]:
+        """Ask a question after reading what is unread; raises like `read`.
+
+        Yields the committed question, each committed step, and last the answer. An error leaves the
+        question in the log without an answer. A `request` that asked before continues, or gets its
+        committed answer. With `streams` the question is committed at once, not with its first step.
+        """
+        ask = Event("ask", {"question": question}, response=response)
+        if streams or request or self.state.unread:
+            (ask,) = await self._append([ask], request)
+            yield ask
+        async for step in self.read():
+            yield step
+        while (answer := await self._committed_answer(ask, request)) is None:
+            try:
+                async for done in self._answer(ask):
+                    ask = done if isinstance(done, Event) else ask
+                    yield done
+                return
+            except ConflictError:
+                await self.reload_after_conflict()
+            except (Exception, asyncio.CancelledError):
+                if not ask.version:
+                    await self._append([ask])
+                raise
+        yield answer
+
+    async def _answer(self, ask: Event) -> AsyncIterator[Event | Step | Answer]:
+        take_step = partial(self._model.step, self.session)
+        async for step, answer in answer_steps(self.session, ask.body["question"], take_step):
+            new = [] if ask.version else [ask]
+            version = ask.version or self.state.version + 1
+            events = [*new, _step_event(step, version)]
+            if answer is not None:
+                body: dict[str, Any] = {"text": answer.text, "note": answer.note}
+                body["entries"] = [entry.id for entry in answer.entries]
+                events.append(Event("answer", body, parent=version, response=ask.response))
+            done = await self._commit(events)
+            if new:
+                ask = done[0]
+                yield ask
+            yield step
+            if answer is not None:
+                yield answer
+
+    async def _committed_answer(self, ask: Event, request: RequestKey | None) -> Answer | None:
+        """Return the answer that a repeated request got before, without its steps."""
+        if request is None:
+            return None
+        response = str(ask.response)
+        _, _, answer = await run_in_threadpool(self._log.response, response, self.owner)
+        if answer is None:
+            return None
+        held = self.session.memory.contents.entries
+        entries = tuple(held[entry] for entry in answer.body["entries"] if entry in held)
+        text, note = answer.body["text"], answer.body.get("note", "")
+        return Answer(ask.body["question"], text, entries, "", (), note)
+
+    @_repeated
+    async def edit(
+        self, entry: int, text: str | None, request: RequestKey | None = None
+    ) -> Operations:
+        """Replace the text of an entry, or delete it (None); return the operations."""
+        if before := await self._written_before(request):
+            return before[0].operations
+        await self.refresh()
+        written = await self.session.memory.edit(entry, text, self._last_step)
+        return await self._commit_edit([Event("edit")], written, request)
+
+    @_repeated
+    async def forget(self, source: str) -> Operations:
+        """Delete the items of a source, with what was written while they were read."""
+        items = await run_in_threadpool(self._log.items, self.id)
+        found = [item for item in items if item.has_source(source)]
+        if found:
+            return await self._delete(found, source)
+        written = await self.session.memory.forget(source, self._last_step)
+        return await self._commit_edit([Event("edit", {"forget": source})], written)
+
+    @_repeated
+    async def delete_item(self, item_id: str) -> Operations:
+        """Delete an item, with what was written while it was read."""
+        items = await run_in_threadpool(self._log.items, self.id)
+        found = [item for item in items if item.body["id"] == item_id]
+        if not found:
+            raise NotFoundError(f"there is no item {item_id!r} in this conversation.")
+        return await self._delete(found, found[0].source)
+
+    async def _delete(self, items: Sequence[Event], source: str) -> Operations:
+        steps = await run_in_threadpool(self._log.events, self.id, ("step",))
+        deleted = {item.version for item in items}
+        read = [step.step or 0 for step in steps if step.parent in deleted]
+        written = await self.session.memory.forget(source, self._last_step, steps_shown=read)
+        new = [Event("deleted", {"item": item.body["id"]}, parent=item.version) for item in items]
+        return await self._commit_edit(new, written)
+
+    async def _commit_edit(
+        self, new: list[Event], written: Sequence[Operation], request: RequestKey | None = None
+    ) -> Operations:
+        operations = [to_json(operation) for operation in written]
+        await self._commit([replace(new[0], operations=operations), *new[1:]], request)
+        return operations
+
+    @property
+    def _last_step(self) -> int:
+        return max(0, self.session.steps - 1)
+
+    async def _observations_in(self, item: int) -> Sequence[Observation]:
+        """Return the observations of an item in the log; those of the last one are cached."""
+        if item not in self._observations:
+            (event,) = await run_in_threadpool(self._log.events, self.id, after=item - 1, limit=1)
+            self._observations = {item: await _observations_of(self._model, event)}
+        return self._observations[item]
+
+    async def _stop(self, item: int, reason: str) -> None:
+        await self._append([Event("stopped", {"reason": reason}, parent=item)])
+
+    @_repeated
+    async def _append(self, new: Sequence[Event], request: RequestKey | None = None) -> list[Event]:
+        """Commit events, or return those that this request committed before."""
+        before = await self._written_before(request, len(new))
+        return before or await self._commit(new, request)
+
+    async def _written_before(self, request: RequestKey | None, count: int = 1) -> list[Event]:
+        if request is None:
+            return []
+        return await run_in_threadpool(self._log.written_by, request, self.id, count)
+
+    async def _commit(self, new: Sequence[Event], request: RequestKey | None = None) -> list[Event]:
+        memory, embedder = self.session.memory, self._model.agent.embedder.id
+        made: dict[str, Any] = {
+            "created_at": int(time.time()),
+            "checkpoint": self._model.checkpoint,
+            "embedder": embedder,
+        }
+        done = [
+            replace(event, version=version, **made)
+            for version, event in enumerate(new, self.state.version + 1)
+        ]
+        written = [item for event in new for item in event.operations if item.get("after")]
+        cached = None
+        if self.state.embedder not in (None, embedder):
+            cached = memory.vectors()
+        elif written:
+            changed = {item.get("entry_id") for item in written}
+            cached = memory.vectors(memory.contents.entries.keys() & changed)
+        with STAGES.labels("commit").time():
+            await asyncio.wrap_future(self._log.commit(self.id, done, cached, request))
+        for event in done:
+            self.state.advance(event)
+        return done
+
+
+async def ask_once(
+    model: ServedModel, items: Sequence[Mapping[str, Any]], question: str, response: str
+) -> AsyncIterator[Event | Step | Answer]:
+    """Read items and answer a question as `Conversation.ask` does, and store nothing."""
+    yield Event("ask", {"question": question}, response=response)
+    session = Session(model.agent, f"call_{secrets.token_hex(16)}")
+    for body in items:
+        for observation in await _observations_of(model, _item(body, goal=question)):
+            step = await model.step(session, observation)
+            yield step
+            if first(step.actions, STOP_ACTION.name):
+                break
+    async for step, answer in answer_steps(session, question, partial(model.step, session)):
+        yield step
+        if answer is not None:
+            yield answer
+
+
+def _item(body: Mapping[str, Any], goal: str) -> Event:
+    questions = [line for line in goal.splitlines() if line.strip()]
+    return Event("item", {**body, "questions": questions})
+
+
+async def _observations_of(model: ServedModel, item: Event) -> Sequence[Observation]:
+    parts, questions = item.body["parts"], item.body["questions"]
+    text = parts[0] if len(parts) == 1 else parts
+    shown = await run_in_threadpool(model.agent.factory.reading, text, questions)
+    return [replace(each, origin=f"{item.source}, {each.origin}") for each in shown]
+
+
+def _step_event(step: Step, parent: int) -> Event:
+    return Event(
+        "step",
+        step_record(replace(step, operations=()), tokens=True),
+        step=step.index,
+        parent=parent,
+        tokens=step.completion_tokens,
+        operations=[to_json(operation) for operation in step.operations],
+    )
+
 
 WAITING = Gauge("atommem_requests_waiting", "Requests in work or waiting")
-MAX_RECENT = 500
-"""Conversations that stay in memory."""
+MAX_RECENT = 500  # conversations that stay in memory
 
 
 class BusyError(AtomMemError):
@@ -25,14 +341,9 @@ class BusyError(AtomMemError):
 
 
 class Conversations:
-    """The conversations of a server.
+    """The conversations of a server; at most `max_requests` use one or wait for one.
 
-    Args:
-        max_requests: Most requests that use a conversation or wait for one.
-
-    Attributes:
-        requests: Requests that use a conversation or wait for one.
-        answering: Ids of responses in progress in this process.
+    `answering` are the ids of responses in progress in this process.
     """
 
     def __init__(
@@ -47,25 +358,19 @@ class Conversations:
 
     @asynccontextmanager
     async def use(self, conversation: str, owner: str) -> AsyncIterator[Conversation]:
-        """Use a conversation exclusively within this process; raises like `Conversation.open`.
-
-        Raises:
-            BusyError: Too many requests are waiting.
-        """
+        """Use a conversation exclusively within this process; raises like `admit` and `open`."""
         async with self.admit():
             key = conversation, owner
             held = self._in_use.setdefault(key, Conversation(self.model, self.log, *key))
             async with held.lock:
-                try:
-                    await held.open()
-                    self._recent[key] = held
-                    self._recent.move_to_end(key)
-                    if len(self._recent) > MAX_RECENT:
-                        self._recent.popitem(last=False)
-                    yield held
-                except BaseException:
-                    held.is_open = False  # the log knows what was committed
-                    raise
+                await held.open()
+                self._recent[key] = held
+                self._recent.move_to_end(key)
+                if len(self._recent) > MAX_RECENT:
+                    self._recent.popitem(last=False)
+                held.is_open = False  # after an error or a cancellation the log knows the state
+                yield held
+                held.is_open = True
 
     @asynccontextmanager
     async def admit(self) -> AsyncIterator[None]:

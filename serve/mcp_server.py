@@ -4,8 +4,6 @@ The protocol has no session (specification of 2026-07-28): every tool takes the 
 which `remember` returns.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 from collections.abc import AsyncIterator
@@ -22,8 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute, Route
 
 from atommem.answering import Answer
-from atommem.serve.conversation import Conversation
-from atommem.serve.conversations import Conversations
+from atommem.serve.conversations import Conversation, Conversations
 from atommem.serve.middleware import LOCAL, LOGGER, error_location
 from atommem.serve.wire import (
     CLEAN,
@@ -56,16 +53,10 @@ _Context = Context[Any, Any]
 
 
 def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
-    """Make an MCP server.
-
-    Args:
-        owner: Owner of all requests; default: the owner of each request's key.
-    """
+    """Make an MCP server; without an `owner`, each request's key has one."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    mcp: MCPServer[Any] = MCPServer(
-        "atommem", instructions=_INSTRUCTIONS, version=version("atommem")
-    )
+    mcp = MCPServer[Any]("atommem", instructions=_INSTRUCTIONS, version=version("atommem"))
     # The package logs texts of clients, by a handler on the root logger.
     root.handlers[:] = handlers
     root.setLevel(level)
@@ -141,10 +132,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
 
 
 def mcp_routes(mcp: MCPServer[Any]) -> list[BaseRoute]:
-    """Return the route `PATH`, stateless so that any gateway can take each request.
-
-    The server's ``session_manager`` must run.
-    """
+    """Return the route `PATH`, stateless so that any gateway can take each request."""
     # Hosts and origins are checked by RequestMiddleware.
     security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     app = mcp.streamable_http_app(

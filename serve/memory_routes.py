@@ -1,7 +1,5 @@
 """AtomMem's own routes: the memory, its log and past, forks, and edits by its owner."""
 
-from __future__ import annotations
-
 import base64
 from typing import Annotated, Any
 
@@ -27,8 +25,7 @@ from atommem.serve.wire import (
 
 router = APIRouter(prefix="/v1/conversations/{conversation}")
 files = APIRouter(prefix="/v1")
-_SECONDS = 60
-"""Bounds the extraction of a text: a file may be made to take forever."""
+_SECONDS = 60  # bounds the extraction of a text: a file may be made to take forever
 At = Annotated[Number | None, Query(description="Number of operations; default: all.")]
 
 

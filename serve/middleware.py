@@ -1,7 +1,5 @@
 """Checks before every request (host, origin, bearer key), and the request log."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json
@@ -25,8 +23,7 @@ from atommem.serve.wire import error_response
 
 LOGGER = logging.getLogger("atommem.serve")
 REQUESTS = Counter("atommem_requests", "Requests", ["route", "status"])
-LOCAL = "local"
-"""Owner of everything on a server without keys, which listens on this machine only."""
+LOCAL = "local"  # owner of everything on a server without keys, which listens on this machine only
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 KEYS_VARIABLE = "ATOMMEM_SERVE_KEYS"
 _PUBLIC = ("/health", "/ready", "/ui")
@@ -37,9 +34,6 @@ def load_keys(path: str | None = None) -> dict[str, str]:
     """Load the owner of each key, from a file or else from ``ATOMMEM_SERVE_KEYS``.
 
     Either has lines ``OWNER=KEY`` (in the variable also separated by commas).
-
-    Raises:
-        ConfigError: The file cannot be read, or a line is invalid.
     """
     if path is None:
         name, text = KEYS_VARIABLE, os.environ.get(KEYS_VARIABLE, "").replace(",", "\n")
@@ -66,9 +60,7 @@ def load_keys(path: str | None = None) -> dict[str, str]:
 class RequestMiddleware:
     """ASGI middleware that checks requests, sets ``scope["state"]["owner"]`` and logs.
 
-    Args:
-        keys: Owner by key; empty if everything belongs to `LOCAL`.
-        hosts: Names of this server besides loopback addresses; ``*`` allows any.
+    Without `keys` everything belongs to `LOCAL`; `hosts` are names of this server, ``*`` is any.
     """
 
     def __init__(self, app: ASGIApp, keys: Mapping[str, str], hosts: Sequence[str]) -> None:

@@ -1,7 +1,5 @@
 """Routes of OpenAI's API: conversations and their items, responses, chat completions, models."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from collections.abc import Sequence
@@ -12,24 +10,10 @@ from fastapi import APIRouter, Body, Depends, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 
 from atommem.errors import DataError
-from atommem.serve.conversation import Conversation, ask_once
-from atommem.serve.conversation_log import ConversationInfo, Event, NotFoundError, RequestKey
-from atommem.serve.conversations import Conversations
+from atommem.serve import wire
+from atommem.serve.conversations import Conversation, Conversations, ask_once
+from atommem.serve.schema import ConversationInfo, Event, NotFoundError, RequestKey
 from atommem.serve.streaming import AskEvents, ChatForm, ResponseForm, respond, until_disconnect
-from atommem.serve.wire import (
-    AskCreate,
-    ChatCreate,
-    ConversationId,
-    Items,
-    Message,
-    Metadata,
-    Name,
-    ResponseCreate,
-    answer_message,
-    conversation_object,
-    item_object,
-    page,
-)
 
 router = APIRouter(prefix="/v1")
 _LISTED = ("item", "ask", "answer")
@@ -71,7 +55,7 @@ async def get_call(request: Request, key: _Key = None) -> Call:
 ThisCall = Annotated[Call, Depends(get_call)]
 
 
-def get_info(conversation: ConversationId, call: ThisCall) -> ConversationInfo:
+def get_info(conversation: wire.ConversationId, call: ThisCall) -> ConversationInfo:
     """Return the conversation of the path, if the owner has it."""
     return call.log.info(conversation, call.owner)
 
@@ -104,15 +88,14 @@ def list_models(call: ThisCall) -> dict[str, Any]:
 def retrieve_model(model: str, call: ThisCall) -> dict[str, Any]:
     """Return the model."""
     _check_model(call.server, model)
-    found: dict[str, Any] = list_models(call)["data"][0]
-    return found
+    return dict(list_models(call)["data"][0])
 
 
 @router.post("/conversations")
 async def create_conversation(
     call: ThisCall,
-    metadata: Annotated[Metadata | None, Embedded] = None,
-    items: Annotated[Items | None, Embedded] = None,
+    metadata: Annotated[wire.Metadata | None, Embedded] = None,
+    items: Annotated[wire.Items | None, Embedded] = None,
 ) -> dict[str, Any]:
     """Create a conversation, and read its items before returning.
 
@@ -123,34 +106,34 @@ async def create_conversation(
     if new:
         reading = call.read(info.id, new, call.key and call.key.derive("items"))
         await until_disconnect(call.request, reading)
-    return conversation_object(info)
+    return wire.conversation_object(info)
 
 
 @router.get("/conversations")
 def list_conversations(
-    call: ThisCall, limit: PageLimit = 20, after: ConversationId = ""
+    call: ThisCall, limit: PageLimit = 20, after: wire.ConversationId = ""
 ) -> dict[str, Any]:
     """List the owner's conversations, newest first."""
     found = call.log.conversations(call.owner, after=after, limit=limit + 1)
-    return page([conversation_object(info) for info in found], limit)
+    return wire.page([wire.conversation_object(info) for info in found], limit)
 
 
 @router.get("/conversations/{conversation}")
 def retrieve_conversation(info: Info) -> dict[str, Any]:
     """Return a conversation."""
-    return conversation_object(info)
+    return wire.conversation_object(info)
 
 
 @router.post("/conversations/{conversation}")
 def update_conversation(
-    info: Info, call: ThisCall, metadata: Annotated[Metadata, Embedded]
+    info: Info, call: ThisCall, metadata: Annotated[wire.Metadata, Embedded]
 ) -> dict[str, Any]:
     """Replace the metadata; a new goal applies to later items."""
-    return conversation_object(call.log.update(info.id, info.owner, metadata))
+    return wire.conversation_object(call.log.update(info.id, info.owner, metadata))
 
 
 @router.delete("/conversations/{conversation}")
-async def delete_conversation(conversation: ConversationId, call: ThisCall) -> dict[str, Any]:
+async def delete_conversation(conversation: wire.ConversationId, call: ThisCall) -> dict[str, Any]:
     """Erase a conversation with its log."""
     await call.server.erase(conversation, call.owner)
     return {"id": conversation, "object": "conversation.deleted", "deleted": True}
@@ -158,7 +141,7 @@ async def delete_conversation(conversation: ConversationId, call: ThisCall) -> d
 
 @router.post("/conversations/{conversation}/items")
 async def create_items(
-    conversation: ConversationId, items: Annotated[Items, Embedded], call: ThisCall
+    conversation: wire.ConversationId, items: Annotated[wire.Items, Embedded], call: ThisCall
 ) -> dict[str, Any]:
     """Commit texts, and read them, one turn a chunk, before returning.
 
@@ -167,7 +150,7 @@ async def create_items(
     """
     reading = call.read(conversation, [item.body() for item in items], call.key)
     done = await until_disconnect(call.request, reading)
-    return page([item_object(event) for event in done])
+    return wire.page([wire.item_object(event) for event in done])
 
 
 @router.get("/conversations/{conversation}/items")
@@ -176,13 +159,13 @@ def list_items(
     call: ThisCall,
     limit: PageLimit = 20,
     order: Annotated[str, Query(pattern="^(asc|desc)$")] = "desc",
-    after: ConversationId = "",
+    after: wire.ConversationId = "",
 ) -> dict[str, Any]:
     """List texts, questions and answers, newest first by default."""
     items = _items(info, call)
     if order == "desc":
         items.reverse()
-    return page(items[_index(items, after) + 1 :] if after else items, limit)
+    return wire.page(items[_index(items, after) + 1 :] if after else items, limit)
 
 
 @router.get("/conversations/{conversation}/items/{item}")
@@ -194,7 +177,7 @@ def retrieve_item(item: str, info: Info, call: ThisCall) -> dict[str, Any]:
 
 def _items(info: ConversationInfo, call: Call) -> list[dict[str, Any]]:
     unread = call.log.unread(info.id)
-    return [item_object(event, unread) for event in call.log.items(info.id, _LISTED)]
+    return [wire.item_object(event, unread) for event in call.log.items(info.id, _LISTED)]
 
 
 def _index(items: Sequence[dict[str, Any]], name: str) -> int:
@@ -205,7 +188,7 @@ def _index(items: Sequence[dict[str, Any]], name: str) -> int:
 
 
 @router.post("/responses", response_model=None)
-async def create_response(body: ResponseCreate, call: ThisCall) -> Any:
+async def create_response(body: wire.ResponseCreate, call: ThisCall) -> Any:
     """Answer a question; without a conversation, from a memory that lives for this call."""
     response = _response_id(call)
     form = ResponseForm(response, call.server.model.name, body.conversation)
@@ -213,7 +196,7 @@ async def create_response(body: ResponseCreate, call: ThisCall) -> Any:
 
 
 @router.get("/responses/{response}")
-def retrieve_response(response: Name, call: ThisCall) -> dict[str, Any]:
+def retrieve_response(response: wire.Name, call: ThisCall) -> dict[str, Any]:
     """Return a response; ``incomplete`` if nobody answers it and it has no answer."""
     conversation, ask, answer = call.log.response(response, call.owner)
     form = ResponseForm(response, call.server.model.name, conversation, ask.created_at)
@@ -221,14 +204,14 @@ def retrieve_response(response: Name, call: ThisCall) -> dict[str, Any]:
         answering = response in call.server.answering
         return form.response("in_progress") if answering else form.incomplete("interrupted")
     text = answer.body["text"]
-    output = [answer_message(response, text, answer.body.get("note", ""))]
+    output = [wire.answer_message(response, text, answer.body.get("note", ""))]
     if text is None:
         return form.incomplete("no_answer", output=output)
     return form.response("completed", output=output)
 
 
 @router.post("/chat/completions", response_model=None)
-async def create_chat_completion(body: ChatCreate, call: ThisCall) -> Any:
+async def create_chat_completion(body: wire.ChatCreate, call: ThisCall) -> Any:
     """Answer the last message after reading those before it that the conversation does not have."""
     response = _response_id(call)
     form = ChatForm(response.replace("resp_", "chatcmpl-"), call.server.model.name)
@@ -239,8 +222,7 @@ def _response_id(call: Call) -> str:
     return f"resp_{call.key.key[:32] if call.key else secrets.token_hex(16)}"
 
 
-async def _ask(call: Call, response: str, body: AskCreate) -> AskEvents:
-    """Read the messages before the last one, which asks; yield the events of its answer."""
+async def _ask(call: Call, response: str, body: wire.AskCreate) -> AskEvents:
     server, key = call.server, call.key
     if body.model is not None:
         _check_model(server, body.model)
@@ -257,7 +239,7 @@ async def _ask(call: Call, response: str, body: AskCreate) -> AskEvents:
     server.answering.add(response)
     try:
         async with call.use(conversation) as memory:
-            if isinstance(body, ChatCreate):
+            if isinstance(body, wire.ChatCreate):
                 events = await run_in_threadpool(server.log.items, conversation, _LISTED)
                 new = _new_messages(events, new)
             items = [message.body() for message in new if message.parts]
@@ -274,11 +256,11 @@ def _check_model(server: Conversations, name: str) -> None:
         raise NotFoundError(f"there is no model {name!r}. This server has {server.model.name!r}.")
 
 
-def _new_messages(events: Sequence[Event], messages: list[Message]) -> list[Message]:
+def _new_messages(events: Sequence[Event], messages: list[wire.Message]) -> list[wire.Message]:
     """Return the messages after those in the conversation: chat clients send the whole history."""
     known = [
         (item["role"], [part["text"] for part in item["content"]])
-        for item in map(item_object, events)
+        for item in map(wire.item_object, events)
     ]
     start = 0
     for number, message in enumerate(messages):

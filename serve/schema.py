@@ -1,16 +1,18 @@
-"""The database: its tables, and engines for SQLite and PostgreSQL."""
+"""The database: its tables and their rows, and engines for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
-from atommem.errors import ConfigError
+from atommem.errors import AtomMemError, ConfigError
 
-VERSION = 2
-"""Version of the tables; a database of another version is refused."""
+VERSION = 2  # version of the tables; a database of another version is refused
 
 metadata = sa.MetaData()
 _Json = sa.JSON(none_as_null=True)
@@ -82,14 +84,70 @@ requests = sa.Table(
 conversation it created, or the first event (``version``) it appended."""
 
 
+class NotFoundError(AtomMemError):
+    """The object does not exist, or belongs to another owner."""
+
+
+class ConflictError(AtomMemError):
+    """Another gateway committed this version first; nothing of this commit was written."""
+
+
+class KeyReusedError(AtomMemError):
+    """An ``Idempotency-Key`` came with a different request."""
+
+
+@dataclass(frozen=True)
+class ConversationInfo:
+    """A row of the table ``conversations``."""
+
+    id: str
+    owner: str
+    created_at: int
+    metadata: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Event:
+    """A row of the table ``events``; the version is 0 until it is committed."""
+
+    kind: str
+    body: Mapping[str, Any] = field(default_factory=dict)
+    step: int | None = None
+    parent: int | None = None
+    chunks: int | None = None
+    tokens: int | None = None
+    response: str | None = None
+    operations: Sequence[Mapping[str, Any]] = ()
+    version: int = 0
+    created_at: int = 0
+    checkpoint: str = ""
+    embedder: str = ""
+
+    @property
+    def source(self) -> str:
+        """The name that entries have as the source of text from this item."""
+        return str(self.body["name"] or self.body["id"])
+
+    def has_source(self, name: str) -> bool:
+        """Whether `name` is its source, or the whole whose part it is."""
+        return self.source == name or self.source.startswith(f"{name}, ")
+
+
+@dataclass(frozen=True)
+class RequestKey:
+    """A request with an ``Idempotency-Key``: SHA-256 of owner and key, and of the request."""
+
+    key: str
+    digest: str
+
+    def derive(self, name: str) -> RequestKey:
+        return RequestKey(hashlib.sha256(f"{self.key}/{name}".encode()).hexdigest(), self.digest)
+
+
 def open_database(url: str) -> sa.Engine:
-    """Open the database at `url` and create its tables if there are none.
+    """Open ``sqlite:///FILE`` or ``postgresql://USER@HOST/NAME`` (psycopg 3); make its tables.
 
-    Args:
-        url: ``sqlite:///FILE`` or ``postgresql://USER@HOST/NAME`` (psycopg 3).
-
-    Raises:
-        ConfigError: The URL is invalid, or the database is unreachable or of another version.
+    Raises ConfigError if it is unreachable or of another version.
     """
     try:
         address = sa.make_url(url)

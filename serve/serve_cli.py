@@ -51,13 +51,9 @@ class ServeConfig:
     drain_seconds: int = setting(30, "Time for open requests after SIGTERM.")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point of ``atommem serve``; returns 0 after SIGTERM or Ctrl-C.
-
-    Raises:
-        AtomMemError: A setting is wrong, or the policy or database cannot be opened.
-    """
-    arguments, settings = _arguments(sys.argv[1:] if argv is None else argv)
+def main(argv: list[str]) -> int:
+    """Entry point of ``atommem serve``; returns 0 after SIGTERM or Ctrl-C."""
+    arguments, settings = _arguments(argv)
     keys = _check_access(arguments)
     from atommem.serve.served_model import ServedModel
 

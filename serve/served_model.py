@@ -30,14 +30,10 @@ TOKENS = Counter("atommem_tokens", "Model tokens", ["kind"])
 
 @dataclass(eq=False)
 class ServedModel:
-    """The model that all conversations of a server share.
+    """The model that all conversations of a server share, under its `name` in the API.
 
-    Attributes:
-        name: Its name in the API.
-        checkpoint: Fingerprint, stored with every event.
-        trained: Its ``atommem_config.json``; empty for a model that was not trained here.
-        active: Bounds the steps at a time.
-        turn_seconds: Longest duration of a step.
+    Every event stores `checkpoint`, a fingerprint. `trained` is its ``atommem_config.json``, empty
+    for a model that was not trained here. `active` bounds the steps at a time.
     """
 
     runtime: Runtime
@@ -53,12 +49,7 @@ class ServedModel:
 
     @classmethod
     def open(cls, policy: str | Sequence[str], *, name: str = "", **settings: Any) -> ServedModel:
-        """Open a model; `settings` are those of `atommem.api.AsyncMemory`.
-
-        Raises:
-            ConfigError: A setting is invalid or differs from the training's.
-            PolicyError: Model or tokenizer cannot be loaded.
-        """
+        """Open a model; `settings` are those of `atommem.api.AsyncMemory`, as in the training."""
         names = [policy] if isinstance(policy, str) else list(policy)
         model = str(settings.get("model") or "")
         folder = str(settings.get("tokenizer") or "") if is_server(names) else names[0]
@@ -69,10 +60,7 @@ class ServedModel:
         return cls(runtime, name, fingerprint(folder, model), trained)
 
     async def step(self, session: Session, observation: Observation) -> Step:
-        """Take a step of a session; it is not committed yet.
-
-        Raises as `Session.step`.
-        """
+        """Take a step of a session, which is not committed yet; raises as `Session.step`."""
         with STAGES.labels("queue").time():
             await self.active.acquire()
         try:

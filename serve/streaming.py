@@ -1,7 +1,5 @@
 """Answers and server-sent events of responses and chats; work ends when its client disconnects."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -16,11 +14,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from atommem.answering import Answer
 from atommem.episode import Step
 from atommem.memory.log import Operation, Outcome
-from atommem.serve.conversation_log import Event
+from atommem.serve.schema import Event
 from atommem.serve.wire import SERVE_ERRORS, answer_message, entry_object, public_error
 
-AskEvents = AsyncGenerator[Event | Step | Answer, None]
-"""As of `Conversation.ask`."""
+AskEvents = AsyncGenerator[Event | Step | Answer, None]  # as of `Conversation.ask`
 _Result = TypeVar("_Result")
 
 
@@ -29,11 +26,7 @@ class ClientDisconnectedError(Exception):
 
 
 async def until_disconnect(request: Request, work: Awaitable[_Result]) -> _Result:
-    """Await `work`; cancel it when the client disconnects.
-
-    Raises:
-        ClientDisconnectedError: The client has disconnected.
-    """
+    """Await `work`; cancel it, and raise ClientDisconnectedError, when the client disconnects."""
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(_disconnect(request))
     try:
@@ -71,13 +64,8 @@ class ResponseForm:
     ) -> None:
         self._id = response
         self._head: dict[str, Any] = {
-            "error": None,
-            "incomplete_details": None,
-            "instructions": None,
-            "previous_response_id": None,
-            "temperature": None,
-            "top_p": None,
-            "usage": None,
+            **dict.fromkeys(("error", "incomplete_details", "instructions")),
+            **dict.fromkeys(("previous_response_id", "temperature", "top_p", "usage")),
             "id": response,
             "object": "response",
             "created_at": int(time.time()) if created_at is None else created_at,
@@ -177,10 +165,7 @@ class ResponseForm:
 
 
 class ChatForm:
-    """Form of ``/v1/chat/completions``: steps as ``reasoning_content``, then the answer.
-
-    Its methods are those of `ResponseForm`.
-    """
+    """Form of ``/v1/chat/completions``, like `ResponseForm`: steps as ``reasoning_content``."""
 
     def __init__(self, chat: str, model: str) -> None:
         self._head = {"id": chat, "created": int(time.time()), "model": model}
@@ -221,9 +206,6 @@ async def respond(
 
     A stream waits until the question is committed, so that earlier errors get a status of their
     own.
-
-    Raises:
-        ClientDisconnectedError: The client has disconnected.
     """
 
     def streamed(event: Event | Step | Answer) -> str:

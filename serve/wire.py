@@ -1,7 +1,5 @@
 """The API's format: requests as pydantic models, and the objects of answers."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict
@@ -20,12 +18,11 @@ from atommem.errors import (
 )
 from atommem.memory.log import Entry
 from atommem.process import StepTimeoutError
-from atommem.serve.conversation_log import ConversationInfo, Event, KeyReusedError, NotFoundError
 from atommem.serve.conversations import BusyError
+from atommem.serve.schema import ConversationInfo, Event, KeyReusedError, NotFoundError
 from atommem.text_safety import clean
 
-_RETRY_AFTER = {429: "1", 503: "5"}
-"""Seconds, by status."""
+_RETRY_AFTER = {429: "1", 503: "5"}  # seconds, by status
 _STATUS: list[tuple[type[Exception], int, str]] = [
     (NotFoundError, 404, "not_found"),
     (BusyError, 429, "too_busy"),
@@ -38,10 +35,8 @@ _STATUS: list[tuple[type[Exception], int, str]] = [
     (PolicyError, 502, "policy_refused"),
 ]
 """Status and code by type of error; the first match counts."""
-SERVE_ERRORS = (AtomMemError, StepTimeoutError)
-"""Errors with a message for the client."""
-CLEAN = AfterValidator(clean)
-"""Stands after bounds of the length: errors of those after it count "items"."""
+SERVE_ERRORS = (AtomMemError, StepTimeoutError)  # errors with a message for the client
+CLEAN = AfterValidator(clean)  # after bounds of the length, whose errors would count "items"
 Text = Annotated[str, CLEAN]
 NonBlank = Annotated[Text, Field(pattern=r"\S")]
 Name = Annotated[str, Field(max_length=200), CLEAN]
@@ -64,8 +59,7 @@ class Message(BaseModel):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"] = "user"
     content: Text | list[TextPart]
-    name: Name = ""
-    """Source name of its text; by default its id."""
+    name: Name = ""  # source name of its text; by default its id
 
     @property
     def texts(self) -> list[str]:

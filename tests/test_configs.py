@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,6 @@ LAUNCHERS = {
 }
 
 
-def stem(path: Path) -> str:
-    return path.stem
-
-
 def stage_of(path: Path) -> str:
     return path.stem.split("_")[0] if path.stem.startswith(("sft", "async")) else "grpo"
 
@@ -59,7 +56,7 @@ def test_configs_are_all_tested() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", TRAIN, ids=stem)
+@pytest.mark.parametrize("path", TRAIN, ids=attrgetter("stem"))
 def test_dry_run_of_recipe_passes(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,7 +70,7 @@ def test_dry_run_of_recipe_passes(
     assert plan["hours"] > 0
 
 
-@pytest.mark.parametrize("path", TRAIN, ids=stem)
+@pytest.mark.parametrize("path", TRAIN, ids=attrgetter("stem"))
 def test_recipe_leaves_room_for_thoughts(path: Path) -> None:
     settings = load_yaml(path, "train")
     if "Qwen3" in settings["model_name_or_path"]:
@@ -81,7 +78,7 @@ def test_recipe_leaves_room_for_thoughts(path: Path) -> None:
         assert quiet or settings["max_completion_length"] >= 4096
 
 
-@pytest.mark.parametrize("path", ENGINES, ids=stem)
+@pytest.mark.parametrize("path", ENGINES, ids=attrgetter("stem"))
 def test_episodes_of_engine_recipe_are_those_of_our_own(path: Path) -> None:
     values = load_yaml(path, "engines")
     theirs = set(values) - {"skyrl", "verl"}

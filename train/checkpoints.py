@@ -6,8 +6,6 @@ process that is killed at any moment therefore leaves complete checkpoints and a
 folder, which the next start cleans up.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import time
@@ -24,13 +22,11 @@ from atommem.train.errors import CheckpointError
 
 MANIFEST = "checkpoint_complete.json"
 PARTIAL = ".partial"
-SHARDED_MODEL = "pytorch_model_fsdp_0"
-"""Weights of an FSDP run (torch's distributed checkpoints); `accelerate merge-weights` reads it."""
+SHARDED_MODEL = "pytorch_model_fsdp_0"  # FSDP's weights, for `accelerate merge-weights`
 
 
 def name_of(update: Any) -> str:
-    """Return the name that transformers gives to the checkpoint of an update."""
-    return f"checkpoint-{update}"
+    return f"checkpoint-{update}"  # as transformers names it
 
 
 @dataclass(frozen=True)
@@ -50,10 +46,7 @@ def update_settings(args: Any) -> dict[str, Any]:
 
 
 def publish_checkpoint(partial: Path, output_dir: Path, args: Any) -> Path:
-    """Add the manifest to a written checkpoint and move it to `output_dir`; returns its path.
-
-    A folder of that name, left by a run that continued from an earlier checkpoint, is replaced.
-    """
+    """Add the manifest to a written checkpoint, and move it to `output_dir`; returns its path."""
     let_others_read(partial)
     files = [path for path in partial.rglob("*") if path.is_file()]
     manifest = {
@@ -73,7 +66,6 @@ def remove_checkpoint(folder: Path) -> None:
     if folder.exists():
         removed = folder.parent / PARTIAL / f"removed-{folder.name}"
         removed.parent.mkdir(exist_ok=True)
-        shutil.rmtree(removed, ignore_errors=True)
         folder.rename(removed)
         shutil.rmtree(removed, ignore_errors=True)
 
@@ -120,10 +112,9 @@ def list_checkpoints(output_dir: str | Path) -> list[Path]:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
-    return manifest
 
 
 def last_checkpoint(output_dir: str | Path) -> Path | None:
@@ -136,12 +127,8 @@ def checkpoint_to_resume(args: Any, memory: MemoryConfig) -> str | None:
     """Return the checkpoint to continue from, or None for a fresh start; all processes together.
 
     ``args.resume_from_checkpoint`` is a folder; ``auto`` (set by ``--resume``) or ``true``: the
-    last checkpoint in the output folder, if any; unset or ``false``: a fresh start.
-
-    Raises:
-        ConfigError: There is no such checkpoint, it does not fit this run's settings, or a fresh
-            run would mix its checkpoints with those of an earlier one.
-        CheckpointError: The checkpoint is damaged.
+    last checkpoint in the output folder, if any; unset or ``false``: a fresh start, which must not
+    mix its checkpoints with those of an earlier run.
     """
     with PartialState().main_process_first():
         clean_up(args.output_dir)

@@ -1,6 +1,4 @@
-"""Logs without a service: a table in the console, and a JSON Lines file."""
-
-from __future__ import annotations
+"""Logs without a service: a table in the console, a JSON Lines file, and ``atommem train plot``."""
 
 import json
 import time
@@ -15,12 +13,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from atommem.train.objective.advantages import signal_report
+from atommem.arguments import Parser
+from atommem.episode import action_names
+from atommem.errors import DataError
+from atommem.files import replacing
+from atommem.train.objective.rows import signal_report
 
 METRICS_FILE = "metrics.jsonl"
 
-Column = tuple[str, str, str]
-"""Heading, key in the log, format."""
+Column = tuple[str, str, str]  # heading, key in the log, format
 
 _HEADING_EVERY = 25
 
@@ -68,8 +69,7 @@ class ConsoleTable(TrainerCallback):
     """Prints one line per log entry, with the time left; a terminal cuts it at its width."""
 
     def __init__(self, columns: Sequence[Column], console: Console) -> None:
-        self.console = console
-        self.columns = columns
+        self.console, self.columns = console, columns
         self._printed = 0
         self._began = (0.0, 0)
 
@@ -82,11 +82,8 @@ class ConsoleTable(TrainerCallback):
         if score := held_out_score(logs):
             key, name = score
             interval = f"{logs[f'{key}_low']:.3f} to {logs[f'{key}_high']:.3f}"
-            failed = f"{logs['eval_failed']:.0f} failed"
-            self._print(
-                f"{state.global_step:>6}  held-out {name} {logs[key]:.3f} ({interval}), {failed}",
-                "bold",
-            )
+            line = f"{state.global_step:>6}  held-out {name} {logs[key]:.3f} ({interval})"
+            self._print(f"{line}, {logs['eval_failed']:.0f} failed", "bold")
         if "loss" not in logs:
             return
         if self._printed % _HEADING_EVERY == 0:
@@ -104,12 +101,8 @@ class ConsoleTable(TrainerCallback):
             self.console.print(report, soft_wrap=True)
 
     def _print(self, line: str, style: str = "") -> None:
-        self.console.print(
-            Text(line, style=style),
-            no_wrap=True,
-            overflow="crop",
-            soft_wrap=not self.console.is_terminal,
-        )
+        wraps = not self.console.is_terminal
+        self.console.print(Text(line, style), no_wrap=True, overflow="crop", soft_wrap=wraps)
 
     def _time_left(self, state: Any) -> str:
         began, first = self._began
@@ -123,8 +116,7 @@ class ConsoleTable(TrainerCallback):
 def episode_bar(console: Console, name: str, total: int) -> Iterator[Any]:
     """Show how many of a rollout's episodes have ended; yields the callback of `run_all`."""
     columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn())
-    bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
-    with bar:
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
         task = bar.add_task(name, total=total)
         yield lambda index, episode: bar.advance(task)
 
@@ -159,14 +151,78 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def use_console(trainer: Any, columns: Sequence[Column]) -> None:
-    """Replace Hugging Face's progress bar and printed dictionaries by ours.
-
-    A log file gets the table, a terminal also the bar of the running rollout.
-    """
-    for callback in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(callback)
+    """Replace Hugging Face's progress bar and printed dictionaries by ours."""
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
     console = Console(highlight=False)
     if console.is_terminal and trainer.is_world_process_zero():
         trainer.console = console
     trainer.add_callback(ConsoleTable(columns, console))
     trainer.add_callback(MetricsFile())
+
+
+PLOT_FILE = "training.png"
+
+
+def main(argv: Sequence[str]) -> int:
+    about = "Draw scores, action rates and store size over training."
+    parser = Parser("atommem train plot", about)
+    parser.add_argument("run", help=f"Output folder of a run, with its {METRICS_FILE}.")
+    parser.add_argument("--out", help=f"Image file; default: {PLOT_FILE} in the run's folder.")
+    args = parser.parse_args(list(argv))
+    file = Path(args.run) / METRICS_FILE
+    if not file.is_file():
+        raise DataError(f"run={args.run}: there is no {METRICS_FILE}. Give a run's output folder.")
+    out = Path(args.out) if args.out else Path(args.run) / PLOT_FILE
+    print(plot_training(read_metrics(file), out))
+    return 0
+
+
+def plot_training(
+    metrics: Sequence[Mapping[str, Any]], path: Path, lines: Mapping[str, float] | None = None
+) -> Path:
+    """Draw three panels and write them as an image; returns `path`.
+
+    `metrics` are entries of ``metrics.jsonl``; `lines` are scores across the first panel, by label.
+    """
+    updates = [entry for entry in metrics if entry.get("reward") is not None]
+    if not updates:
+        raise DataError("there is no update to plot: plot a GRPO run that has logged one.")
+    from matplotlib.figure import Figure  # without pyplot: no display, no global state
+
+    figure = Figure(figsize=(9, 8), layout="constrained")
+    scores, actions, store = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2))
+    steps = [entry["step"] for entry in updates]
+    rewards = [entry["reward"] for entry in updates]
+    scores.plot(steps, rewards, color="tab:blue", label="mean reward in training")
+    _draw_evaluations(scores, metrics)
+    for label, value in (lines or {}).items():
+        scores.axhline(value, linestyle="--", linewidth=1, label=f"{label}: {value:.2f}")
+    scores.set(ylabel="score", ylim=(0, 1.02))
+    for action in action_names(*updates):
+        rates = [entry.get(f"actions/{action}") for entry in updates]
+        if any(rates):
+            actions.plot(steps, rates, label=action)
+    actions.set_ylabel("actions per step")
+    store.plot(steps, [entry.get("store_size") for entry in updates], color="tab:purple")
+    store.set(ylabel="entries at the end", xlabel="GRPO update")
+    for axes in (scores, actions, store):
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    for axes in (scores, actions):
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", frameon=False)
+    with replacing(path) as draft:
+        figure.savefig(draft, dpi=150, format=path.suffix[1:] or "png")
+    return path
+
+
+def _draw_evaluations(axes: Any, metrics: Sequence[Mapping[str, Any]]) -> None:
+    found = [(entry, score) for entry in metrics if (score := held_out_score(entry))]
+    if not found:
+        return
+    means = [entry[key] for entry, (key, _) in found]
+    below = [max(entry[key] - entry[f"{key}_low"], 0.0) for entry, (key, _) in found]
+    above = [max(entry[f"{key}_high"] - entry[key], 0.0) for entry, (key, _) in found]
+    style = {"color": "tab:orange", "marker": "o", "markersize": 3, "capsize": 2}
+    steps = [entry["step"] for entry, _ in found]
+    axes.errorbar(steps, means, yerr=(below, above), label=f"held-out {found[0][1][1]}", **style)

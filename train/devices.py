@@ -1,7 +1,5 @@
 """Devices by their data sheets, and the settings of the dry run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from atommem.config import check_choice, check_least, setting
@@ -50,8 +48,7 @@ class DryRunConfig:
     dry_run_processes: int | None = setting(None, "Processes; unset: the launcher's, else 1.")
     dry_run_device: str = setting("h100", f"Device of each process: {', '.join(DEVICES)}.")
     dry_run_completion_tokens: int | None = setting(
-        None,
-        "Mean completion; unset: the paper's with thinking, a quarter of the longest without.",
+        None, "Mean completion; unset: the paper's with thinking, a quarter of the longest without."
     )
     dry_run_json: str | None = setting(None, "File to write the dry run to as one JSON object.")
 

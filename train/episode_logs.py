@@ -15,8 +15,6 @@ the end (``store_fill``, 0 to 1), and the seconds of an update, each a mean over
 optimizer's step and saving.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -32,24 +30,16 @@ from atommem.trace import Trace, write_trace
 from atommem.trace_view import render_trace
 from atommem.train.errors import RolloutFailedError
 
-SYNC, EPISODES, WAIT = "sync", "episodes", "wait"
-"""Stages that the trainer times: publishing weights, own episodes, waiting for other ranks."""
+SYNC, EPISODES, WAIT = "sync", "episodes", "wait"  # publishing, own episodes, other ranks
 
-EpisodesHook = Callable[[int, Sequence[Episode]], None]
-"""Called after each rollout with the update's number (from 0) and this rank's episodes."""
+EpisodesHook = Callable[[int, Sequence[Episode]], None]  # gets the update, from 0
 
-COLUMNS = ("task", "source", "sample", "reward", "stop", "episode")
-"""Columns of the table of sample episodes in wandb."""
+COLUMNS = ("task", "source", "sample", "reward", "stop", "episode")  # of wandb's table
 _TIME = "time/"
 
 
 class RolloutLog:
-    """Collects one rank's part of the log.
-
-    Args:
-        tasks: Those that episodes may be of, as their environment describes them.
-        memory: The settings of the episodes.
-    """
+    """Collects one rank's part of the log, for episodes of `tasks`."""
 
     def __init__(self, tasks: Iterable[TaskDescription], memory: MemoryConfig) -> None:
         self._memory = memory
@@ -57,10 +47,7 @@ class RolloutLog:
         self.clock = ActivityClock()
 
     def sums(self, episodes: Sequence[Episode], activity: ActivityClock) -> dict[str, float]:
-        """Return additive totals of `episodes`, and seconds by stage since the last call.
-
-        `activity` is the runner's clock.
-        """
+        """Return additive totals of `episodes`, and seconds by stage since the last call."""
         sums = episode_sums(episodes)
         for episode in episodes:
             capacity = self._memory.of_task(episode.task_id).capacity

@@ -1,7 +1,5 @@
 """Errors that end a training run."""
 
-from __future__ import annotations
-
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 

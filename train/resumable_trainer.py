@@ -1,7 +1,5 @@
 """A transformers Trainer with atomic checkpoints, whose ranks stop and save together."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Sequence
@@ -33,28 +31,23 @@ from atommem.train.errors import (
 )
 from atommem.train.stop_request import StopRequest
 
-_CONTINUE, _STOP, _BROKEN = range(3)
-"""Reports of a rank in `sync_stop`; the largest wins."""
+_CONTINUE, _STOP, _BROKEN = range(3)  # reports of a rank in `sync_stop`; the largest wins
 
 
 class ResumableTrainer(Trainer):
     """A transformers Trainer, and a mixin: ``class T(ResumableTrainer, SFTTrainer)``.
 
     - Checkpoints are written aside and renamed when complete (`atommem.train.checkpoints`), with
-      ``atommem_config.json``.
+      ``atommem_config.json``, which holds the fields of the dataclasses `settings`.
     - SIGTERM, SIGUSR1 and Ctrl-C end the run at the next step boundary, or in the middle of a
       rollout, with a checkpoint of the last finished update; all ranks together.
     - A NaN, an outage or a failed write ends the run with the reason and how to continue.
-
-    Args:
-        settings: Dataclasses whose fields go into ``atommem_config.json``.
     """
 
     def __init__(self, *args: Any, settings: Sequence[Any] = (), **kwargs: Any) -> None:
         self.stop_request = StopRequest()
         self.settings = settings
-        self.console: Console | None = None
-        """A terminal that shows progress bars."""
+        self.console: Console | None = None  # a terminal that shows progress bars
         self._saved_step: int | None = None
         """The last update that is in a checkpoint (0: none is needed); unset before training."""
         super().__init__(*args, **kwargs)
@@ -81,8 +74,6 @@ class ResumableTrainer(Trainer):
 
     def close(self) -> None:
         """Free what a subclass holds beyond the model."""
-
-    # Checkpoints --------------------------------------------------------------------------------
 
     def save_extra_state(self, folder: Path) -> None:
         """Write what else a subclass needs to resume; not collective."""

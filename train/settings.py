@@ -66,11 +66,7 @@ class Settings:
 
 
 def parse(stage: str, argv: Sequence[str], defaults: Mapping[str, Any] | None = None) -> Settings:
-    """Read the command line of a stage; in `sft`, memory and environment describe the prompts.
-
-    Raises:
-        AtomMemError: A setting is unknown or out of range, or a file cannot be read.
-    """
+    """Read the command line of a stage; in `sft`, memory and environment describe the prompts."""
     settings = read_settings(stage, argv, defaults)
     args, model = settings.args, settings.model.model_name_or_path
     if not args.data:

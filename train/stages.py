@@ -1,7 +1,5 @@
 """The stages of ``atommem train``: from parsed settings to a saved model."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shlex
@@ -51,7 +49,6 @@ def make_grpo_trainer(settings: Settings) -> MemoryGRPOTrainer:
 
 
 def make_backend(rollouts: Rollouts, model: Any) -> Backend:
-    """Make the backend that ``use_vllm`` and ``vllm_mode`` ask for, of the trained `model`."""
     if rollouts.args.use_vllm and rollouts.args.vllm_mode == "server":
         from atommem.train.rollout.server_backend import make_server_backend
 
@@ -92,7 +89,6 @@ def make_sft_trainer(settings: Settings) -> ColdStartTrainer:
 
 
 def make_rollouts(settings: Settings, tokenizer: Any) -> Rollouts:
-    """Load the embedder, whole on every rank, beside the other parts of an episode."""
     with loading_whole():
         embedder = make_embedder(settings.run.embedder)
     return Rollouts(settings.args, settings.run, tokenizer, embedder)
@@ -115,11 +111,7 @@ def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
 def launch(
     settings: Settings, make_trainer: Callable[[Settings], Any], columns: Sequence[Column]
 ) -> Path:
-    """Train or resume, and save the model; returns its folder.
-
-    Raises:
-        AtomMemError: A setting or file is wrong, the run cannot continue, or was asked to stop.
-    """
+    """Train or resume, and save the model; returns its folder."""
     args = settings.args
     resume = checkpoint_to_resume(args, settings.run.memory)
     prepare_reporters(args)

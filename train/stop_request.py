@@ -1,7 +1,5 @@
 """Stop a run from outside: SIGTERM and SIGUSR1 as schedulers send them, and Ctrl-C."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -14,14 +12,11 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-EXIT_INTERRUPTED = 75
-"""Exit status of an interrupted run that can be resumed (EX_TEMPFAIL of sysexits.h)."""
+EXIT_INTERRUPTED = 75  # of an interrupted run that can resume (EX_TEMPFAIL of sysexits.h)
 
-SAME_REQUEST_SECONDS = 2.0
-"""Launchers forward a signal that the workers received too; within this time it is one request."""
+SAME_REQUEST_SECONDS = 2.0  # launchers forward a signal that workers received, too
 
-CANCEL_SECONDS = 10.0
-"""How long to wait for the threads of a cancelled rollout; usually one token."""
+CANCEL_SECONDS = 10.0  # how long to wait for the threads of a cancelled rollout; usually one token
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 

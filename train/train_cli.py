@@ -1,7 +1,5 @@
 """``atommem train``: cold start and GRPO from YAML files and flags."""
 
-from __future__ import annotations
-
 import sys
 
 from atommem.errors import ConfigError
@@ -28,18 +26,13 @@ continues); 2 a setting is wrong or the run cannot continue."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem train``.
-
-    Raises:
-        AtomMemError: A setting or a file is wrong.
-    """
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] in (["-h"], ["--help"]) or not argv:
         print(USAGE)
         return 0 if argv else 2
     stage, arguments = (argv[0], argv[1:]) if not argv[0].startswith("-") else ("grpo", argv)
     if stage == "plot":
-        from atommem.train.plot import main as plot_main
+        from atommem.train.console import main as plot_main
 
         return plot_main(arguments)
     stages = names("atommem.stages")

@@ -3,8 +3,6 @@
 A TRL field that cannot be honoured is refused with its reason, never ignored.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,9 +50,7 @@ class StageConfig:
     refused: ClassVar[tuple[str, ...]] = ()
 
     project: str = setting("atommem", "Project of the run in wandb and trackio.")
-    bf16: bool | None = setting(
-        None, "Mixed precision in bfloat16; unset: on if a GPU supports it, off on CPU."
-    )
+    bf16: bool | None = setting(None, "Mixed precision in bfloat16; unset: on if a GPU has it.")
     gradient_checkpointing: bool | None = setting(
         None, "Trade compute for memory in the backward pass; unset: on with a GPU, off on CPU."
     )
@@ -116,50 +112,30 @@ class EpisodeConfig(StageConfig):
     scale_rewards: str = setting(
         "none", "Divide advantages by the standard deviation of the group or the batch, or none."
     )
-    overlong_filtering: bool = setting(
-        False, "Do not train on episodes that a limit of tokens, time or context cut (DAPO's)."
-    )
+    overlong_filtering: bool = setting(False, "Do not train on episodes that a limit cut (DAPO's).")
     eval_data: str | None = setting(
         None, "File of held-out tasks, evaluated during training (eval_strategy, eval_steps)."
     )
-    eval_temperature: float | None = setting(
-        None, "Sampling temperature of evaluation: 0 is greedy; unset: as in training."
-    )
-    num_generations_eval: int | None = setting(
-        None, "Episodes per held-out task in evaluation; unset is 1."
-    )
+    eval_temperature: float | None = setting(None, "Of evaluation: 0 is greedy; unset: training's.")
+    num_generations_eval: int | None = setting(None, "Episodes per held-out task; unset is 1.")
     rollout_batch_size: int = setting(256, "Most prompts in one sampling batch, without vLLM.")
     rollout_batch_tokens: int = setting(
         65_536, "Most tokens in one sampling batch, without vLLM. Bounds the key-value cache."
     )
-    episode_max_tokens: int | None = setting(
-        None, "Most sampled tokens of an episode; it ends there and is scored."
-    )
-    episode_max_seconds: float | None = setting(
-        None, "Longest wall-clock time of an episode; it ends there and is scored."
-    )
-    max_failed_fraction: float = setting(
-        0.5, "Stop when more than this fraction of an update's episodes failed (outages)."
-    )
-    log_episodes: int = setting(
-        2, "Whole episodes to show in output_dir/samples (and as a table in wandb, trackio)."
-    )
+    episode_max_tokens: int | None = setting(None, "Most sampled tokens; it ends there, scored.")
+    episode_max_seconds: float | None = setting(None, "Longest time; it ends there, scored.")
+    max_failed_fraction: float = setting(0.5, "Stop above this fraction of failed episodes.")
+    log_episodes: int = setting(2, "Whole episodes to show in output_dir/samples, wandb, trackio.")
     log_episodes_steps: int = setting(10, "Updates between two times of log_episodes.")
     save_traces: bool = setting(False, "Write every episode to output_dir/traces/step-N/.")
     num_generations: int = setting(16, "Episodes per task: the group size G.")
-    per_device_train_batch_size: int = setting(
-        64, "Episodes per process and update (not rows: an episode has many steps)."
-    )
+    per_device_train_batch_size: int = setting(64, "Episodes (not steps) per process and update.")
     max_completion_length: int = setting(1024, "Longest completion of a step, tokens.")
     epsilon_high: float | None = setting(0.28, "PPO clip above: ratio <= 1 + epsilon_high.")
-    router_aux_loss_coef: float | None = setting(
-        0.0, "Load-balancing loss of mixture-of-experts models; only 0 is supported."
-    )
+    router_aux_loss_coef: float | None = setting(0.0, "Balances the load of experts; only 0.")
     learning_rate: float = setting(1e-6, "The initial learning rate.")
     logging_steps: float = setting(1, "Updates between two log entries.")
-    ddp_timeout: int = setting(
-        4 * 3600, "Seconds that a process waits for the others, whose episodes may be longer."
-    )
+    ddp_timeout: int = setting(4 * 3600, "Seconds to wait for other processes' episodes.")
 
     @property
     def vllm_server_urls(self) -> list[str]:
@@ -222,43 +198,31 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         "Most tokens in one forward and backward pass: distinct ones with prefix_sharing, padded "
         "ones without. Bounds memory, not the update.",
     )
-    prefix_sharing: bool = setting(
-        True, "Compute a prefix that rows share once (prefix-tree training); exact."
-    )
+    prefix_sharing: bool = setting(True, "Compute a prefix that rows share once; exact.")
     dynamic_sampling: int = setting(
         0,
         "Most replacements of a group without variance by groups of other tasks, each as soon as "
         "the one before ended (DAPO's dynamic sampling, bounded).",
     )
-    max_in_flight: int | None = setting(
-        None, "Most episodes at the same time per process; unset: all at once."
-    )
+    max_in_flight: int | None = setting(None, "Most episodes at once per process; unset: all.")
 
     # GRPOConfig's own, with the defaults of arXiv 2601.08323 where it gives one.
     output_dir: str = setting("runs/train", "Folder of checkpoints and logs.")
     save_steps: float = setting(20, "Updates between two checkpoints.")
-    save_total_limit: int | None = setting(
-        2, "Checkpoints that are kept; the last and the best one always are."
-    )
+    save_total_limit: int | None = setting(2, "Checkpoints to keep, beside the last and the best.")
     vllm_importance_sampling_mode: str = setting(
         "token_truncate",
         "How the loss is corrected for vLLM's slightly different probabilities: a ratio of every "
         "token or the product over a step (sequence_...), clamped (..._truncate) or set to 0 "
         "(..._mask) beyond clip_min and clip_max. Products shrink the gradient of long steps.",
     )
-    vllm_server_base_url: str | None = setting(
-        None, "URLs of vLLM servers, with commas; unset: vllm_server_host, vllm_server_port."
-    )
+    vllm_server_base_url: str | None = setting(None, "URLs, with commas; unset: vllm_server_host.")
     vllm_engine_kwargs: dict[str, Any] | None = setting(
         None,
         "Further settings of a colocated engine (vLLM's EngineArgs), a JSON object: "
         '\'{"kv_cache_dtype": "fp8", "max_num_batched_tokens": 16384}\'.',
     )
-    steps_per_generation: int | None = setting(
-        1,
-        "Updates that share a rollout, each on its own per_device_train_batch_size episodes; 1 "
-        "(with num_iterations 1) is on-policy.",
-    )
+    steps_per_generation: int | None = setting(1, "Updates that share out a rollout; 1: on-policy.")
 
     @property
     def updates_per_rollout(self) -> int:
@@ -284,9 +248,7 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         kwargs = self.vllm_engine_kwargs or {}
         colocated = self.use_vllm and self.vllm_mode == "colocate"
         if kwargs and not colocated:
-            raise ConfigError(
-                "vllm_engine_kwargs: for a colocated engine only. Give a server its own flags."
-            )
+            raise ConfigError("vllm_engine_kwargs: a server has its own flags. Drop it.")
         parallel = kwargs.get("tensor_parallel_size", self.vllm_tensor_parallel_size)
         if colocated and parallel != 1:
             raise ConfigError(
@@ -310,31 +272,20 @@ class AsyncTrainConfig(EpisodeConfig, TrainingArguments):
         "Sample from vLLM servers (vllm_server_base_url, several with commas); otherwise from a "
         "second copy of the model in this process.",
     )
-    beta: float = setting(
-        0.0,
-        "KL coefficient, to the model without its adapter; 0 is none.",
-    )
+    beta: float = setting(0.0, "KL coefficient, to the model without its adapter; 0 is none.")
     shuffle_dataset: bool = setting(True, "Take the tasks in random order.")
 
-    model_init_kwargs: dict[str, Any] | None = setting(
-        None, "Further arguments of `from_pretrained`, a JSON object."
-    )
+    model_init_kwargs: dict[str, Any] | None = setting(None, "Of `from_pretrained`, a JSON object.")
     trust_remote_code: bool = setting(False, "Run code that a model on the hub brings.")
-    cast_lm_head_to_fp32: bool = setting(
-        False, "Compute logits in float32, as servers with head_dtype do (docs/vllm.md)."
-    )
+    cast_lm_head_to_fp32: bool = setting(False, "Compute logits in float32 (docs/vllm.md).")
     temperature: float = setting(1.0, "Sampling temperature.")
     epsilon: float = setting(0.2, "PPO clip below: ratio >= 1 - epsilon.")
     lr_scheduler_type: str = setting("constant", "Schedule of the learning rate.")
-    vllm_server_base_url: str = setting(
-        "http://localhost:8000", "URLs of vLLM servers, with commas."
-    )
+    vllm_server_base_url: str = setting("http://localhost:8000", "URLs of servers, with commas.")
     vllm_server_timeout: float = setting(240.0, "Seconds to wait while no server answers.")
     request_timeout: int = setting(600, "Seconds that a request may take.")
     weight_sync_steps: int = setting(1, "Updates between two publications of the weights.")
-    heartbeat_stale_after_s: float = setting(
-        300.0, "Seconds without a completion after which the run ends."
-    )
+    heartbeat_stale_after_s: float = setting(300.0, "Seconds without a completion that end a run.")
     # Defaults of arXiv 2601.08323 where it gives one.
     output_dir: str = setting("runs/async", "Folder of checkpoints and logs.")
     token_budget: int | None = setting(
@@ -342,9 +293,7 @@ class AsyncTrainConfig(EpisodeConfig, TrainingArguments):
         "Most unique tokens in one forward and backward pass per process. Bounds memory, not the "
         "update. A longer step gets a pass of its own.",
     )
-    max_inflight_tasks: int = setting(
-        -1, "Most episodes at the same time; -1: all that max_staleness allows."
-    )
+    max_inflight_tasks: int = setting(-1, "Most episodes at once; -1: as max_staleness allows.")
     max_staleness: int = setting(
         2,
         "Versions of the weights that a group may be older than those in training. 0 waits for "
@@ -379,15 +328,9 @@ class ColdStartConfig(StageConfig, SFTConfig):
 
     refused: ClassVar = ("sft",)
 
-    data: str = setting(
-        "", "Trace file, or folder of traces (such as an output folder of `atommem eval`)."
-    )
+    data: str = setting("", "Trace file, or folder of traces, such as of `atommem eval`.")
     min_reward: float = setting(1.0, "Lowest reward of an episode to learn from.")
     output_dir: str = setting("runs/sft", "Folder of checkpoints and logs.")
     logging_steps: float = setting(10, "Updates between two log entries.")
-    max_length: int | None = setting(
-        None, "Longest prompt plus completion; a longer row is refused, not truncated."
-    )
-    max_completion_length: int = setting(
-        1024, "Longest completion of a step when the model is used, tokens."
-    )
+    max_length: int | None = setting(None, "Longest prompt plus completion; longer: refused.")
+    max_completion_length: int = setting(1024, "Longest completion of a step when it is used.")

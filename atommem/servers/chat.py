@@ -1,7 +1,5 @@
 """Client of OpenAI's ``/v1/chat/completions``, for the chat policy and the judge."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

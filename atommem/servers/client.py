@@ -9,6 +9,7 @@ import random
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote_plus, urlsplit
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 Service = Literal["policy", "embedder", "judge", "serper", "searxng", "retrieve", "access", "jina"]
 PLAIN_HTTP = "ATOMMEM_ALLOW_KEYS_OVER_HTTP"
 MAX_WAIT_SECONDS = 30.0
-IDLE_SECONDS = 2.0
-"""Idle connections close after this; uvicorn (vLLM) closes its side after 5 seconds."""
+IDLE_SECONDS = 2.0  # idle connections close; uvicorn (vLLM) closes its side after 5
 
 _TOO_LONG = re.compile(
     r"maximum model length|context (length|size|window)|prompt is too long|too large to process"
@@ -61,11 +61,8 @@ class RefusedError(Exception):
         self, status: int, message: str, code: str = "", param: str = "", request: str = ""
     ) -> None:
         super().__init__(f"HTTP {status}: {message}")
-        self.status = status
-        self.message = message
-        self.code = code
-        self.param = param
-        self.request = request
+        self.status, self.message, self.request = status, message, request
+        self.code, self.param = code, param
 
     @property
     def retryable(self) -> bool:
@@ -112,53 +109,38 @@ class RefusedError(Exception):
 class _TransientError(Exception):
     def __init__(self, message: str, status: int | None = None, wait: float = 0.0) -> None:
         super().__init__(message)
-        self.status = status
-        self.wait = wait
+        self.status, self.wait = status, wait
 
 
+@dataclass(eq=False, repr=False)  # headers hold a key
 class ServerClient:
     """Call one JSON server, OpenAI-compatible or other, also from several event loops.
 
-    Failed or broken connections, time-outs, HTTP 408, 429, 5xx and undecodable answers are retried
-    with exponential back-off and jitter, or after the server's Retry-After. A redirect is a
-    refusal, so a key never reaches another host.
-
-    Args:
-        base_url: The server, with or without the closing ``/v1``.
-        service: Selects the API key.
-        timeout: Seconds for a whole request, to the last byte of the answer.
-        max_in_flight: Concurrent requests; further ones queue.
-        backoff: Seconds before the first repetition; doubles each time, at most 30.
-        max_bytes: Largest accepted answer, decompressed.
-        transport: An httpx transport, for tests.
+    Failed or broken connections, time-outs (of a whole request), HTTP 408, 429, 5xx and undecodable
+    answers are retried with exponential back-off of at most 30 s and jitter, or after the server's
+    Retry-After. A redirect is a refusal, so a key never reaches another host. `service` selects the
+    API key; answers of more than `max_bytes`, decompressed, are refused.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        service: Service,
-        timeout: float = 600.0,
-        retries: int = 5,
-        max_in_flight: int = 64,
-        backoff: float = 0.5,
-        headers: Mapping[str, str] | None = None,
-        max_bytes: int = 1_000_000_000,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        if not _is_http_url(base_url):
+    base_url: str
+    _: KW_ONLY
+    service: Service
+    timeout: float = 600.0
+    retries: int = 5
+    max_in_flight: int = 64
+    backoff: float = 0.5
+    headers: Mapping[str, str] = field(default_factory=dict)
+    max_bytes: int = 1_000_000_000
+    transport: httpx.AsyncBaseTransport | None = None
+
+    def __post_init__(self) -> None:
+        if not _is_http_url(self.base_url):
             raise ConfigError(
-                f"base_url={base_url!r}: not a server URL. Give one that begins with http:// or "
-                "https://."
+                f"base_url={self.base_url!r}: not a server URL. Give one that begins with http:// "
+                "or https://."
             )
-        self.base_url = base_url.rstrip("/").removesuffix("/v1")
-        self._headers = {**(headers or {}), **_key_header(service, self.base_url)}
-        self._timeout = timeout
-        self._retries = retries
-        self._max_in_flight = max_in_flight
-        self._backoff = backoff
-        self._max_bytes = max_bytes
-        self._transport = transport
+        self.base_url = self.base_url.rstrip("/").removesuffix("/v1")
+        self.headers = {**self.headers, **_key_header(self.service, self.base_url)}
         # httpx binds connections to the event loop that made them.
         self._by_loop: dict[
             asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, asyncio.Semaphore]
@@ -175,9 +157,7 @@ class ServerClient:
     ) -> Any:
         """Send a request and return the decoded JSON, or with `text` the text of the answer.
 
-        Raises:
-            RefusedError: The server refused the request, or answered too much (502).
-            OutageError: The server is out of reach or keeps failing.
+        Raises RefusedError, also (502) for too long an answer; OutageError after all retries.
         """
         url = self.base_url + path
         content = None
@@ -187,13 +167,13 @@ class ServerClient:
             try:
                 return await self._attempt(method, url, content, text)
             except _TransientError as error:
-                if attempt == self._retries:
+                if attempt == self.retries:
                     raise OutageError(
                         f"{method} {url} failed {attempt + 1} times, last with {error}: "
                         "check that the server is up and that the URL is right.",
                         error.status,
                     ) from error
-                wait = self._backoff * 2**attempt + random.uniform(0, self._backoff)
+                wait = self.backoff * 2**attempt + random.uniform(0, self.backoff)
                 await asyncio.sleep(min(MAX_WAIT_SECONDS, max(wait, error.wait)))
 
     async def close(self) -> None:
@@ -207,12 +187,12 @@ class ServerClient:
         client, slots = self._connection()
         headers = {} if content is None else {"Content-Type": "application/json"}
         try:
-            async with slots, asyncio.timeout(self._timeout):
+            async with slots, asyncio.timeout(self.timeout):
                 request = client.build_request(method, url, content=content, headers=headers)
                 response = await client.send(request, stream=True)
                 answer = await self._read(response)
         except TimeoutError as error:
-            raise _TransientError(f"no whole answer in {self._timeout:g} seconds") from error
+            raise _TransientError(f"no whole answer in {self.timeout:g} seconds") from error
         except httpx.RequestError as error:
             raise _TransientError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         if not response.is_success:
@@ -230,8 +210,8 @@ class ServerClient:
         try:
             async for part in response.aiter_bytes():
                 body += part
-                if len(body) > self._max_bytes:
-                    limit = f"{self._max_bytes / 1e6:g} MB"
+                if len(body) > self.max_bytes:
+                    limit = f"{self.max_bytes / 1e6:g} MB"
                     raise RefusedError(502, f"an answer of more than {limit}")
         finally:
             await response.aclose()
@@ -246,18 +226,18 @@ class ServerClient:
             # httpcore scans its whole pool for every request: 20 ms of CPU each at 500 in flight,
             # against 1.3 ms with aiohttp's pool.
             client = HttpxAiohttpClient(
-                headers=self._headers,
+                headers=self.headers,
                 timeout=None,  # each read's; `_attempt` limits the whole
-                transport=self._transport,
+                transport=self.transport,
                 # Keys for this machine must not reach a proxy.
                 trust_env=not is_loopback(self.base_url),
                 limits=httpx.Limits(
-                    max_connections=self._max_in_flight, keepalive_expiry=IDLE_SECONDS
+                    max_connections=self.max_in_flight, keepalive_expiry=IDLE_SECONDS
                 ),
             )
             for ended in [known for known in self._by_loop if known.is_closed()]:
                 del self._by_loop[ended]
-            self._by_loop[loop] = client, asyncio.Semaphore(self._max_in_flight)
+            self._by_loop[loop] = client, asyncio.Semaphore(self.max_in_flight)
         return self._by_loop[loop]
 
 

@@ -1,7 +1,5 @@
 """Run a vLLM server as a child process."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -21,13 +19,9 @@ HEALTH_SECONDS = 5.0
 
 
 class VllmServer:
-    """Run one server in a ``with`` block.
+    """Run one server, with the vLLM of the interpreter `python`, in a ``with`` block.
 
-    Args:
-        python: The interpreter of an environment with vLLM.
-        model_dir: A model folder, or a LoRA adapter's; its base model is then served as ``base``.
-        flags: Flags of vLLM's API server; they override `cpu_flags`.
-        timeout: Seconds until it must answer.
+    A LoRA adapter's base model is served as ``base``. `flags` override `cpu_flags`.
     """
 
     def __init__(
@@ -64,9 +58,7 @@ class VllmServer:
             while not self.healthy():
                 if time.monotonic() > deadline or self._process.poll() is not None:
                     tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
-                    raise PolicyError(
-                        f"vLLM did not come up at {self.url}. The end of {self.log}:\n{tail}"
-                    )
+                    raise PolicyError(f"vLLM did not start at {self.url}. {self.log} ends:\n{tail}")
                 time.sleep(0.2)
         except BaseException:  # also an interrupted wait
             self.__exit__()

@@ -1,17 +1,21 @@
 """The methods of an evaluation by name: AtomMem and what it is compared with."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from atommem.config import check_choice
 from atommem.eval.methods.a_mem import AMem
-from atommem.eval.methods.baseline import Method, suitable
+from atommem.eval.methods.baseline import (
+    FullContext,
+    Method,
+    NoMemory,
+    Oracle,
+    VanillaRAG,
+    suitable,
+)
 from atommem.eval.methods.browsing import BrowsingRAG, ReAct, Summarising
 from atommem.eval.methods.generative_agents import GenerativeAgents
 from atommem.eval.methods.mem0 import Mem0
-from atommem.eval.methods.readers import FullContext, NoMemory, Oracle, VanillaRAG
 from atommem.eval.methods.recorder import Setup
 from atommem.eval.methods.searching import AgenticSearch, RecursiveReader
 from atommem.rollout import ENCODE_THREADS, EpisodeRunner
@@ -48,13 +52,9 @@ def _memagent(setup: Setup) -> EpisodeRunner:
 
 
 _READERS = (FullContext, VanillaRAG, GenerativeAgents, AMem, Mem0, NoMemory, Oracle)
-_SEARCHERS = (AgenticSearch, RecursiveReader)
-_BROWSERS = (ReAct, Summarising, BrowsingRAG)
-_MAKERS: Mapping[str, Callable[[Setup], Method]] = {
-    "atommem": _atommem,
-    "memagent": _memagent,
-    **{method.name: method for method in (*_READERS, *_SEARCHERS, *_BROWSERS)},
-}
+_AGENTS = (AgenticSearch, RecursiveReader, ReAct, Summarising, BrowsingRAG)
+_MAKERS: dict[str, Callable[[Setup], Method]] = {"atommem": _atommem, "memagent": _memagent}
+_MAKERS |= {method.name: method for method in (*_READERS, *_AGENTS)}
 METHODS = tuple(_MAKERS)
 
 

@@ -5,11 +5,9 @@ rewrites context and tags of those neighbours (3.2, 3.3). A question gets the ne
 their links (3.4). A note is a document and takes two calls, as in the authors' code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from atommem.embedding.embedder import Vectors
 from atommem.envs.task import Task
@@ -17,10 +15,8 @@ from atommem.episode import Piece
 from atommem.eval.methods.baseline import Reader
 from atommem.eval.methods.recorder import Found, Recorder, text_of, texts_in
 
-NEIGHBOURS = 5
-"""Nearest notes that a new one is compared with (as in the authors' code)."""
-EVOLUTIONS = 100
-"""Notes that changed something before all are embedded anew."""
+NEIGHBOURS = 5  # nearest notes that a new one is compared with (as in the authors' code)
+EVOLUTIONS = 100  # notes that changed something before all are embedded anew
 NO_CONTEXT = "General"
 
 
@@ -44,26 +40,6 @@ class AMem(Reader):
     """Makes a note of each document, lets notes evolve, and answers from the nearest ones."""
 
     name = "a_mem"
-    pieces: ClassVar = {
-        "note": "A new note:\n{note}",
-        "context": "Its context: {context}",
-        "keywords": "Its keywords: {keywords}",
-        "describe": "Describe the new note: its keywords (three or more, names and terms rather "
-        "than common words, the most important first), its context (one sentence: what it is "
-        "about, what it says of it, what it is good for) and its tags (three or more broad topics "
-        "under which one would look for it). Reply with a JSON object and nothing else:\n"
-        '{"keywords": ["..."], "context": "...", "tags": ["..."]}',
-        "evolve": "Above are also the {count:d} notes that are nearest to the new one. Decide "
-        "whether the new note changes anything (should_evolve), and what. The action strengthen "
-        "links it to some of them, by their numbers (suggested_connections), and gives it better "
-        "tags (tags_to_update). The action update_neighbor gives the nearest notes a context and "
-        "tags that fit what is known now: one of each for every one of them, in the order above, "
-        "the old ones where nothing changes (new_context_neighborhood, new_tags_neighborhood). "
-        "Reply with a JSON object and nothing else:\n"
-        '{"should_evolve": true, "actions": ["strengthen", "update_neighbor"], '
-        '"suggested_connections": [0], "tags_to_update": ["..."], '
-        '"new_context_neighborhood": ["..."], "new_tags_neighborhood": [["..."]]}',
-    }
 
     async def play(self, record: Recorder, task: Task) -> None:
         notes: dict[int, Note] = {}
@@ -114,16 +90,10 @@ class AMem(Reader):
 def evolve(
     reply: Mapping[str, Any], note: Note, notes: Mapping[int, Note], near: Sequence[int]
 ) -> list[int]:
-    """Change a new note and its neighbours (sections 3.2, 3.3).
+    """Change a new note and its neighbours (sections 3.2, 3.3); returns ids of those that changed.
 
-    Args:
-        reply: The model's object; malformed parts are skipped.
-        note: Gets its links and tags.
-        notes: All others by id; the model numbers them from 0.
-        near: Ids of the neighbours in the order shown.
-
-    Returns:
-        Ids of the neighbours whose text changed.
+    Malformed parts of `reply` are skipped. The model numbers `notes`, the others by id, from 0;
+    `near` are the neighbours' ids in the order shown.
     """
     before = {entry_id: notes[entry_id].text() for entry_id in near}
 

@@ -1,53 +1,41 @@
-"""The interface of methods, and what baselines without a memory loop share.
+"""The interface of methods, baselines without a memory loop, and those that keep no notes.
 
-`atommem.rollout.EpisodeRunner` is a method. A `Baseline` asks the same policy with its own
-prompts; each call is a step of the episode, so calls, tokens, traces and outages count as in the
-loop. docs/evaluate.md lists divergences from the authors' methods.
+A `Baseline` asks the same policy as the loop with its own prompts; each call is a step of the
+episode, so calls, tokens, traces and outages count as in the loop. docs/evaluate.md lists
+divergences from the authors' methods.
 """
 
-from __future__ import annotations
-
-import asyncio
 import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar
+
+import yaml
 
 from atommem.actions import ActionSpec
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, Section, Templates, get_dialect
-from atommem.environment import EnvironmentFactory, Score
+from atommem.environment import Score
 from atommem.envs.longdoc.environment import LongDocEnvironments
+from atommem.envs.longdoc.evidence import gold_documents
 from atommem.envs.question_answering import QAEnvironments
-from atommem.envs.task import Task, document_text
+from atommem.envs.task import Task, document_text, joined_text
 from atommem.episode import Episode, StopReason
-from atommem.errors import ConfigError, OutageError, PromptTooLongError
+from atommem.errors import ConfigError, DataError, OutageError, PromptTooLongError
 from atommem.eval.methods.recorder import Recorder, Setup
 from atommem.prompts import PromptBuilder
 from atommem.rollout import EpisodeRunner, set_score
+from atommem.tokens import cut_position, token_offsets
 
-SYSTEM = (
-    "You work on a long text, of which you see what is shown to you here. Do what is asked last, "
-    "and nothing else."
+PROMPTS: dict[str, Any] = yaml.safe_load(
+    Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8")
 )
-NOTHING = "(nothing)"
-MEMORY: dict[str, Any] = {
-    "memory": "What you remember of the text:\n{entries}",
-    "entry": "Memory {handle}: {text}",
-}
-"""The piece that shows entries; the pieces of a method say what is asked of them."""
-ANSWERING = {
-    "document": "The text:\n{document}",
-    "questions": "Questions:\n{questions}",
-    "question_line": "{number:d}. {question}",
-    "answer": "Answer every question, in their order: each with the shortest wording that is "
-    "complete, in a box of its own: \\boxed{answer}",
-}
-_HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)
-"""The beginning of a document in MemAgent's files and in our own joined text."""
+SHARED = PROMPTS["shared"]
+_HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)  # of documents, in MemAgent's files too
 
 
 def suitable(setup: Setup, method: str, needs: type[QAEnvironments] = LongDocEnvironments) -> Any:
@@ -67,25 +55,14 @@ def split_at_headings(context: str) -> list[str]:
 
 
 class Baseline(ABC):
-    """A method with prompts of its own. Subclasses implement `drive`.
-
-    Attributes:
-        name: Its name in ``--method``.
-        plain, remembering: Render prompts without and with memory.
-    """
+    """A method with prompts of its own, without and with memory. Subclasses implement `drive`."""
 
     name: ClassVar[str]
-    setup: Setup
     plain: PromptBuilder
     remembering: PromptBuilder
 
-    @property
-    def factory(self) -> EnvironmentFactory:
-        return self.setup.factory
-
-    @property
-    def max_in_flight(self) -> int | asyncio.Semaphore | None:
-        return self.setup.max_in_flight
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.factory, self.max_in_flight = setup, setup.factory, setup.max_in_flight
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that its scores depend on, as JSON values."""
@@ -133,27 +110,22 @@ class Baseline(ABC):
         )
 
 
-Method = EpisodeRunner | Baseline
-"""A method turns a task into an episode, with one policy and one way to remember."""
+Method = EpisodeRunner | Baseline  # turns a task into an episode, with one policy and memory
 
 
 class Reader(Baseline):
-    """A baseline that reads documents. Subclasses implement `play`.
-
-    Attributes:
-        needs: The environments that it works in.
-        pieces: Templates beside `ANSWERING` and `MEMORY`.
-    """
+    """A baseline that reads documents, in environments of the class `needs`."""
 
     needs: ClassVar[type[QAEnvironments]] = LongDocEnvironments
-    pieces: ClassVar[Mapping[str, str]] = {}
+    pieces: ClassVar[Mapping[str, str]] = {}  # templates beside those of ``prompts.yaml``
 
     def __init__(self, setup: Setup) -> None:
-        self.setup = setup
+        super().__init__(setup)
         self.documents = suitable(setup, self.name, self.needs)
-        section, templates = Section({**ANSWERING, **self.pieces}), Templates(SYSTEM, empty=NOTHING)
-        self.plain = self.make_prompts(templates, section)
-        self.remembering = self.make_prompts(Templates(SYSTEM, empty=NOTHING, **MEMORY), section)
+        section = Section({**SHARED["answering"], **PROMPTS.get(self.name, {}), **self.pieces})
+        words = {"system": SHARED["system"], "empty": SHARED["nothing"]}
+        self.plain = self.make_prompts(Templates(**words), section)
+        self.remembering = self.make_prompts(Templates(**words, **SHARED["memory"]), section)
 
     async def chunks(self, task: Task) -> Sequence[str]:
         await self.setup.factory.prepare(task)
@@ -170,12 +142,7 @@ class Reader(Baseline):
 
     @abstractmethod
     async def play(self, record: Recorder, task: Task) -> None:
-        """Read `task` and answer its questions with `Recorder.answer`.
-
-        Raises:
-            OutageError: Something outside the policy failed.
-            PromptTooLongError: A prompt does not fit; earlier answers count.
-        """
+        """Read `task` and answer its questions; answers before one that does not fit count."""
 
     async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
         """Read and answer; what was answered before a prompt did not fit counts."""
@@ -187,3 +154,68 @@ class Reader(Baseline):
             episode.stop_reason = StopReason.CONTEXT_OVERFLOW
         score: Score = await self.documents.score(task, record.answers)
         return score
+
+
+class FullContext(Reader):
+    """Asks all questions with the whole text, cut in the middle beyond the context window.
+
+    The cut keeps the beginning and the end, like LongBench (arXiv 2308.14508, section 4.1).
+    Metrics: ``truncated`` (1 if anything was cut) and ``context_kept`` (the smallest fraction of
+    the text's tokens shown with a question).
+    """
+
+    name = "full_context"
+
+    async def play(self, record: Recorder, task: Task) -> None:
+        text = joined_text(task)
+        offsets = token_offsets(self.setup.tokenizer, text)
+        record.metrics = {"truncated": 0.0, "context_kept": 1.0}
+        for asked in record.together:
+            frame = record.count_tokens(record.asking(asked, ""))
+            room = max(0, self.setup.prompt_room - frame - 8)  # joints may add a few tokens
+            shown = text
+            if len(offsets) > room:
+                tail = room // 2
+                shown = text[: cut_position(offsets, room - tail)]
+                shown += text[cut_position(offsets, len(offsets) - tail) :] if tail else ""
+                kept = min(room / len(offsets), record.metrics["context_kept"])
+                record.metrics = {"truncated": 1.0, "context_kept": kept}
+            await record.answer(asked, shown)
+
+
+class VanillaRAG(Reader):
+    """Asks with the `retrieve_k` documents most similar to each question (arXiv 2005.11401)."""
+
+    name = "rag"
+
+    async def play(self, record: Recorder, task: Task) -> None:
+        await record.hold(await self.texts(task))
+        await record.answer_from(lambda vector: record.index.search(vector, self.setup.retrieve_k))
+
+
+class NoMemory(Reader):
+    """Asks each question without any text: a lower bound."""
+
+    name = "no_memory"
+    needs = QAEnvironments
+
+    async def play(self, record: Recorder, task: Task) -> None:
+        for index in range(len(task.questions)):
+            await record.answer(range(index, index + 1))
+
+
+class Oracle(Reader):
+    """Asks each question with its gold documents: an upper bound on memory."""
+
+    name = "oracle"
+
+    async def play(self, record: Recorder, task: Task) -> None:
+        for index, question in enumerate(task.questions):
+            documents = gold_documents(task, question)
+            if not documents and "documents" not in question.metadata:
+                raise DataError(
+                    f"task {task.id!r} marks no document as gold. The method oracle needs tasks of "
+                    "`atommem data build`, the synthetic world, or LoCoMo."
+                )
+            texts = [document_text(document, n) for n, document in enumerate(documents, start=1)]
+            await record.answer(range(index, index + 1), "\n\n".join(texts) or None)

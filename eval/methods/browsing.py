@@ -3,10 +3,8 @@
 They drive the environment's own episode: tools, budget, page parts and scores equal AtomMem's.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -16,36 +14,13 @@ from atommem.envs.task import Task
 from atommem.envs.web.environment import WebEnvironments
 from atommem.episode import Episode, Observation, Piece, Step, StopReason
 from atommem.errors import ConfigError, PromptTooLongError
-from atommem.eval.methods.baseline import MEMORY, NOTHING, Baseline
+from atommem.eval.methods.baseline import PROMPTS, SHARED, Baseline
 from atommem.eval.methods.recorder import Recorder, Setup
 from atommem.memory.log import MemoryView
 from atommem.thinking import thoughts_end
 
-SYSTEM = """{introduction}
-
-{actions}
-
-{rules}"""
-CALL = (
-    '<{tag.call}>{"name": "{name}", "arguments": {...}}</{tag.call}> calls the tool {name}: '
-    "{description} Its arguments, as a JSON schema: {schema}"
-)
-RULES = (
-    "Call at most one tool in a turn. A long page goes on by itself in the next turn if you call "
-    "nothing. When you know the answer, give it instead of a call."
-)
-PIECES = {
-    "said": "In the turn before, you wrote:\n{said}",
-    "summary": "What you had learned before that:\n{summary}",
-    "summarise": "There is no room for all of this any more. Write down, in at most 1,000 words, "
-    "everything of it that is needed to answer the question: what was found and where, what was "
-    "tried in vain, and what is still missing. Only what you write now is kept.",
-    "acting": "Call a tool, or answer (calls left: {left:d}).",
-}
-
-
-Prompt = tuple[Observation, MemoryView | None]
-"""An observation, and the memory that its prompt shows."""
+WORDS = PROMPTS["browsing"]
+Prompt = tuple[Observation, MemoryView | None]  # and the memory that it shows
 
 
 @dataclass
@@ -57,33 +32,30 @@ class Past:
 
 
 class Browsing(Baseline):
-    """An agent in the environment ``web``. Subclasses choose what prompts show of earlier steps.
+    """An agent in the environment ``web``. Subclasses choose what prompts show of earlier steps."""
 
-    Raises:
-        ConfigError: The environment is another one, or its calls are compact.
-    """
-
-    introduction: ClassVar[str]
-    pieces: ClassVar[Mapping[str, str]] = {}
     shows_entries: ClassVar[bool] = False
 
     def __init__(self, setup: Setup) -> None:
-        web = self.find_web(setup)
-        self.setup, self.web = setup, web
+        super().__init__(setup)
+        web = self.web = self.find_web(setup)
         self._grammar = get_dialect("paper", "full").grammar(web.actions, web.phases)
         own = web.section("full", web.config)
-        words = {**own.pieces, **PIECES, **self.pieces}
-        section = Section(words, introduction=self.introduction, rules=RULES, actions=own.actions)
-        memory = MEMORY if self.shows_entries else {}
-        templates = Templates(SYSTEM, empty=NOTHING, call=CALL, **memory)
+        section = Section(
+            {**own.pieces, **WORDS["pieces"], **PROMPTS.get(self.name, {})},
+            introduction=WORDS["introductions"][self.name],
+            rules=WORDS["rules"],
+            actions=own.actions,
+        )
+        memory = SHARED["memory"] if self.shows_entries else {}
+        call, nothing = WORDS["call"], SHARED["nothing"]
+        templates = Templates(WORDS["system"], empty=nothing, call=call, **memory)
         self.plain = self.remembering = self.make_prompts(templates, section, web.actions)
 
     def find_web(self, setup: Setup) -> WebEnvironments:
         web = setup.factory
         if not isinstance(web, WebEnvironments) or web.config.calls != "json":
-            raise ConfigError(
-                f"method={self.name}: browses. Give --environment web with --calls json."
-            )
+            raise ConfigError(f"method={self.name}: needs --environment web with --calls json.")
         return web
 
     def fits(self, record: Recorder, shown: Observation) -> bool:
@@ -99,11 +71,7 @@ class Browsing(Baseline):
     async def browse(
         self, record: Recorder, episode: Episode, task: Task, web: WebEnvironments, *known: Piece
     ) -> Score:
-        """Answer `task` with the tools of `web`, until it ends or a prompt does not fit.
-
-        Args:
-            known: Shown at every step, before the first result.
-        """
+        """Answer `task` with the tools of `web`; every step shows what is `known` first."""
         environment = web()
         past = [Past((), known)] if known else []
         now: Observation | None = await environment.reset(task)
@@ -137,10 +105,6 @@ class ReAct(Browsing):
     """
 
     name = "react"
-    introduction = (
-        "You answer questions with the help of tools that search and show pages. You see all turns "
-        "so far."
-    )
 
     async def extend(self, record: Recorder, past: list[Past], now: Observation) -> Prompt:
         record.metrics.setdefault("truncated", 0.0)
@@ -159,7 +123,6 @@ class Summarising(Browsing):
     """
 
     name = "summarising"
-    introduction = ReAct.introduction
 
     async def extend(self, record: Recorder, past: list[Past], now: Observation) -> Prompt:
         shown = replace(now, stream=(*_pieces(past), *now.stream))
@@ -182,11 +145,6 @@ class BrowsingRAG(Browsing):
     """
 
     name = "web_rag"
-    introduction = (
-        "You answer questions with the help of tools that search and show pages. Each turn shows "
-        "you the result of your last call, and the parts of earlier results that fit the questions "
-        "best."
-    )
     shows_entries = True
 
     async def extend(self, record: Recorder, past: list[Past], now: Observation) -> Prompt:

@@ -5,10 +5,7 @@ and relevance rank memories. Section 4.2: after enough importance, the model ask
 and stores the insights that memories give. Planning, which serves acting, is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,29 +21,16 @@ from atommem.eval.methods.recorder import Found, Recorder, objects_in, texts_in
 WEIGHTS = (0.5, 3.0, 2.0)
 DECAY = 0.99
 THRESHOLD = 150
-QUESTIONS, EVIDENCE, INSIGHTS = 3, 30, 5
-UNRATED = 4
-"""Importance without a rating."""
+QUESTIONS, EVIDENCE, INSIGHTS = 3, 30, 5  # as in the prompts
+UNRATED = 4  # importance without a rating
 
-Ratings = dict[int, float]
-"""Importance of each memory by its id; the least recently used first."""
+Ratings = dict[int, float]  # importance of each memory by its id; the least recently used first
 
 
 class GenerativeAgents(Reader):
     """Rates each document, reflects, and answers from the best memories of each question."""
 
     name = "generative_agents"
-    pieces: ClassVar = {
-        "statement": "A memory:\n{statement}",
-        "rate": "How important is this memory, from 1 (everyday, of no consequence) to 10 (of the "
-        'greatest)? Reply with a JSON object and nothing else:\n{"importance": 5}',
-        "wonder": f"These are your latest memories. Which {QUESTIONS} questions of the highest "
-        "level can be answered from them? Reply with a JSON object and nothing else:\n"
-        '{"questions": ["..."]}',
-        "infer": f"Which {INSIGHTS} insights of a high level follow from these memories? Name for "
-        "each the numbers of the memories that it follows from. Reply with a JSON object and "
-        'nothing else:\n{"insights": [{"insight": "...", "because_of": [1, 2]}]}',
-    }
 
     async def play(self, record: Recorder, task: Task) -> None:
         ratings: Ratings = {}
@@ -66,7 +50,8 @@ class GenerativeAgents(Reader):
     async def _keep(self, record: Recorder, ratings: Ratings, text: str, label: str) -> float:
         statement = Piece("statement", {"statement": text})
         step, reply = await record.ask_json(label, statement, Piece("rate"))
-        rating = rating_of(reply)
+        found = reply.get("importance")
+        rating = float(min(10, max(1, found)) if isinstance(found, int | float) else UNRATED)
         (vector,) = await record.embed([text])
         ratings[record.create(step, text, vector)] = rating
         return rating
@@ -107,10 +92,8 @@ def stream_scores(
 ) -> npt.NDArray[np.float64]:
     """Return the weighted sum of recency, relevance and importance (section 4.1): shape (n,).
 
-    Each part is min-max scaled; a constant part counts nothing.
-
-    Args:
-        importance, relevance: Ratings and cosines, the least recently used memory first.
+    Each part is min-max scaled; a constant part counts nothing. The least recently used memory
+    comes first.
     """
     recency = DECAY ** np.arange(len(importance) - 1, -1, -1, dtype=float)
     total = np.zeros(len(importance))
@@ -119,9 +102,3 @@ def stream_scores(
         if span := part.max() - part.min():
             total += weight * (part - part.min()) / span
     return total
-
-
-def rating_of(reply: dict[str, Any]) -> float:
-    """Return the importance in a reply, clamped to 1..10; `UNRATED` without a number."""
-    rating = reply.get("importance")
-    return float(min(10, max(1, rating))) if isinstance(rating, int | float) else float(UNRATED)

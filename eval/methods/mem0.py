@@ -5,44 +5,21 @@ one call decides for all facts: add, update, delete or nothing. This follows ``m
 1.0; from 2.0 on it only adds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from atommem.envs.task import Task
 from atommem.episode import Piece, Step
 from atommem.eval.methods.baseline import Reader
 from atommem.eval.methods.recorder import Recorder, merged, objects_in, text_of, texts_in
 
-SIMILAR = 5
-"""Nearest memories that each fact is compared with (``mem0ai``; the paper has 10)."""
+SIMILAR = 5  # nearest memories that each fact is compared with (``mem0ai``; the paper has 10)
 
 
 class Mem0(Reader):
     """Keeps facts up to date, and answers from those nearest to each question."""
 
     name = "mem0"
-    pieces: ClassVar = {
-        "part": "A part of the text:\n{part}",
-        "facts": "New facts:\n{facts}",
-        "fact": "- {fact}",
-        "extract": "Write down what this part says as single facts, each of which can be "
-        "understood without the text. Reply with a JSON object and nothing else; the list is empty "
-        'where there is nothing to know:\n{"facts": ["..."]}',
-        "decide": "Compare the new facts with what you remember, and decide what each of them "
-        "does to it:\n"
-        "- ADD: it is new; give it as a memory with a number of its own.\n"
-        "- UPDATE: it says more than a memory, or corrects it; give that memory's number, its new "
-        "text and its old one.\n"
-        "- DELETE: it contradicts a memory, which is no longer true; give that memory's number "
-        "and text.\n"
-        "- NONE: it is known already, or of no use.\n"
-        "Reply with a JSON object and nothing else, with one item for every memory above and "
-        "every new one:\n"
-        '{"memory": [{"id": "0", "text": "...", "event": "UPDATE", "old_memory": "..."}, {"id": '
-        '"7", "text": "...", "event": "ADD"}]}',
-    }
 
     async def play(self, record: Recorder, task: Task) -> None:
         chunks = await self.chunks(task)
@@ -71,8 +48,7 @@ async def apply(
 ) -> None:
     """Apply a reply to the store; malformed parts are skipped, like in ``mem0ai``.
 
-    Args:
-        near: Ids of the entries shown, by their number there.
+    `near` are the ids of the entries shown, by their number there.
     """
     ids = {str(number): entry_id for number, entry_id in enumerate(near)}
     decided = [

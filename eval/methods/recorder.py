@@ -1,7 +1,5 @@
 """Shared by baselines: the parts of a comparison, and the recording of an episode."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
@@ -35,32 +33,22 @@ from atommem.run import RunConfig
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
 
-Found = Sequence[tuple[int, float]]
-"""Ids of entries and their scores, best first."""
+Found = Sequence[tuple[int, float]]  # ids of entries and their scores, best first
 _JSON_REPLY = ActionSpec("reply", Body.TEXT)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that the methods of a comparison share.
-
-    Attributes:
-        run: AtomMem's settings; every method samples with its sampling.
-        factory: Its environments cut documents into chunks, and score answers.
-        max_in_flight: Most episodes at once, or a bound shared with other evaluations; None: all.
-        context_tokens: Longest prompt and completion together, for methods that fill the context.
-        max_turns: Calls of tools in an episode, for methods that search.
-        yarn_factor: YaRN factor (arXiv 2309.00071) of the server or config, stated in the result.
-    """
+    """Everything that the methods of a comparison share."""
 
     run: RunConfig
     policy: Policy
     embedder: Embedder
     factory: EnvironmentFactory
-    max_in_flight: int | asyncio.Semaphore | None = None
-    context_tokens: int = 32_768
-    max_turns: int = 40
-    yarn_factor: float | None = None
+    max_in_flight: int | asyncio.Semaphore | None = None  # a number, or a bound that is shared
+    context_tokens: int = 32_768  # longest prompt and completion together
+    max_turns: int = 40  # calls of tools in an episode
+    yarn_factor: float | None = None  # arXiv 2309.00071, of the server or config
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -76,42 +64,36 @@ class Setup:
         return self.context_tokens - self.run.sampling.max_tokens
 
 
+@dataclass(eq=False)
 class Recorder:
     """One episode of a baseline: asks the policy, and records every call and change of memory.
 
-    Attributes:
-        answers: One per question, None until given.
-        metrics: Further metrics of the episode (``truncated``).
-        texts, index: The entries and their vectors, by id.
-        thinking: Whether the latest completion begins inside of thinking.
+    `answers` has one per question, None until given; `metrics` are added to the episode's; `texts`
+    and `index` are the entries and their vectors, by id.
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        plain: PromptBuilder,
-        remembering: PromptBuilder,
-        episode: Episode,
-        task: Task,
-    ) -> None:
-        self.answers: list[str | None] = [None] * len(task.questions)
+    setup: Setup
+    plain: PromptBuilder
+    remembering: PromptBuilder
+    episode: Episode
+    task: Task
+
+    def __post_init__(self) -> None:
+        self.answers: list[str | None] = [None] * len(self.task.questions)
         self.metrics: dict[str, float] = {}
-        self.task = task
         self.texts: dict[int, str] = {}
-        self.index = VectorStore(setup.embedder.dim)
+        self.index = VectorStore(self.setup.embedder.dim)
         self.thinking = False
-        self._setup, self._episode = setup, episode
-        self._plain, self._remembering = plain, remembering
         self._contents = Contents()
 
     def count_tokens(self, shown: Observation) -> int:
         """Return the number of tokens that `ask` sends without memory."""
-        return len(self._plain.build(shown, MemoryView()))
+        return len(self.plain.build(shown, MemoryView()))
 
     async def ask(self, shown: Observation, view: MemoryView | None = None) -> Step:
         """Sample a completion and record it as a step; raises like `Policy.complete`."""
-        setup, episode = self._setup, self._episode
-        prompts = self._plain if view is None else self._remembering
+        setup, episode = self.setup, self.episode
+        prompts = self.plain if view is None else self.remembering
         size = len(self._contents.entries)
         view = view or MemoryView(size=size)
         index = len(episode.steps)
@@ -144,10 +126,7 @@ class Recorder:
         return step
 
     def parse(self, step: Step, spec: ActionSpec) -> tuple[Action, ...]:
-        """Parse the latest completion, without its thinking, as one action.
-
-        Problems go to the step.
-        """
+        """Parse the latest completion, without its thinking, as one action, and note problems."""
         parsed = parse_whole(step.text, spec, self.thinking)
         step.problems = parsed.problems
         return parsed.actions
@@ -157,8 +136,7 @@ class Recorder:
     ) -> tuple[Step, dict[str, Any]]:
         """Show `pieces` of the stream, of which the last is the instruction.
 
-        Returns:
-            The step, and the JSON object in its reply; without one, {} and a problem of the step.
+        Returns the step, and the JSON object in its reply; {} and a problem of the step without.
         """
         shown = Observation("reading", stream=pieces[:-1], closing=pieces[-1:], label=label)
         step = await self.ask(shown, view)
@@ -174,12 +152,12 @@ class Recorder:
 
     async def embed(self, texts: Sequence[str], kind: TextKind = "entry") -> Vectors:
         """Embed texts; shape (n, dim). Raises OutageError."""
-        return await self._setup.embedder.embed(texts, kind)
+        return await self.setup.embedder.embed(texts, kind)
 
     async def hold(self, texts: Sequence[str]) -> None:
         """Store texts from the start, numbered from 1, without an action (RAG)."""
         self.texts = dict(enumerate(texts, start=1))
-        self.index = VectorStore(self._setup.embedder.dim)
+        self.index = VectorStore(self.setup.embedder.dim)
         if texts:
             self.index.add(list(self.texts), await self.embed(texts))
 

@@ -1,11 +1,9 @@
 """Agents that search the documents of a task with tools, instead of reading all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import fields, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from atommem.dialects import Section, Templates
 from atommem.environment import Score
@@ -15,7 +13,7 @@ from atommem.envs.web.environment import WebEnvironments
 from atommem.envs.web.tools import Tool, ToolResult
 from atommem.envs.web.web_config import WebConfig
 from atommem.episode import Episode, Observation, Piece
-from atommem.eval.methods.baseline import SYSTEM, split_at_headings, suitable
+from atommem.eval.methods.baseline import PROMPTS, SHARED, split_at_headings, suitable
 from atommem.eval.methods.browsing import ReAct, without_thinking
 from atommem.eval.methods.recorder import Recorder, Setup
 from atommem.memory.log import MemoryView
@@ -69,20 +67,11 @@ class RecursiveReader(AgenticSearch):
     """
 
     name = "recursive"
-    introduction = (
-        "You answer questions about a text of numbered documents, which may be too long to be "
-        "shown. Tools search it, show documents, and ask a reader who sees only some of them. You "
-        "see all turns so far."
-    )
-    pieces: ClassVar = {
-        "extent": "The text has {count:d} documents.",
-        "document": "The text:\n{text}",
-        "asked": "Answer from this text alone, in a few sentences: {question}",
-    }
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self.remembering = self.make_prompts(Templates(SYSTEM), Section(self.pieces))
+        templates, section = Templates(SHARED["system"]), Section(PROMPTS[self.name])
+        self.remembering = self.make_prompts(templates, section)
 
     def find_web(self, setup: Setup) -> WebEnvironments:
         web = super().find_web(setup)
@@ -106,8 +95,6 @@ class RecursiveReader(AgenticSearch):
         return await self._read(record, episode, replace(task, documents=self.pages(task)))
 
     async def _read(self, record: Recorder, episode: Episode, task: Task) -> Score:
-        """Answer the questions of `task` with tools over its documents."""
-
         async def ask(arguments: Mapping[str, Any], numbered: Task) -> ToolResult:
             shown = await _show(arguments, numbered)
             if shown.is_error:

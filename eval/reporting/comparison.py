@@ -1,7 +1,5 @@
 """``atommem compare A B``: two evaluations task by task, with a test and the tasks that changed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -16,8 +14,7 @@ from atommem.envs.scoring.records import (
 )
 from atommem.errors import ConfigError, check_writable
 from atommem.eval.output import trace_path
-from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
-from atommem.eval.reporting.results import label, ordered
+from atommem.eval.reporting.results import Evaluation, label, ordered, read_evaluation
 from atommem.files import write_json
 
 

@@ -5,8 +5,6 @@ are the steps of the trace. Scores of samples are the episode's; those of the lo
 questions, with their intervals. The format is JSON, so Inspect need not be installed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -17,7 +15,7 @@ from typing import Any
 from atommem.envs.scoring.records import EpisodeRecord, summarize
 from atommem.episode import Step
 from atommem.eval.output import EPISODES, MANIFEST, file_stem, trace_path
-from atommem.eval.reporting.evaluations import Evaluation
+from atommem.eval.reporting.results import Evaluation
 from atommem.files import write_text
 from atommem.text_safety import clean
 from atommem.trace import read_trace

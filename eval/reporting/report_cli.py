@@ -1,7 +1,5 @@
 """``atommem report``: evaluations as tables, charts and a page, and exports for other tools."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -11,21 +9,32 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import altair as alt
+import pandas as pd
 import vl_convert
 import yaml
 
 from atommem.arguments import Parser
 from atommem.config import check_choice, fields_of
 from atommem.errors import DataError, check_writable
-from atommem.eval.reporting.charts import Charts, make_charts, write_charts
-from atommem.eval.reporting.evaluations import Evaluation, correct_golds, read_evaluation
+from atommem.eval.output import file_stem
 from atommem.eval.reporting.inspect_logs import write_inspect_logs
-from atommem.eval.reporting.results import RESULTS, Results, make_results, scores_by_key
+from atommem.eval.reporting.results import (
+    RESULTS,
+    Evaluation,
+    Results,
+    correct_golds,
+    label,
+    make_results,
+    read_evaluation,
+    scores_by_key,
+)
 from atommem.eval.reporting.tables import Table, make_tables
 from atommem.files import write_json, write_text
 from atommem.plugins import find_file
 from atommem.text_safety import clean
 
+Charts = dict[str, Any]  # charts of altair by title
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; }
 figure, table { display: block; overflow-x: auto; border-collapse: collapse; margin: 1rem 0; }
@@ -70,15 +79,9 @@ def write_report(
 ) -> list[Table]:
     """Write ``results.json``, tables, ``report.html`` and ``plots/``.
 
-    Equal records give equal files, in whatever order episodes ended.
-
-    Args:
-        evaluations: In the order of the tables' rows.
-        reference: Row that every other row is tested against.
-        paper: Published table to show beside ours.
-
-    Raises:
-        ConfigError: Evaluations cannot be told apart, or a row or table does not exist.
+    Equal records give equal files, in whatever order episodes ended. Rows are in the order of
+    `evaluations`; every other row is tested against `reference`; `paper` is a published table.
+    ConfigError if evaluations cannot be told apart, or a row or table does not exist.
     """
     out, published = Path(out), paper and load_published(paper)
     title = clean(title)
@@ -138,16 +141,14 @@ def read_evaluations(given: Sequence[str]) -> list[Evaluation]:
 def paper_tables() -> Mapping[str, Any]:
     """Load the paper's tables: ``configs/eval/paper_tables.yaml``."""
     path = find_file("suite", "paper_tables", "eval")
-    loaded: Mapping[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return loaded
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 def load_published(name: str) -> Mapping[str, Any]:
     """Return one of the paper's tables; raises ConfigError for an unknown name."""
     tables = paper_tables()["tables"]
     check_choice("paper", name, tuple(tables))
-    table: Mapping[str, Any] = tables[name]
-    return table
+    return dict(tables[name])
 
 
 def set_beside(table: Mapping[str, Any], results: Results) -> dict[str, Any]:
@@ -155,10 +156,6 @@ def set_beside(table: Mapping[str, Any], results: Results) -> dict[str, Any]:
 
     A difference is ours minus the paper's, with the interval of ours. An average is over the
     columns that we have, with the mean of their intervals.
-
-    Returns:
-        ``title``, ``source`` and ``values``: dicts of ``name``, ``column``, ``paper``, ``ours``,
-        ``difference``, and for scores ``low``, ``high``, ``n``.
     """
     scores = scores_by_key(results)
     values: list[dict[str, Any]] = []
@@ -187,3 +184,71 @@ def set_beside(table: Mapping[str, Any], results: Results) -> dict[str, Any]:
             line.append({"name": row["name"], "column": "average of these", **average})
         values += [{**value, "difference": value["ours"] - value["paper"]} for value in line]
     return {"title": table["title"], "source": paper_tables()["source"], "values": values}
+
+
+# Okabe and Ito's palette for colour-blind readers; shapes repeat the distinction.
+_COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C564B"]
+_PALETTE = alt.Scale(range=_COLORS)
+
+
+def make_charts(results: Results) -> Charts:
+    scores = main_scores(results)
+    charts: Charts = {}
+    if scores.empty:
+        return charts
+    for (column, name), own in scores.groupby(["column", "label"], sort=False):
+        for cost in ("model calls", "tokens"):
+            if len(own) > 1 and (own[cost] > 0).all():
+                charts[f"{name} against {cost}: {column}"] = _scatter(own, cost, name)
+    for (dataset, name), own in scores.groupby(["dataset", "label"], sort=False):
+        if own["documents"].nunique() > 1:
+            charts[f"{name} against documents: {dataset}"] = _curves(own, name)
+    return {
+        title: chart.properties(width=480, height=260).configure_legend(labelLimit=300)
+        for title, chart in charts.items()
+    }
+
+
+def write_charts(charts: Charts, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for title, chart in charts.items():
+        for form in ("png", "svg"):
+            chart.save(folder / f"{file_stem(title)}.{form}", scale_factor=2)
+
+
+def main_scores(results: Results) -> pd.DataFrame:
+    """Return each group's main score in percent, with its costs."""
+    scores = scores_by_key(results)
+    lines = []
+    for group in results["groups"]:
+        score = scores.get((group["row"], group["column"], group["metric"]))
+        if score is None or group["overflow"]:
+            continue
+        line = {name: group[name] for name in ("row", "column", "dataset", "documents")}
+        line |= {name: 100 * score[name] for name in ("mean", "low", "high")}
+        line["label"] = label(group["metric"])
+        means = group["means"]
+        line["model calls"] = means["steps"]
+        line["tokens"] = means["tokens/prompt"] + means["tokens/completion"]
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def _scatter(scores: pd.DataFrame, cost: str, name: str) -> alt.LayerChart:
+    base = alt.Chart(scores[["row", cost, "mean", "low", "high"]]).encode(
+        x=alt.X(cost, title=f"{cost} per task", scale=alt.Scale(type="log", padding=14)),
+        color=alt.Color("row", scale=_PALETTE, sort=None, title=None),
+    )
+    y = alt.Y("mean", title=f"{name}, percent", scale=alt.Scale(domain=[0, 100]))
+    marks = base.mark_point(size=80, filled=True)
+    marks = marks.encode(y=y, shape=alt.Shape("row", sort=None, legend=None))
+    return base.mark_rule().encode(y="low", y2="high") + marks
+
+
+def _curves(scores: pd.DataFrame, name: str) -> alt.LayerChart:
+    base = alt.Chart(scores[["row", "documents", "mean", "low", "high"]]).encode(
+        x=alt.X("documents:O"), color=alt.Color("row", scale=_PALETTE, sort=None, title=None)
+    )
+    title = f"{name}, percent"
+    bars = base.mark_rule().encode(y=alt.Y("low", title=title), y2="high")
+    return bars + base.mark_line(point=True).encode(y=alt.Y("mean", title=title))

@@ -1,45 +1,153 @@
-"""``results.json``: evaluations as flat records of scores, breakdowns, means and tests."""
+"""Evaluations read from their folders, and ``results.json``: their scores, means and tests."""
 
-from __future__ import annotations
-
+import json
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from atommem.envs.scoring.records import EpisodeRecord, breakdowns, compare, summarize
+import msgspec
+import yaml
+
+from atommem.envs.scoring.metrics import score_question
+from atommem.envs.scoring.records import (
+    EpisodeRecord,
+    QuestionRecord,
+    breakdowns,
+    compare,
+    summarize,
+)
 from atommem.envs.scoring.statistics import holm, seed_spread
-from atommem.errors import ConfigError
-from atommem.eval.reporting.evaluations import Evaluation
+from atommem.envs.task import Question
+from atommem.errors import ConfigError, DataError, suggest_path
+from atommem.eval.output import EPISODES, MANIFEST, parse_records
 from atommem.text_safety import clean
+
+_Golds = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] | Literal["drop"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation, its row ("atommem, without update") and column ("hotpotqa, 200 documents").
+
+    Evaluations that differ only in `seed` are reported together. `manifest` has ``run.json``;
+    `records` are sorted by task id and sample.
+    """
+
+    folder: Path
+    method: str
+    dataset: str
+    setting: str = ""
+    documents: int | None = None
+    seed: int = 0
+    manifest: dict[str, Any] = field(default_factory=dict, repr=False)
+    records: tuple[EpisodeRecord, ...] = field(default=(), repr=False)
+
+    @property
+    def row(self) -> str:
+        return f"{self.method}, {self.setting}" if self.setting else self.method
+
+    @property
+    def column(self) -> str:
+        if self.documents is None:
+            return self.dataset
+        return f"{self.dataset}, {self.documents} documents"
+
+    @property
+    def planned(self) -> int:
+        """Number of episodes when it is complete."""
+        tasks = self.manifest.get("tasks", {}).get("count", 0)
+        return int(tasks) * int(self.manifest.get("samples_per_task", 1))
+
+    @property
+    def tasks_digest(self) -> str:
+        """SHA-256 of the tasks; scores are paired only if it is equal."""
+        return str(self.manifest.get("tasks", {}).get("sha256", ""))
+
+
+def read_evaluation(
+    folder: str | Path, method: str = "", dataset: str = "", **labels: Any
+) -> Evaluation:
+    """Read an evaluation's folder, complete or not, without changing it.
+
+    The method is the folder's name by default, the data set the tasks' source; `labels` are
+    ``setting``, ``documents``, and ``seed`` instead of the sampling's. ConfigError if there is no
+    evaluation, DataError if a file is damaged.
+    """
+    folder = Path(folder)
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        content = (folder / EPISODES).read_bytes()
+        labels = {"seed": manifest.get("sampling", {}).get("seed") or 0, **labels}
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} has no evaluation ({error.strerror}: {error.filename}). Give the --out of "
+            f"`atommem eval`, or the report folder of a suite{suggest_path(folder)}."
+        ) from error
+    except (ValueError, AttributeError) as error:
+        raise DataError(f"{folder / MANIFEST} is not from `atommem eval`: {error}.") from error
+    found = parse_records(content, folder / EPISODES)
+    records = tuple(found[key] for key in sorted(found))
+    sources = " + ".join(sorted({record.source or "unknown" for record in records}))
+    return Evaluation(
+        folder,
+        clean(method or folder.resolve().name),  # data frames take no half characters
+        clean(dataset or sources),
+        manifest=manifest,
+        records=records,
+        **labels,
+    )
+
+
+def correct_golds(evaluations: Sequence[Evaluation], path: Path) -> list[Evaluation]:
+    """Add ``em_corrected`` and ``f1_corrected``, by corrected gold answers, to all questions.
+
+    `path` is a JSON object of question ids; each has a list of gold answers, or ``"drop"``, which
+    leaves the question out of the added scores. Raises DataError for others.
+    """
+    try:
+        golds = msgspec.json.decode(path.read_bytes(), type=dict[str, _Golds])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        form = '{"question id": ["gold", ...] or "drop"}'
+        raise DataError(f"corrections={path}: {error}{suggest_path(path)}. Give {form}.") from error
+    records = [record for item in evaluations for record in item.records]
+    known = {question.id for record in records for question in record.questions}
+    if not known & golds.keys():
+        raise DataError(f"corrections={path}: no question has one of its ids. Give other ids.")
+    if unknown := golds.keys() - known:
+        print(f"corrections: {len(unknown)} ids are of no question here", file=sys.stderr)
+
+    def corrected(record: EpisodeRecord) -> EpisodeRecord:
+        questions = (_corrected(item, record.source, golds) for item in record.questions)
+        return replace(record, questions=tuple(questions))
+
+    return [replace(item, records=tuple(map(corrected, item.records))) for item in evaluations]
+
+
+def _corrected(item: QuestionRecord, source: str, golds: Mapping[str, _Golds]) -> QuestionRecord:
+    right = golds.get(item.id, item.golds)
+    if right == "drop":
+        return item
+    scores: Mapping[str, float] = item.metrics
+    if right != item.golds:
+        # A question that was said to have no answer is scored as any other.
+        details = {} if item.category == "adversarial" else {"category": item.category}
+        asked = Question(item.question, right, item.id, details)
+        scores = score_question(asked, item.answer, source)
+    added = {f"{name}_corrected": scores[name] for name in ("em", "f1") if name in scores}
+    return replace(item, metrics={**item.metrics, **added})
+
 
 RESULTS = "results.json"
 ALPHA = 0.05
-BOUNDS = ("no_memory", "oracle")
-"""Methods that bound the possible scores; they enter no test."""
-METRICS = (
-    *("em", "em_corrected", "f1", "f1_corrected", "sub_em"),
-    *("net_recall", "oolong", "gaia", "judge", "reward"),
+BOUNDS = ("no_memory", "oracle")  # methods that bound the possible scores; they enter no test
+WORDS: dict[str, Any] = yaml.safe_load(
+    Path(__file__).with_name("report.yaml").read_text(encoding="utf-8")
 )
-"""Scores of answers, which are tested."""
-FACTS = ("fact_entered", "fact_kept", "fact_retrieved")
-"""Supporting-fact recall (`atommem.envs.longdoc.recall`)."""
-LABELS = {
-    "em": "EM",
-    "em_corrected": "EM corrected",
-    "f1": "F1",
-    "f1_corrected": "F1 corrected",
-    "sub_em": "sub-EM",
-    "net_recall": "Net recall",
-    "oolong": "OOLONG",
-    "gaia": "GAIA",
-    "judge": "Judge",
-    "reward": "Reward",
-    "fact_entered": "Fact entered",
-    "fact_kept": "Fact kept",
-    "fact_retrieved": "Fact retrieved",
-}
+LABELS = WORDS["labels"]
+METRICS, FACTS = tuple(LABELS)[:-3], tuple(LABELS)[-3:]  # tested, and recall of supporting facts
 
 STAGES = (
     "right",
@@ -52,12 +160,11 @@ STAGES = (
 """How a question ended: right, or the first stage at which its answer was lost."""
 
 Results = dict[str, Any]
-Groups = dict[tuple[str, str], list[Evaluation]]
-"""The evaluations of each row and column, one per seed."""
+Groups = dict[tuple[str, str], list[Evaluation]]  # of a row and column, one per seed
 
 
 def label(metric: str) -> str:
-    return LABELS.get(metric, metric)
+    return str(LABELS.get(metric, metric))
 
 
 def ordered(metrics: Iterable[str]) -> list[str]:
@@ -91,14 +198,10 @@ def make_results(
     reference: str | None = None,
     base: Path = Path(),
 ) -> Results:
-    """Compute the contents of ``results.json``.
+    """Compute the contents of ``results.json``, with paths relative to `base`.
 
-    Args:
-        reference: Row that every other row is tested against, beside best against runner-up.
-        base: Folder that paths are relative to.
-
-    Raises:
-        ConfigError: `reference` is not a row, or evaluations cannot be told apart.
+    Every other row is tested against `reference`, beside best against runner-up. ConfigError if it
+    is not a row, or evaluations cannot be told apart.
     """
     groups = group_evaluations(evaluations)
     rows = dict.fromkeys(row for row, _ in groups)
@@ -158,7 +261,6 @@ def scores_by_key(results: Results) -> dict[tuple[str, str, str], Mapping[str, A
 
 
 def _lost_answers(records: Iterable[EpisodeRecord]) -> dict[str, int]:
-    """Count questions by stage, as far as tasks mark gold documents."""
     counts = dict.fromkeys(STAGES, 0)
     for record in records:
         for question in record.questions if not record.overflowed else ():

@@ -1,9 +1,7 @@
 """The tables of a report: data frames of text, as Markdown, LaTeX and HTML."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -12,9 +10,9 @@ import pandas as pd
 
 from atommem.episode import action_names
 from atommem.eval.reporting.results import (
-    ALPHA,
     FACTS,
     METRICS,
+    WORDS,
     Results,
     best_rows,
     label,
@@ -22,54 +20,13 @@ from atommem.eval.reporting.results import (
     scores_by_key,
 )
 
-COSTS = {
-    "seconds": ("seconds", 1),
-    "prompt tokens": ("tokens/prompt", 0),
-    "output tokens": ("tokens/completion", 0),
-    "model calls": ("steps", 1),
-    "retrievals": ("retrievals", 1),
-    "entries at the end": ("store_size", 1),
-    "truncated": ("truncated", 3),
-    "context kept": ("context_kept", 3),
-}
-"""Means per task by heading: key of ``means``, digits."""
-RATES = {
-    "malformed": "malformed",
-    "unknown handle": "wasted/unknown_handle",
-    "rejected": "wasted/rejected",
-    "disabled": "wasted/disabled",
-}
-"""Means per step beside those of actions: key of ``means`` by heading."""
-NOTES = {
-    "scores": "Percent [95% interval: Wilson, at the effective sample size], n questions. Bold: "
-    "beats the runner-up of its column in a paired sign-flip test, Holm-corrected at "
-    f"{ALPHA:g} over all comparisons of the score. Bounds (oracle, no_memory) are not ranked, nor "
-    "are rows in which a prompt did not fit (overflow). Failed episodes are in no score.",
-    "facts": "Percent [95% interval] of questions with an answer in a sentence of a gold document: "
-    "a write carried its fact (entered), memory held it at the end (kept), it was shown when the "
-    "question was asked (retrieved). Not tested.",
-    "published": "Difference: ours minus the paper's [95% of ours]. docs/paper.md lists the "
-    "divergences.",
-    "comparisons": "Mean difference over questions scored in both [95%], their number (n) and "
-    "independent units, tasks better, worse, equal, p of the sign-flip test. Bold: significant at "
-    f"{ALPHA:g} after Holm.",
-    "breakdowns": "Percent [95% interval]. Not tested.",
-    "lost": "Percent of the questions with an answer in a gold document (n), by the first stage at "
-    "which the answer was lost.",
-    "judges": "Percent of the questions [95% interval] whose answer a judge calls right; an answer "
-    "without a readable verdict is wrong. Spread: highest minus lowest prompt, bold above 10 "
-    "points: such a score needs its prompt beside it.",
-    "costs": "Means per task. Seconds are an episode's own, while others run beside it.",
-    "rates": "Means per step.",
-}
-"""Notes below the tables of each section."""
-Lines = dict[str, dict[str, str]]
-"""Cells by row and heading."""
+Lines = dict[str, dict[str, str]]  # cells by row and heading
+Tables = dict[str, Lines]  # by title
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text in a section of `NOTES`; ``**`` marks bold numbers."""
+    """A table of text in a section of the report; ``**`` marks bold numbers."""
 
     section: str
     title: str
@@ -82,7 +39,7 @@ class Table:
 
     @property
     def note(self) -> str:
-        return NOTES[self.section]
+        return str(WORDS["notes"][self.section])
 
     def markdown(self) -> str:
         """Render a heading, the table and its note."""
@@ -117,12 +74,22 @@ class Table:
 def make_tables(results: Results) -> list[Table]:
     """Make every table for which `results` has numbers, in reading order."""
     columns = list(dict.fromkeys(group["column"] for group in results["groups"]))
-    tables = [*_score_tables(results, columns), *_published_tables(results)]
-    tables += _comparison_tables(results, columns)
+    found = [
+        ("scores", _score_lines(results, columns, is_fact=False)),
+        ("facts", _score_lines(results, columns, is_fact=True)),
+        ("published", _published_lines(results)),
+        ("comparisons", _comparison_lines(results, columns)),
+    ]
     for column in columns:
         groups = [group for group in results["groups"] if group["column"] == column]
-        tables += [*_breakdown_tables(results, groups, column), *_mean_tables(groups, column)]
-    return [table for table in tables if any(table.lines.values())]
+        found.append(("breakdowns", _breakdown_lines(results, groups, column)))
+        found += _mean_lines(groups, column)
+    return [
+        Table(section, title, lines)
+        for section, tables in found
+        for title, lines in tables.items()
+        if any(lines.values())
+    ]
 
 
 def format_estimate(score: Mapping[str, Any], bold: bool = False) -> str:
@@ -131,7 +98,6 @@ def format_estimate(score: Mapping[str, Any], bold: bool = False) -> str:
 
 
 def _format_score(group: Mapping[str, Any], score: Mapping[str, Any] | None, bold: bool) -> str:
-    """Format a score with its n, its spread, and warnings about episodes without one."""
     warnings = []
     if group["overflow"]:
         warnings.append(f"{group['overflow']:,} of {group['episodes']:,} episodes overflow")
@@ -150,18 +116,17 @@ def _format_score(group: Mapping[str, Any], score: Mapping[str, Any] | None, bol
     return f"{text} {mark(', '.join(warnings))}" if warnings else text
 
 
-def _score_tables(results: Results, columns: Sequence[str]) -> Iterator[Table]:
+def _score_lines(results: Results, columns: Sequence[str], is_fact: bool) -> Tables:
     """One dataset: a table of all scores. Several: a table of datasets for each score."""
     scores = scores_by_key(results)
     names = ordered(metric for _, _, metric in scores)
     names = names or list(dict.fromkeys(group["metric"] for group in results["groups"]))
     single = len(columns) == 1
-    tables: dict[str, Table] = {}
-    for metric in names:
+    tables: Tables = {}
+    for metric in (name for name in names if (name in FACTS) == is_fact):
         best = best_rows(results, metric)
-        section = "facts" if metric in FACTS else "scores"
-        title = f"{section.capitalize()}: {columns[0]}" if single else label(metric)
-        lines = tables.setdefault(title, Table(section, title, {})).lines
+        title = f"{'Facts' if is_fact else 'Scores'}: {columns[0]}" if single else label(metric)
+        lines = tables.setdefault(title, {})
         for group in results["groups"]:
             row, column = group["row"], group["column"]
             text = _format_score(group, scores.get((row, column, metric)), best.get(column) == row)
@@ -172,12 +137,12 @@ def _score_tables(results: Results, columns: Sequence[str]) -> Iterator[Table]:
                 # The mean of the intervals: as if the datasets varied together.
                 means = pd.DataFrame(found)[["mean", "low", "high"]].mean()
                 line["average"] = format_estimate(means)
-    yield from tables.values()
+    return tables
 
 
-def _published_tables(results: Results) -> Iterator[Table]:
+def _published_lines(results: Results) -> Tables:
     if not (found := results.get("published")):
-        return
+        return {}
     lines: Lines = {}
     for item in found["values"]:
         ends = f" [{item['low']:+.1f}, {item['high']:+.1f}]" if "low" in item else ""
@@ -189,12 +154,13 @@ def _published_tables(results: Results) -> Iterator[Table]:
                 f"{item['column']}, difference": f"{item['difference']:+,.1f}{ends}",
             }
         )
-    yield Table("published", f"{found['title']} of {found['source']}, and ours", lines)
+    return {f"{found['title']} of {found['source']}, and ours": lines}
 
 
-def _comparison_tables(results: Results, columns: Sequence[str]) -> Iterator[Table]:
+def _comparison_lines(results: Results, columns: Sequence[str]) -> Tables:
     counts = {"questions": "n", "units": "units", "wins": "better", "losses": "worse"}
-    tables: dict[str, Lines] = {}
+    counts["ties"] = "equal"
+    tables: Tables = {}
     for test in results["comparisons"]:
         name = f"{test['second']} - {test['first']}"
         points = "-"
@@ -205,33 +171,28 @@ def _comparison_tables(results: Results, columns: Sequence[str]) -> Iterator[Tab
         lines[name if len(columns) == 1 else f"{name} on {test['column']}"] = {
             "points": points,
             **{heading: f"{test[key]:,}" for key, heading in counts.items()},
-            "equal": f"{test['ties']:,}",
             "p": f"{test['p_value']:.2g}",
             "p (Holm)": mark(f"{test['p_holm']:.2g}", test["significant"]),
         }
-    for title, lines in tables.items():
-        yield Table("comparisons", title, lines)
+    return tables
 
 
-def _breakdown_tables(
-    results: Results, groups: Sequence[Mapping[str, Any]], column: str
-) -> Iterator[Table]:
+def _breakdown_lines(results: Results, groups: Sequence[Mapping[str, Any]], column: str) -> Tables:
     """A score by a property of questions: every score by category, else the main one only."""
     main = {group["row"]: group["metric"] for group in groups if not group["overflow"]}
-    tables: dict[str, Lines] = {}
+    tables: Tables = {}
     for item in results["breakdowns"]:
         row, by, metric = item["row"], item["by"], item["metric"]
         shown = metric in METRICS and (by == "category" or metric == main.get(row))
         if item["column"] == column and row in main and shown:
             lines = tables.setdefault(f"{label(metric)} by {by}: {column}", {})
             lines.setdefault(row, {})[item["value"]] = f"{format_estimate(item)}, n {item['n']:,}"
-    for title, lines in tables.items():
-        yield Table("breakdowns", title, lines)
+    return tables
 
 
-def _mean_tables(groups: Sequence[Mapping[str, Any]], column: str) -> Iterator[Table]:
+def _mean_lines(groups: Sequence[Mapping[str, Any]], column: str) -> list[tuple[str, Tables]]:
     actions = action_names(*(group["means"] for group in groups))
-    rates = {**{name: f"actions/{name}" for name in actions}, **RATES}
+    rates = {**{name: f"actions/{name}" for name in actions}, **WORDS["rates"]}
     lost, costs, per_step = Lines(), Lines(), Lines()
     for group in groups:
         means, row = group["means"], group["row"]
@@ -240,7 +201,7 @@ def _mean_tables(groups: Sequence[Mapping[str, Any]], column: str) -> Iterator[T
             shares = {stage: f"{100 * n / count:.1f}" for stage, n in group["lost"].items()}
             lost[row] = {"n": f"{count:,}", **shares}
         costs[row] = {"episodes": f"{group['episodes']:,}"}
-        for heading, (key, digits) in COSTS.items():
+        for heading, (key, digits) in WORDS["costs"].items():
             if means.get(key) is not None:
                 costs[row][heading] = f"{means[key]:,.{digits}f}"
         per_step[row] = {
@@ -248,9 +209,11 @@ def _mean_tables(groups: Sequence[Mapping[str, Any]], column: str) -> Iterator[T
             for heading, key in rates.items()
             if any(other["means"].get(key) for other in groups)
         }
-    yield Table("lost", f"Where answers are lost: {column}", lost)
-    yield Table("costs", f"Costs: {column}", costs)
-    yield Table("rates", f"Actions per step: {column}", per_step)
+    return [
+        ("lost", {f"Where answers are lost: {column}": lost}),
+        ("costs", {f"Costs: {column}": costs}),
+        ("rates", {f"Actions per step: {column}": per_step}),
+    ]
 
 
 def mark(text: str, bold: bool = True) -> str:

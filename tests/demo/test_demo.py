@@ -15,10 +15,9 @@ import psutil
 import pytest
 
 from atommem import cli
-from atommem.demo.recipe import FULL, INJECTED, WEB, Recipe
+from atommem.demo.recipe import FULL, INJECTED, WEB, Recipe, make_expert, make_tasks, world_words
 from atommem.demo.run import load_settings
 from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
-from atommem.demo.worlds import make_expert, make_tasks, world_words
 from atommem.dialects import get_dialect
 from atommem.envs.synthetic.expert import ExpertPolicy
 from atommem.policy.contract import Sampling

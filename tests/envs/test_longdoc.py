@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.envs.longdoc.arrivals import MODES, drawn_mode, needed_chunks
-from atommem.envs.longdoc.recall import fact_recall, facts_of
+from atommem.envs.longdoc.evidence import MODES, drawn_mode, fact_recall, facts_of, needed_chunks
 from atommem.envs.task import Document, Question, Task, chunk_task, chunk_text, joined_text
 from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.errors import ConfigError
@@ -240,13 +239,30 @@ def test_fact_is_carried_by_its_answer_and_two_of_its_words(text: str, carried: 
     assert facts_of(FACTS, FAR) == []
 
 
-def test_fact_of_a_language_without_spaces_is_carried() -> None:
-    document = Document("张三", "他是海员。他从一九九〇年起住在北京。", gold=True)
-    question = Question("张三住在哪里？", ("北京",))  # noqa: RUF001
+@pytest.mark.parametrize(
+    ("document", "gold", "carried", "others"),
+    [
+        (
+            Document("张三", "他是海员。他从一九九〇年起住在北京。", gold=True),
+            "北京",
+            "张三住在北京。",
+            ["李四去过北京。", "张三住在南京。"],
+        ),
+        (
+            Document("영희", "그는 선원이다. 그는 서울에 산다.", gold=True),
+            "서울",
+            "영희가 서울에서 산다.",
+            ["민수는 서울로 갔다.", "영희는 부산에 산다."],
+        ),
+    ],
+)
+def test_fact_of_a_language_without_words_of_its_own_is_carried(
+    document: Document, gold: str, carried: str, others: list[str]
+) -> None:
+    question = Question("?", (gold,))
     (fact,) = facts_of(Task("t", (question,), (document,)), question)
-    assert fact.carried_by("张三住在北京。")
-    assert not fact.carried_by("李四去过北京。")
-    assert not fact.carried_by("张三住在南京。")
+    assert fact.carried_by(carried)
+    assert not any(map(fact.carried_by, others))
 
 
 CREATE = Operation(0, "create", entry_id=1, after=FACT)

@@ -12,9 +12,14 @@ from atommem.cli import main
 from atommem.envs.scoring.records import summarize
 from atommem.envs.scoring.statistics import holm
 from atommem.errors import ConfigError
-from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.report_cli import load_published, render_page, set_beside
-from atommem.eval.reporting.results import STAGES, best_rows, make_results
+from atommem.eval.reporting.results import (
+    STAGES,
+    Evaluation,
+    best_rows,
+    make_results,
+    read_evaluation,
+)
 from atommem.eval.reporting.tables import make_tables
 from atommem.trace import read_trace
 from tests.eval.toys import evaluated, made, make_task, ones

@@ -1,7 +1,7 @@
 """Suites: their file, their settings, their tasks, and running them."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,17 +13,8 @@ from atommem.config import EmbedderConfig, MemoryConfig, save_config
 from atommem.envs.task_files import save_tasks
 from atommem.errors import AtomMemError, BudgetSpentError, ConfigError, PolicyError
 from atommem.eval import eval_cli
+from atommem.eval import suite as suites
 from atommem.eval.reporting.report_cli import paper_tables
-from atommem.eval.suite import (
-    TRAINED,
-    Column,
-    Row,
-    Suite,
-    SuiteRun,
-    expand,
-    load_suite,
-    parse_suite,
-)
 from atommem.eval.suite_cli import _exit_status, column_file, load_columns
 from tests.envs.benchmark_rows import sample, write_json
 from tests.eval.toys import GONE, ToyPolicy, make_task
@@ -51,12 +42,12 @@ def test_load_suite_names_the_mistake(fields: dict[str, Any], message: str, tmp_
     path = tmp_path / "suite.yaml"
     path.write_text(yaml.safe_dump(suite(**fields)))
     with pytest.raises(ConfigError, match=message):
-        load_suite(path)
+        suites.load_suite(path)
 
 
 def test_parse_suite_reads_the_example_in_the_docs() -> None:
     example = next(text for _, text in blocks("docs/evaluate.md", "yaml"))
-    found = parse_suite(yaml.safe_load(example))
+    found = suites.parse_suite(yaml.safe_load(example))
     assert (len(found.rows), len(found.columns), found.seeds) == (7, 5, (0, 1, 2))
 
 
@@ -77,7 +68,7 @@ def test_expand_ranks_row_column_flag_suite_checkpoint(tmp_path: Path) -> None:
         seeds=[0, 4],
     )
     flags = ["--policy", policy, "--retrieve_k", "4", "--capacity", "9"]
-    runs = expand(parse_suite(values), flags, tmp_path / "out")
+    runs = suites.expand(suites.parse_suite(values), flags, tmp_path / "out")
     memories = [run.evaluation.run.memory for run in runs]
     found = [(memory.capacity, memory.retrieve_k) for memory in memories]
     assert found == [(2, 4), (2, 4), (None, 5), (None, 5)]
@@ -92,10 +83,10 @@ def test_expand_gives_rows_their_policy_and_one_embedder(tmp_path: Path) -> None
     trained = save_checkpoint(tmp_path / "trained", MemoryConfig(retrieve_k=2), random)
     base = save_checkpoint(tmp_path / "base", MemoryConfig(retrieve_k=5), hashing)
     rows = [{"method": "rag", "policy": "base"}, {"method": "atommem"}]
-    unnamed = parse_suite(suite(rows=rows))
+    unnamed = suites.parse_suite(suite(rows=rows))
     with pytest.raises(ConfigError, match=r"policy 'base' is unknown\. Give --policies base="):
         unnamed.with_policies({})
-    runs = expand(unnamed.with_policies({"base": base}), ["--policy", trained], tmp_path)
+    runs = suites.expand(unnamed.with_policies({"base": base}), ["--policy", trained], tmp_path)
     assert [run.evaluation.policy.policy for run in runs] == [[base], [trained]]
     found = [run.evaluation.run for run in runs]
     assert [(one.memory.retrieve_k, one.embedder.embedder) for one in found] == [
@@ -104,7 +95,7 @@ def test_expand_gives_rows_their_policy_and_one_embedder(tmp_path: Path) -> None
     ]
 
 
-def differences(table: Mapping[str, Any], suite: Suite, runs: Sequence[SuiteRun]) -> Iterator[str]:
+def differences(table: Mapping[str, Any], suite: suites.Suite, runs: Any) -> Iterator[str]:
     """Yield each way in which a suite differs from the published table."""
     paper, name = paper_tables(), table["suite"]
     rows = {row["row"]: row for row in table["rows"]}
@@ -114,8 +105,8 @@ def differences(table: Mapping[str, Any], suite: Suite, runs: Sequence[SuiteRun]
     yield from (f"{name}: no column {column}" for column in columns if column not in keys)
     yield from (f"{name}: column {key} is ours" for key in keys if key not in columns)
     for row in suite.rows:
-        if row.name in rows and (row.policy or TRAINED) != rows[row.name]["policy"]:
-            yield f"{name}: policy of {row.name} is {row.policy or TRAINED}"
+        if row.name in rows and (row.policy or suites.TRAINED) != rows[row.name]["policy"]:
+            yield f"{name}: policy of {row.name} is {row.policy or suites.TRAINED}"
     found = set()
     for column in suite.columns:
         if column.benchmark:
@@ -139,9 +130,9 @@ def differences(table: Mapping[str, Any], suite: Suite, runs: Sequence[SuiteRun]
 def test_suites_equal_their_tables_but_for_named_divergences() -> None:
     named, found = paper_tables()["divergences"].keys(), set[str]()
     for table in paper_tables()["tables"].values():
-        ours = load_suite(table["suite"])
+        ours = suites.load_suite(table["suite"])
         ours = ours.with_policies({row.policy: row.policy for row in ours.rows})
-        found |= set(differences(table, ours, expand(ours, ["--policy", "trained"], Path())))
+        found |= set(differences(table, ours, suites.expand(ours, ["--policy", "trained"], Path())))
     assert found == named
 
 
@@ -222,7 +213,8 @@ def test_policy_without_a_place_is_refused(folder: Path) -> None:
 def test_exit_status_names_the_worst_end(errors: list[AtomMemError | None], status: int) -> None:
     evaluation = SimpleNamespace(config=SimpleNamespace(max_failed_fraction=0.0))
     failed = SimpleNamespace(records=[SimpleNamespace(failed=True)])
-    runs: Any = [SuiteRun(Row("rag"), column(), 0, evaluation, error) for error in errors]  # type: ignore
+    row, make = suites.Row("rag"), suites.SuiteRun
+    runs: Any = [make(row, column(), 0, evaluation, error) for error in errors]  # type: ignore
     assert _exit_status(dict.fromkeys(runs, failed)) == status  # type: ignore
 
 
@@ -233,9 +225,9 @@ def write_benchmarks(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def column(seed: int = 42) -> Column:
+def column(seed: int = 42) -> suites.Column:
     build = {"n": 2, "seed": seed}
-    return Column(name="hotpotqa", benchmark="hotpotqa", build=build, documents=4)
+    return suites.Column(name="hotpotqa", benchmark="hotpotqa", build=build, documents=4)
 
 
 def test_column_file_is_built_once_per_content_and_setting(

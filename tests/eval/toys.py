@@ -14,7 +14,7 @@ from atommem.envs.task import Document, Question, Task
 from atommem.episode import episode_sums
 from atommem.errors import AtomMemError, OutageError
 from atommem.eval.methods import Setup, make_method
-from atommem.eval.reporting.evaluations import Evaluation
+from atommem.eval.reporting.results import Evaluation
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Completion, Sampling
 from atommem.rollout import EpisodeRunner

@@ -17,8 +17,7 @@ from atommem.envs.longdoc.environment import chunk_observation, question_observa
 from atommem.envs.task import Document, Question, Task
 from atommem.eval.eval_config import parse_arguments
 from atommem.eval.methods import Setup, make_method
-from atommem.eval.reporting.evaluations import read_evaluation
-from atommem.eval.reporting.results import make_results
+from atommem.eval.reporting.results import make_results, read_evaluation
 from atommem.eval.runner import evaluate
 from atommem.eval.suite import expand, load_suite
 from atommem.memory.log import MemoryView, Operation, Retrieved, to_json
@@ -162,7 +161,7 @@ def loss_and_gradient(
 
 
 def advantages(rewards: Sequence[float | None], group_size: int, scale: str) -> list[float]:
-    from atommem.train.objective.advantages import group_advantages
+    from atommem.train.objective.rows import group_advantages
 
     return group_advantages(rewards, group_size, scale)
 

@@ -20,8 +20,13 @@ from atommem.episode import Episode
 from atommem.errors import DataError, OutageError
 from atommem.integrations.engine import EnginePolicy, Episodes
 from atommem.policy.contract import Sampling
-from atommem.train.objective.advantages import group_advantages
-from atommem.train.objective.rows import EpisodeSize, advantages_of_steps, episode_rows, normalizer
+from atommem.train.objective.rows import (
+    EpisodeSize,
+    advantages_of_steps,
+    episode_rows,
+    group_advantages,
+    normalizer,
+)
 from tests.fakes import WordTokenizer
 from tests.train.toys import WrittenRunner, make_episode
 

@@ -12,8 +12,8 @@ import pytest
 from atommem.errors import ConfigError, DataError
 from atommem.memory.log import Operation, Outcome, Source, replay, to_json
 from atommem.memory.store import TextVectors, digests_of
-from atommem.serve.conversation_log import ConflictError, ConversationLog, Event, NotFoundError
-from atommem.serve.schema import open_database, schema_version
+from atommem.serve.conversation_log import ConversationLog
+from atommem.serve.schema import ConflictError, Event, NotFoundError, open_database, schema_version
 
 SOURCE = Source(0, "a, chunk 1/1", 2, 5)
 OPERATIONS = [

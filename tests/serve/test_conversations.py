@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from atommem.errors import OutageError, PromptTooLongError
-from atommem.serve.conversation_log import Event, NotFoundError
 from atommem.serve.conversations import Conversations
+from atommem.serve.schema import Event, NotFoundError
 from atommem.serve.streaming import ChatForm, respond
 from atommem.serve.wire import Message
 from tests.serve.servers import (

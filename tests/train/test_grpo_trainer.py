@@ -22,9 +22,8 @@ from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.update_step import Batch, UpdateStep, batch_of
-from atommem.train.objective.advantages import group_advantages
 from atommem.train.objective.loss import CORRECTION, MASKED
-from atommem.train.objective.rows import Row
+from atommem.train.objective.rows import Row, group_advantages
 from atommem.train.rollout.rollouts import RolloutGroup, TaskOrder, run_groups
 from atommem.train.train_config import AsyncTrainConfig
 from tests.train.harness import (

@@ -19,7 +19,7 @@ from atommem.policy.contract import Sampling
 from atommem.policy.decoding import Row, decode
 from atommem.policy.local import LocalPolicy, evaluating
 from atommem.run import RunConfig
-from atommem.train.loops.policy_model import load_model
+from atommem.train.loops.models import load_model
 from atommem.train.loops.sft import trace_demonstrations
 from atommem.train.packing.micro_batch import pad_rows
 from atommem.train.packing.tree_attention import tree_obstacle

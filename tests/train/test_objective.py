@@ -16,11 +16,6 @@ from trl import GRPOTrainer
 
 from atommem.errors import DataError
 from atommem.train.loops.update_step import policy_loss as configured_loss
-from atommem.train.objective.advantages import (
-    gradient_shares,
-    group_advantages,
-    sums_of_quarters,
-)
 from atommem.train.objective.loss import CORRECTION, MASKED, PolicyLoss, correction, sums_by_length
 from atommem.train.objective.rows import (
     LOSS_TYPES,
@@ -29,8 +24,11 @@ from atommem.train.objective.rows import (
     Tokens,
     advantages_of_steps,
     episode_rows,
+    gradient_shares,
+    group_advantages,
     merge_equal_rows,
     normalizer,
+    sums_of_quarters,
     token_weight,
 )
 from tests.train.harness import make_config

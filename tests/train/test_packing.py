@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from atommem.train.objective.rows import Row
-from atommem.train.packing.micro_batch import pack_rows, shared_prefixes
-from atommem.train.packing.planning import balance, cut, lexicographic
+from atommem.train.packing.micro_batch import (
+    balance,
+    cut,
+    lexicographic,
+    pack_rows,
+    shared_prefixes,
+)
 from atommem.train.packing.tree_attention import (
     Tree,
     flex_mask,

@@ -14,28 +14,19 @@ from math import exp, log, sqrt
 from statistics import NormalDist
 
 from atommem.train.devices import Device
-from atommem.train.dry_run.shapes import GRADIENTS, OPTIMIZER, WEIGHTS, Launch, ModelShape
-from atommem.train.dry_run.workload import Workload
-from atommem.train.packing.planning import widths
+from atommem.train.dry_run.shapes import GRADIENTS, OPTIMIZER, WEIGHTS, Launch, ModelShape, Workload
+from atommem.train.packing.micro_batch import widths
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PHASES = ("rollout", "training")
-CUDA_CONTEXT = 0.6e9
-"""A process's CUDA context with loaded kernels."""
-TILE_TOKENS, TILE_COLUMNS = 4096, 32768
-"""A tile of TRL's fused LM head."""
-UTILISATION, DECODE_BANDWIDTH = 0.4, 0.6
-"""Shares of a device's peak FLOPs, and of its memory bandwidth in decoding: assumed."""
-LOCAL_LAYER_SECONDS = 0.7e-3
-"""Overhead of launching one layer's kernels in a decoding step outside of vLLM, on a GPU."""
-ENGINE_BYTES, SERVER_SHARE = 2e9, 0.92
-"""vLLM's CUDA graphs and workspace: assumed; and a server's share of a device, its default."""
-EXCHANGE_SECONDS = 20e-6
-"""One all-reduce of a decoding step among the devices of a tensor-parallel engine: assumed."""
-SYNC_BANDWIDTH, WAKE_SECONDS = 20e9, 2.0
-"""Bytes/s of new weights to an engine; for a colocated one to wake and sleep: assumed."""
-SPREAD = 0.3
-"""Standard deviation over mean of the tokens of an episode, log-normal: assumed."""
+CUDA_CONTEXT = 0.6e9  # a process's CUDA context with loaded kernels
+TILE_TOKENS, TILE_COLUMNS = 4096, 32768  # a tile of TRL's fused LM head
+UTILISATION, DECODE_BANDWIDTH = 0.4, 0.6  # assumed shares of peak FLOPs, and of bandwidth
+LOCAL_LAYER_SECONDS = 0.7e-3  # launching a layer's kernels in a decoding step outside of vLLM
+ENGINE_BYTES, SERVER_SHARE = 2e9, 0.92  # vLLM's graphs and workspace (assumed), default share
+EXCHANGE_SECONDS = 20e-6  # an all-reduce of a decoding step in a tensor-parallel engine: assumed
+SYNC_BANDWIDTH, WAKE_SECONDS = 20e9, 2.0  # new weights to an engine, bytes/s; its waking: assumed
+SPREAD = 0.3  # standard deviation over mean of the tokens of an episode, log-normal: assumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +85,7 @@ class Part:
 
 
 def estimate_memory(run: Run, load: Workload, *, embedder: float, rollout: float) -> list[Part]:
-    """Return all parts, for an update that is not the first (the optimizer has its states).
-
-    `embedder` and `rollout` are bytes of the embedding model, and of sampling.
-    """
+    """Return all parts, for an update that is not the first (the optimizer has its states)."""
     model, launch, p = run.model, run.launch, run.precision
     gradients = model.trainable * p.trained
     weights = gradients + (model.parameters - model.trainable) * p.frozen

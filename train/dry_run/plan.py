@@ -1,10 +1,9 @@
 """The dry run: settings -> shapes -> workload -> memory and timeline, printed and as JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,29 +21,18 @@ from atommem.plugins import hub_name
 from atommem.policy.local import read_tokenizer
 from atommem.tokens import ApproximateTokenizer
 from atommem.train.devices import DEVICES, DryRunConfig
-from atommem.train.dry_run.costs import (
-    BYTES,
-    PHASES,
-    SERVER_SHARE,
-    UTILISATION,
-    Costs,
-    Part,
-    Precision,
-    Run,
-    Timeline,
-    engine_bytes,
-    estimate_costs,
-    estimate_memory,
-    estimate_timeline,
-    host_bytes,
-    local_rollout_bytes,
+from atommem.train.dry_run import costs
+from atommem.train.dry_run.shapes import (
+    Workload,
+    estimate_workload,
+    measure,
+    measure_prompt,
+    parameters_of,
+    read_launch,
 )
-from atommem.train.dry_run.shapes import measure, parameters_of, read_launch
-from atommem.train.dry_run.workload import Workload, estimate_workload, measure_prompt
 from atommem.train.settings import parse
 
-THINKING_TOKENS = 570.5
-"""Mean completion of the paper's trained policy (arXiv 2601.08323, Table 6), which thinks."""
+THINKING_TOKENS = 570.5  # mean completion of the paper's policy (arXiv 2601.08323, Table 6)
 ASSUMED_DATA = TaskShape("20,000 tasks of 200 documents, the paper's", 20_000, 200, 0, 0, 5.5, 0, 0)
 """The paper's training data."""
 
@@ -53,13 +41,13 @@ ASSUMED_DATA = TaskShape("20,000 tasks of 200 documents, the paper's", 20_000, 2
 class Plan:
     """The result of a dry run; estimates are of one process."""
 
-    run: Run
+    run: costs.Run
     workload: Workload
-    parts: list[Part]
+    parts: list[costs.Part]
     engine: float  # bytes that a vLLM engine needs at least; 0 without
     engine_share: float  # and those that it gets
     host: float  # bytes of a node's memory
-    timelines: list[Timeline]  # the run's own, then alternatives
+    timelines: list[costs.Timeline]  # the run's own, then alternatives
     assumptions: list[str]
     warnings: list[str]
 
@@ -67,7 +55,7 @@ class Plan:
     def phases(self) -> dict[str, float]:
         return {
             phase: sum(part.bytes for part in self.parts if phase in part.phases)
-            for phase in PHASES
+            for phase in costs.PHASES
         }
 
     @property
@@ -89,11 +77,14 @@ def run_dry(stage: str, argv: Sequence[str], settings: DryRunConfig) -> None:
         return
     print_plan(plan)
     if settings.dry_run_json:
-        write_plan(plan, settings.dry_run_json)
+        parts = {part.name: part.bytes for part in plan.parts}
+        memory = {"parts": parts, "phases": plan.phases, "fits": plan.fits, "host": plan.host}
+        values = {**asdict(plan), "memory": memory, "hours": plan.hours}
+        text = json.dumps(values, indent=2, default=str)  # a model's configuration has its own form
+        write_text(settings.dry_run_json, text + "\n")
 
 
 def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan | None:
-    """Estimate a run after checking its settings; None for a cold start."""
     launch = read_launch(settings.dry_run_launcher, settings.dry_run_processes)
     device = DEVICES[settings.dry_run_device]
     # Checked here on the CPU, as for these processes on this device.
@@ -108,13 +99,13 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     dtype = getattr(found.model, "dtype", None) or getattr(args, "dtype", None) or "float32"
     dtype = model.dtype if dtype == "auto" else dtype
     rollout = getattr(args, "vllm_mode", "server") if args.use_vllm else "local"
-    run = Run(
+    run = costs.Run(
         stage=stage,
         rollout=rollout,
         model=model,
         launch=launch,
         device=device,
-        precision=Precision.of(dtype, bool(args.bf16), launch, model.lora),
+        precision=costs.Precision.of(dtype, bool(args.bf16), launch, model.lora),
         checkpointing=bool(args.gradient_checkpointing),
         optim=str(getattr(args.optim, "value", args.optim)),
         beta=float(args.beta),
@@ -133,16 +124,16 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     plan = Plan(
         run=run,
         workload=load,
-        parts=estimate_memory(run, load, embedder=embedder or 0.0, rollout=rollout_bytes),
+        parts=costs.estimate_memory(run, load, embedder=embedder or 0.0, rollout=rollout_bytes),
         engine=engine,
         engine_share=share,
-        host=host_bytes(run),
-        timelines=_timelines(args, run, load, estimate_costs(run, load)),
+        host=costs.host_bytes(run),
+        timelines=_timelines(args, run, load, costs.estimate_costs(run, load)),
         assumptions=[
             f"data: {data.source}",
             f"tokens: counted by {type(tokenizer).__name__}",
             f"completions: {completion:.0f} tokens on average ({source})",
-            f"speed: {UTILISATION:.0%} of peak FLOPs",
+            f"speed: {costs.UTILISATION:.0%} of peak FLOPs",
             *([f"rows are padded: {model.obstacle}"] if model.obstacle else []),
         ],
         warnings=[],
@@ -166,17 +157,20 @@ def completion_tokens(args: Any, settings: DryRunConfig, model_kind: str) -> tup
     return min(mean, longest), source
 
 
-def _timelines(args: Any, run: Run, load: Workload, costs: Costs) -> list[Timeline]:
+def _timelines(
+    args: Any, run: costs.Run, load: Workload, seconds: costs.Costs
+) -> list[costs.Timeline]:
     """Estimate the run, then its devices in other roles: the fastest split of each staleness."""
     # An asynchronous run without servers samples from a second model beside the first process.
     samplers = len(args.vllm_server_urls) if run.rollout == "server" else int(run.stage == "async")
     processes, devices = run.launch.processes, run.launch.processes + samplers
     schedules = [("this run", samplers, getattr(args, "max_staleness", 0)), ("colocated", 0, 0)]
-    found = [estimate_timeline(costs, load, devices, processes, *line) for line in schedules]
+    estimate = partial(costs.estimate_timeline, seconds, load, devices, processes)
+    found = [estimate(*line) for line in schedules]
     splits = sorted({devices * eighths // 8 for eighths in range(1, 7)} - {0})
     for staleness in (0, 1) if splits else ():
         choices = [
-            estimate_timeline(costs, load, devices, processes, name, split, staleness, parallel)
+            estimate(name, split, staleness, parallel)
             for split in splits
             for parallel in (1, 2, 4, 8)
             if split % parallel == 0
@@ -186,17 +180,17 @@ def _timelines(args: Any, run: Run, load: Workload, costs: Costs) -> list[Timeli
     return found
 
 
-def _engine(args: Any, run: Run) -> tuple[float, float]:
+def _engine(args: Any, run: costs.Run) -> tuple[float, float]:
     if run.rollout == "local" or run.device.is_cpu:
         return 0.0, 0.0
     is_server = run.rollout == "server"
-    share = SERVER_SHARE if is_server else float(args.vllm_gpu_memory_utilization)
+    share = costs.SERVER_SHARE if is_server else float(args.vllm_gpu_memory_utilization)
     context = (not is_server and args.vllm_max_model_length) or 0
-    needed = engine_bytes(run, context or run.model.config.max_position_embeddings)
+    needed = costs.engine_bytes(run, context or run.model.config.max_position_embeddings)
     return needed, share * run.device.memory
 
 
-def _rollout_bytes(args: Any, run: Run, load: Workload) -> float:
+def _rollout_bytes(args: Any, run: costs.Run, load: Workload) -> float:
     if run.rollout == "colocate":
         return float(args.vllm_gpu_memory_utilization) * run.device.memory
     if run.rollout == "server":
@@ -204,7 +198,8 @@ def _rollout_bytes(args: Any, run: Run, load: Workload) -> float:
     row = min(load.sampled_row, run.model.config.max_position_embeddings)
     episodes = load.episodes * load.sharing
     limits = (episodes, getattr(args, "max_in_flight", None) or episodes, args.rollout_batch_size)
-    return local_rollout_bytes(run, max(1, min(*limits, args.rollout_batch_tokens // row)), row)
+    rows = max(1, min(*limits, args.rollout_batch_tokens // row))
+    return costs.local_rollout_bytes(run, rows, row)
 
 
 def _embedder_bytes(config: EmbedderConfig) -> float | None:
@@ -212,50 +207,43 @@ def _embedder_bytes(config: EmbedderConfig) -> float | None:
     if config.embedder != "sentence_transformer":
         return 0.0
     try:
-        return float(parameters_of(hub_name(config.embedder_model)[0]) * BYTES["bfloat16"])
+        return float(parameters_of(hub_name(config.embedder_model)[0]) * costs.BYTES["bfloat16"])
     except ConfigError:
         return None
 
 
 def find_warnings(plan: Plan, args: Any) -> list[str]:
-    found = [*memory_warnings(plan), *diverging(args)]
-    run, longest = plan.run, plan.workload.longest_row
-    context = run.model.config.max_position_embeddings
+    found, run = [], plan.run
+    name, memory, sizes = run.device.name, run.device.memory, plan.phases
+    if (peak := max(sizes.values())) > memory:
+        phase = max(sizes, key=sizes.__getitem__)
+        most = max((part for part in plan.parts if phase in part.phases), key=lambda p: p.bytes)
+        smaller = "" if plan.engine > plan.engine_share else " or vllm_gpu_memory_utilization"
+        found.append(
+            f"the peak of {peak / 1e9:.1f} GB ({phase}) exceeds the {memory / 1e9:.0f} GB of "
+            f"{name}; {most.name} has most. Share the model among more processes (fsdp2), train "
+            "an adapter (use_peft), set gradient_checkpointing, or lower micro_batch_tokens, "
+            f"rollout_batch_tokens{smaller}."
+        )
+    if plan.engine > plan.engine_share:
+        mend = (
+            "Start servers with --tensor-parallel-size, or a smaller --max-model-len."
+            if run.rollout == "server"
+            else "Raise vllm_gpu_memory_utilization, lower vllm_max_model_length, or sample on "
+            "servers (vllm_mode: server) with --tensor-parallel-size."
+        )
+        found.append(
+            f"a vLLM engine needs {plan.engine / 1e9:.1f} GB at least, and its share of {name} is "
+            f"{plan.engine_share / 1e9:.1f} GB. {mend}"
+        )
+    found += diverging(args)
+    longest, context = plan.workload.longest_row, run.model.config.max_position_embeddings
     if longest > context:
         found.append(
             f"the longest prompt and completion have {longest} tokens, the model's context "
             f"{context}. Lower chunk_tokens, scratchpad_tokens, entry_tokens, retrieve_k or "
             "max_completion_length."
         )
-    return found
-
-
-def memory_warnings(plan: Plan) -> list[str]:
-    found, run = [], plan.run
-    memory, name = run.device.memory / 1e9, run.device.name
-    phase = max(plan.phases, key=plan.phases.__getitem__)
-    if plan.phases[phase] > run.device.memory:
-        part = max((part for part in plan.parts if phase in part.phases), key=lambda p: p.bytes)
-        smaller = "" if plan.engine > plan.engine_share else " or vllm_gpu_memory_utilization"
-        found.append(
-            f"the peak of {plan.phases[phase] / 1e9:.1f} GB ({phase}) exceeds the {memory:.0f} GB "
-            f"of {name}; {part.name} has most. Share the model among more processes (fsdp2), "
-            "train an adapter (use_peft), set gradient_checkpointing, or lower micro_batch_tokens, "
-            f"rollout_batch_tokens{smaller}."
-        )
-    if plan.engine > plan.engine_share:
-        needs = f"needs {plan.engine / 1e9:.1f} GB at least"
-        if run.rollout == "server":
-            found.append(
-                f"a vLLM engine {needs} and has {plan.engine_share / 1e9:.1f} GB of {name}. Start "
-                "servers with --tensor-parallel-size, or a smaller --max-model-len."
-            )
-        else:
-            found.append(
-                f"vllm_gpu_memory_utilization: the engine {needs}, and its share of {name} is "
-                f"{plan.engine_share / 1e9:.1f} GB. Raise it, lower vllm_max_model_length, or "
-                "sample on servers (vllm_mode: server) with --tensor-parallel-size."
-            )
     return found
 
 
@@ -270,15 +258,6 @@ def diverging(args: Any) -> list[str]:
         f"beta=0 (0.001), scale_rewards={args.scale_rewards} (none): others saw training diverge "
         "with these together. In parentheses are the settings that held."
     ]
-
-
-def write_plan(plan: Plan, path: str | Path) -> None:
-    """Write the plan as one JSON object; bytes and seconds are plain numbers."""
-    parts = {part.name: part.bytes for part in plan.parts}
-    memory = {"parts": parts, "phases": plan.phases, "fits": plan.fits, "host": plan.host}
-    values = {**asdict(plan), "memory": memory, "hours": plan.hours}
-    text = json.dumps(values, indent=2, default=str)  # a model's configuration has its own form
-    write_text(path, text + "\n")
 
 
 def print_plan(plan: Plan) -> None:
@@ -297,10 +276,11 @@ def print_plan(plan: Plan) -> None:
         f"{load.unique_tokens:,} unique tokens of {load.raw_tokens:,}, in "
         f"{load.micro_batches:,} micro-batches of about {load.micro_batch:,}"
     )
-    table = Table("GB", *PHASES, title="Memory, one process", title_justify="left")
+    table = Table("GB", *costs.PHASES, title="Memory, one process", title_justify="left")
     for part in plan.parts:
         gigabytes = f"{part.bytes / 1e9:,.2f}"
-        table.add_row(part.name, *(gigabytes if phase in part.phases else "" for phase in PHASES))
+        cells = (gigabytes if phase in part.phases else "" for phase in costs.PHASES)
+        table.add_row(part.name, *cells)
     table.add_row("total", *(f"{total / 1e9:,.2f}" for total in plan.phases.values()))
     console.print(table)
     fits = "fits" if plan.fits else "does not fit"
@@ -319,7 +299,6 @@ def print_plan(plan: Plan) -> None:
         f"the run: {load.updates:,} updates of {plan.timelines[0].seconds:,.0f} s, "
         f"{plan.hours:,.1f} h"
     )
-    notes = [f"assumed: {line}" for line in plan.assumptions]
-    notes += [f"warning: {warning}" for warning in plan.warnings]
-    for note in notes:
-        console.print(note, markup=False)
+    for kind, notes in (("assumed", plan.assumptions), ("warning", plan.warnings)):
+        for note in notes:
+            console.print(f"{kind}: {note}", markup=False)

@@ -5,8 +5,6 @@ takes the groups of one update from the worker and trains on their rows
 (`atommem.train.loops.update_step`), with the ratio against the log-probabilities at sampling.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -15,7 +13,6 @@ from typing import Any, TypeVar
 import torch
 from accelerate.utils import broadcast_object_list
 from peft import PeftModel
-from torch.utils.data import DataLoader
 
 from atommem.config import MemoryConfig
 from atommem.errors import BudgetSpentError, ConfigError, OutageError
@@ -25,10 +22,10 @@ from atommem.policy.local import LocalPolicy
 from atommem.rollout import EpisodeRunner
 from atommem.train.episode_logs import WAIT, RolloutLog
 from atommem.train.loops.episode_trainer import EpisodeTrainer
-from atommem.train.loops.policy_model import load_model
+from atommem.train.loops.models import load_model
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
-from atommem.train.loops.update_step import Batch, batch_of, update_counter
-from atommem.train.objective.advantages import has_variance
+from atommem.train.loops.update_step import Batch, batch_of
+from atommem.train.objective.rows import has_variance
 from atommem.train.rollout.rollouts import Rollouts, TaskOrder
 from atommem.train.rollout.server_backend import WeightSync, make_server_pool, make_weight_sync
 from atommem.train.rollout.weight_sync import check_servable, named_weights
@@ -78,8 +75,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         self._weight_sync: WeightSync | CopySync = (
             make_weight_sync(args, lora, kept) if args.use_vllm else CopySync()
         )
-        self.model_version = 0
-        """How often the weights were published."""
+        self.model_version = 0  # how often the weights were published
         self._published = -1  # by this many updates
         self._rollout_log = RolloutLog([], MemoryConfig())
         self.rollout_worker: Any = None
@@ -98,9 +94,8 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
 
     def _make_worker(self, runner: EpisodeRunner) -> RolloutWorker:
         args, groups = self.args, self._order.groups_per_update
-        self._rollout_log = RolloutLog(
-            map(runner.agent.factory.describe, self.tasks), runner.agent.memory
-        )
+        agent = runner.agent
+        self._rollout_log = RolloutLog(map(agent.factory.describe, self.tasks), agent.memory)
         return RolloutWorker(
             runner=runner,
             tasks=self.tasks,
@@ -118,11 +113,6 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
     def runner(self) -> EpisodeRunner | None:
         return self.rollout_worker and self.rollout_worker.runner
 
-    # Updates ------------------------------------------------------------------------------------
-
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        return update_counter(self._order.updates_per_epoch)
-
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:
@@ -132,16 +122,16 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         return self.run_update(model, self._next_batch())
 
     def _next_batch(self) -> Batch:
-        """Make the rows of the next update, all of them on the main process; collective."""
         batch, payload = Batch([], 0.0), list[Any]([None])
         broken: Exception | None = None
         if self.rollout_worker is not None:
             try:
                 count, update = self._order.groups_per_update, self.state.global_step
                 numbers = range(update * count, (update + 1) * count)
-                stale_after = self.args.heartbeat_stale_after_s
+                stop, stale_after = self.stop_request, self.args.heartbeat_stale_after_s
                 with self._rollout_log.clock.busy(WAIT):
-                    groups = self.rollout_worker.take(numbers, stale_after, self._is_stopped)
+                    take = self.rollout_worker.take
+                    groups = take(numbers, stale_after, lambda: stop.requested)
                 if len(groups) == count:
                     self._log_groups(groups)
                     episodes = [episode for group in groups for episode in group.episodes]
@@ -157,9 +147,6 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         if isinstance(payload[0], Exception):
             raise payload[0]
         return Batch(batch.rows, payload[0])
-
-    def _is_stopped(self) -> bool:
-        return self.stop_request.requested
 
     def _log_groups(self, groups: Sequence[Group]) -> None:
         episodes = [episode for group in groups for episode in group.episodes]

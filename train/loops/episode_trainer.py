@@ -1,7 +1,5 @@
 """The trainer of episodes: model and reference, updates and their log, held-out evaluation."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time
@@ -14,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import gather_object, set_seed
+from torch.utils.data import DataLoader
 from trl import SyncRefModelCallback
 
 from atommem.envs.scoring.records import EpisodeRecord, record_of, summarize
@@ -28,27 +27,21 @@ from atommem.train.episode_logs import (
     check_failed,
     rollout_entry,
 )
-from atommem.train.loops.models import tune_lm_head_for_cpu
-from atommem.train.loops.policy_model import make_policy, make_reference
+from atommem.train.loops.models import make_policy, make_reference, tune_lm_head_for_cpu
 from atommem.train.loops.update_step import Batch, UpdateStep, policy_loss
-from atommem.train.objective.advantages import signal_report
+from atommem.train.objective.rows import signal_report
 from atommem.train.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.rollouts import TaskOrder
 
 Result = TypeVar("Result")
-Job = tuple[Any, int]
-"""A task, and the number of its sample."""
+Job = tuple[Any, int]  # a task, and the number of its sample
 
 
 class EpisodeTrainer(ResumableTrainer):
     """Trains a policy on whole episodes; `MemoryGRPOTrainer` and `AsyncMemoryGRPOTrainer` run them.
 
-    Args:
-        model: A model, or the path or hub name of one.
-        tasks: Training tasks, for the environment of the episodes.
-        held_out: Tasks to evaluate on, as `eval_strategy` says.
-        update: Options of `UpdateStep`.
-        kwargs: Further arguments of `ResumableTrainer` and transformers' `Trainer`.
+    `model` may be a path or hub name; `update` are options of `UpdateStep`. It evaluates on the
+    tasks `held_out` as `eval_strategy` says. Other arguments are transformers' `Trainer`'s.
     """
 
     _order: TaskOrder
@@ -93,6 +86,13 @@ class EpisodeTrainer(ResumableTrainer):
             reference=self.reference,
             **update,
         )
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return a loader that yields one placeholder per update of an epoch."""
+        count = self._order.updates_per_epoch * getattr(self.args, "updates_per_rollout", 1)
+        updates: Any = [{"update": index} for index in range(count)]
+        # Its own generator, so that it does not draw from the global one.
+        return DataLoader(updates, generator=torch.Generator())
 
     def run_update(self, model: Any, batch: Batch) -> torch.Tensor:
         started = time.perf_counter()

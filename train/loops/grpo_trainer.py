@@ -4,8 +4,6 @@ Its data loader only counts updates, and `training_step` is one update: it runs 
 rollout, makes a row of every step, and trains on them (`atommem.train.loops.update_step`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time
@@ -17,7 +15,6 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import gather_object
-from torch.utils.data import DataLoader
 
 from atommem.episode import Episode
 from atommem.process import no_full_collection
@@ -30,10 +27,14 @@ from atommem.train.loops.update_step import (
     load_batches,
     make_batches,
     save_batches,
-    update_counter,
 )
-from atommem.train.objective.advantages import gradient_shares, group_advantages
-from atommem.train.objective.rows import EpisodeSize, advantages_of_steps, merge_equal_rows
+from atommem.train.objective.rows import (
+    EpisodeSize,
+    advantages_of_steps,
+    gradient_shares,
+    group_advantages,
+    merge_equal_rows,
+)
 from atommem.train.rollout.backends import Backend
 from atommem.train.rollout.rollouts import (
     RolloutGroup,
@@ -51,9 +52,7 @@ Result = TypeVar("Result")
 class MemoryGRPOTrainer(EpisodeTrainer):
     """Trains a policy on whole episodes, with a rollout before each update or few of them.
 
-    Args:
-        make_backend: Gets the training model (unwrapped, with its adapter).
-        kwargs: Further arguments of `EpisodeTrainer`.
+    `make_backend` gets the training model, unwrapped, with its adapter.
     """
 
     args: TrainConfig
@@ -77,8 +76,7 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         }
         super().__init__(model, args, tasks, processing_class, update=update, **kwargs)
         self.backend = make_backend(self.model)
-        self._sampled, self._batches = -1, list[Batch]()
-        """The running rollout (from 0), and the batches of its updates."""
+        self._sampled, self._batches = -1, list[Batch]()  # of the running rollout
         self._loop = asyncio.Runner()
         agent = self.runner.agent
         self._rollout_log = RolloutLog(map(agent.factory.describe, tasks), agent.memory)
@@ -99,11 +97,6 @@ class MemoryGRPOTrainer(EpisodeTrainer):
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         return self._loop.run(work)
-
-    # Updates ------------------------------------------------------------------------------------
-
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        return update_counter(self._order.updates_per_epoch * self.args.updates_per_rollout)
 
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
@@ -164,7 +157,6 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         replaced: Sequence[int],
         seconds: float,
     ) -> None:
-        """Log a rollout; `rewards` and `replaced` are of all ranks."""
         log = outcome_log(rewards, replaced, self.args) | {"seconds/rollout": seconds}
         every = [e for group in groups for e in (*group.episodes, *group.replaced)]
         sums = self._rollout_log.sums(every, self.runner.agent.activity)
@@ -186,8 +178,6 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         bar = episode_bar(self.console, name, episodes) if self.console else nullcontext()
         with self.backend.rollout(self), bar as on_episode, self._rollout_log.clock.busy(EPISODES):
             yield on_episode
-
-    # Checkpoints ----------------------------------------------------------------------------------
 
     def save_extra_state(self, folder: Path) -> None:
         """Save this rank's rows, if there are further updates on the rollout."""

@@ -19,8 +19,7 @@ from atommem.train.rollout.rollouts import TaskOrder
 
 Result = TypeVar("Result")
 
-POLL_SECONDS = 0.2
-"""Between two checks for a stop request while waiting for groups."""
+POLL_SECONDS = 0.2  # between two checks for a stop request while waiting for groups
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,6 @@ class RolloutWorker:
         self._running = self.spawn(self._run(first))
 
     def stop(self) -> None:
-        """Cancel running episodes, close policy and embedder, and end the thread."""
         if self._running is not None:
             self._running.cancel()
         self.spawn(self._close()).result()
@@ -121,12 +119,7 @@ class RolloutWorker:
             self._loop.call_soon_threadsafe(self._grant)
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise if no group can be expected any more.
-
-        Raises:
-            OutageError: No completion has arrived for `stale_after_s` seconds.
-            Exception: Whatever ended the rollout thread.
-        """
+        """Raise what ended the thread, or OutageError `stale_after_s` after the last completion."""
         if self._running is not None and self._running.done():
             self._running.result()
         silent = time.monotonic() - self._progress

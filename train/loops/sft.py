@@ -1,7 +1,5 @@
 """The cold start: supervised fine-tuning on demonstrations, with TRL's `SFTTrainer`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +25,7 @@ from atommem.train.packing.micro_batch import IGNORED
 from atommem.train.resumable_trainer import ResumableTrainer
 from atommem.train.train_config import ColdStartConfig
 
-Demonstration = tuple[list[int], list[int]]
-"""Prompt ids and completion ids of one step."""
+Demonstration = tuple[list[int], list[int]]  # prompt ids and completion ids of one step
 
 _NOT_TRACES = ("episodes.jsonl", "metrics.jsonl")
 
@@ -60,15 +57,11 @@ def sft_dataset(rows: Sequence[Demonstration], max_length: int | None = None) ->
     return Dataset.from_dict({"input_ids": input_ids, "labels": labels})
 
 
-def demonstrations(episodes: Iterable[Episode], min_reward: float = 0.0) -> list[Demonstration]:
-    """Make one row per step of the episodes with a reward of at least `min_reward`."""
-    return [
-        (step.prompt_ids, step.token_ids)
-        for episode in episodes
-        if episode.reward is not None and episode.reward >= min_reward
-        for step in episode.steps
-        if step.token_ids
-    ]
+def demonstrations(episodes: Iterable[Episode]) -> list[Demonstration]:
+    """Make one row per step of the episodes that have a reward."""
+    scored = (episode for episode in episodes if episode.reward is not None)
+    steps = (step for episode in scored for step in episode.steps)
+    return [(step.prompt_ids, step.token_ids) for step in steps if step.token_ids]
 
 
 def trace_demonstrations(
@@ -78,12 +71,8 @@ def trace_demonstrations(
 
     Prompts are built as this run's policy will see them. A completion keeps its token ids if its
     policy had the same tokenizer and this policy reads the same actions in them; otherwise its text
-    is encoded, without thoughts that this policy would take for actions.
-
-    Raises:
-        ConfigError: There are no traces, none has `min_reward`, they have another dialect, or this
-            policy would read other actions in one than its own policy wrote.
-        TraceError: A file is not a trace.
+    is encoded, without thoughts that this policy would take for actions. ConfigError if it would
+    read other actions then, or if there are no traces of this dialect with `min_reward`.
     """
     path = Path(path)
     files = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))

@@ -1,25 +1,20 @@
 """One update on rows of episodes: forward and backward passes, on-policy or asynchronous."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
+from dataclasses import KW_ONLY, InitVar, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from accelerate.utils import DistributedType, gather_object
-from torch.utils.data import DataLoader
 from transformers import logging
 
 from atommem.episode import Episode
 from atommem.train.errors import MemoryFault
-from atommem.train.loops.models import reduce_in_float32
-from atommem.train.loops.policy_model import use_reference
-from atommem.train.objective.advantages import gradient_shares, group_advantages
+from atommem.train.loops.models import reduce_in_float32, use_reference
 from atommem.train.objective.loss import CORRECTION, PolicyLoss, sums_by_length
 from atommem.train.objective.rows import (
     EpisodeSize,
@@ -27,10 +22,17 @@ from atommem.train.objective.rows import (
     Tokens,
     advantages_of_steps,
     episode_rows,
+    gradient_shares,
+    group_advantages,
     normalizer,
 )
-from atommem.train.packing.micro_batch import MicroBatch, pack_rows, pad_rows
-from atommem.train.packing.planning import MicroBatchPlanner, pair_cost
+from atommem.train.packing.micro_batch import (
+    MicroBatch,
+    MicroBatchPlanner,
+    pack_rows,
+    pad_rows,
+    pair_cost,
+)
 from atommem.train.packing.tree_attention import (
     ATTENTION_NAME,
     describe_kernel,
@@ -40,11 +42,9 @@ from atommem.train.packing.tree_attention import (
 )
 from atommem.train.train_config import TrainConfig
 
-DIFFERENCE = "sampling/sampling_logp_difference/mean"
-"""Logged: difference of log-probabilities between training and sampling (nats)."""
+DIFFERENCE = "sampling/sampling_logp_difference/mean"  # of training and sampling, nats
 
-_PASSES_BY_RANK = (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)
-"""Where only the last micro-batch is collective: DDP."""
+_PASSES_BY_RANK = (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)  # under DDP
 
 logger = logging.get_logger(__name__)
 
@@ -78,12 +78,8 @@ def make_batches(
 ) -> list[Batch]:
     """Make the batches of the `updates` that share out a rollout's episodes evenly.
 
-    The loss of each is divided by their mean size.
-
-    Args:
-        episodes: Of this rank, beginning with number `first` of all ranks'.
-        advantages: One for each step of each.
-        sizes: Of all ranks' episodes.
+    The loss of each is divided by their mean size. `episodes` are this rank's, beginning with
+    number `first` of all ranks', `advantages` one for each step of each, `sizes` of all ranks.
     """
     over = normalizer(sizes, args.normalization, args.max_completion_length or 1) / updates
     batches = []
@@ -107,51 +103,41 @@ def policy_loss(args: Any) -> PolicyLoss:
     return PolicyLoss(epsilon_high=high, **{name: getattr(args, name) for name in names})
 
 
+@dataclass(eq=False)
 class UpdateStep:
-    """The passes of an update.
+    """The passes of an update of `model`, which has TRL's fused LM head.
 
-    Args:
-        model: The trained model, with TRL's fused LM head.
-        token_budget: See `MicroBatchPlanner`.
-        prefix_sharing: Whether rows are packed as tries, if the model's attention can follow them.
-        on_policy: Whether rows are trained on with the weights that sampled them; otherwise the
-            ratio is against their old log-probabilities.
-        reference: Model of the KL term; unset: `model` without its adapter.
+    With `prefix_sharing` rows are packed as tries, if attention can follow them. Unless
+    `on_policy`, the ratio is against the rows' old log-probabilities. The KL term is against
+    `reference`, or `model` without its adapter. See `MicroBatchPlanner` for `token_budget`.
     """
 
-    def __init__(
-        self,
-        accelerator: Any,
-        model: Any,
-        loss: PolicyLoss,
-        token_budget: int,
-        pad_token_id: int,
-        *,
-        prefix_sharing: bool = True,
-        on_policy: bool = True,
-        reference: Any = None,
-    ) -> None:
-        self.accelerator = accelerator
-        self.loss = loss
-        self.on_policy = on_policy
-        self._pad_token_id = pad_token_id
-        self._reference = reference
+    accelerator: Any
+    model: InitVar[Any]
+    loss: PolicyLoss
+    token_budget: int
+    pad_token_id: int
+    _: KW_ONLY
+    prefix_sharing: bool = True
+    on_policy: bool = True
+    reference: Any = None
+
+    def __post_init__(self, model: Any) -> None:
+        accelerator = self.accelerator
         reduce_in_float32(accelerator)
         unwrapped = accelerator.unwrap_model(model)
-        obstacle = tree_obstacle(unwrapped)
-        if prefix_sharing and obstacle is not None:
+        if self.prefix_sharing and (obstacle := tree_obstacle(unwrapped)):
             logger.warning(f"prefix_sharing is off, and rows are padded: {obstacle}.")
-        self.prefix_sharing = prefix_sharing and obstacle is None
+            self.prefix_sharing = False
         cost = pair_cost(unwrapped.config.get_text_config())
-        self.planner = MicroBatchPlanner(
-            cost, token_budget, self.prefix_sharing, accelerator.process_index
-        )
+        rank = accelerator.process_index
+        self.planner = MicroBatchPlanner(cost, self.token_budget, self.prefix_sharing, rank)
         if self.prefix_sharing:
             register_tree_attention()
             if accelerator.device.type != "cpu":
                 accelerator.print(f"attention along tries: {describe_kernel(accelerator.device)}")
-            if reference is not None:
-                accelerator.unwrap_model(reference).set_attn_implementation(ATTENTION_NAME)
+            if self.reference is not None:
+                accelerator.unwrap_model(self.reference).set_attn_implementation(ATTENTION_NAME)
 
     def run(self, model: Any, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
         """Add the update's gradients to the parameters; collective.
@@ -240,7 +226,7 @@ class UpdateStep:
 
     def _plan(self, rows: Sequence[Row]) -> list[list[Row]]:
         """Plan this rank's micro-batches; an empty one gets a row of weight 0."""
-        pad = [self._pad_token_id]
+        pad = [self.pad_token_id]
         empty = Row(pad, pad, [0.0], 0, advantage=0.0, weight=0.0)
         return [micro_batch or [empty] for micro_batch in self.planner.plan(rows)]
 
@@ -250,7 +236,7 @@ class UpdateStep:
         return use_tree_attention(self.accelerator.unwrap_model(model))
 
     def _inputs(self, rows: Sequence[Row]) -> MicroBatch:
-        inputs = pack_rows(rows) if self.prefix_sharing else pad_rows(rows, self._pad_token_id)
+        inputs = pack_rows(rows) if self.prefix_sharing else pad_rows(rows, self.pad_token_id)
         return inputs.to(self.accelerator.device)
 
     def _backward(
@@ -286,8 +272,8 @@ class UpdateStep:
     def _reference_logps(self, model: Any, inputs: MicroBatch) -> torch.Tensor:
         """Score the rows under the reference: a copy, or the model without its adapter."""
         with self.accelerator.autocast():
-            if self._reference is not None:
-                return inputs.score(self._reference)[0]
+            if self.reference is not None:
+                return inputs.score(self.reference)[0]
             adapted = self.accelerator.unwrap_model(model)
             trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
             with use_reference(adapted):
@@ -307,13 +293,6 @@ class UpdateStep:
         return self.accelerator.no_sync(model)
 
 
-def update_counter(count: int) -> DataLoader[Any]:
-    """Return a data loader that yields one placeholder per update."""
-    updates: Any = [{"update": index} for index in range(count)]
-    # Its own generator, so that it does not draw from the global one.
-    return DataLoader(updates, generator=torch.Generator())
-
-
 def save_batches(folder: Path, rank: int, rollout: int, batches: Sequence[Batch]) -> None:
     """Save this rank's batches of a rollout, for a checkpoint between two updates on it."""
     states = [(batch.normalizer, [_row_state(row) for row in batch.rows]) for batch in batches]
@@ -330,10 +309,7 @@ def _row_state(row: Row) -> dict[str, Any]:
 
 
 def load_batches(folder: Path, rank: int, ranks: int) -> tuple[int, list[Batch]]:
-    """Load the rollout's number and this rank's batches; (-1, []) if the rollout had ended.
-
-    Another number of ranks shares out the files that the writing ranks left.
-    """
+    """Load the rollout's number and this rank's batches, of any number of ranks; or (-1, [])."""
     files = [folder / f"rollout_{i}.pt" for i in range(len(list(folder.glob("rollout_*.pt"))))]
     if not files:
         return -1, []

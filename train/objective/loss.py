@@ -17,8 +17,6 @@ gradient is that of log pi. `tests/train/test_objective.py` compares values, gra
 logged means with TRL's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,8 +24,7 @@ import torch
 
 from atommem.train.objective.rows import Tokens
 
-MASKED = "sampling/masked_fraction"
-"""Logged: share of tokens whose correction is masked, truncated or below 0.01."""
+MASKED = "sampling/masked_fraction"  # share of tokens masked, truncated or corrected below 0.01
 CORRECTION = "sampling/correction"
 """Logged: the correction's mean, 1 if it is neutral, and in quarters of rows by length (_q1: the
 shortest completions, ... _q4)."""
@@ -103,11 +100,9 @@ def correction(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the bounded ratio pi_old / pi_sampler of each token, and which ones are `MASKED`.
 
-    Args:
-        log_ratio: (M,) log pi_old - log pi_sampler.
-        counts: Tokens of each row.
-        mode: ``token_...``: a ratio per token; ``sequence_...``: one per row, the product over its
-            tokens. ``..._truncate`` clamps it; ``..._mask`` sets values out of bounds to 0.
+    `log_ratio` is (M,) log pi_old - log pi_sampler. Mode ``token_...``: a ratio per token;
+    ``sequence_...``: one per row, the product over its tokens. ``..._truncate`` clamps it;
+    ``..._mask`` sets values out of bounds to 0.
     """
     if mode.startswith("sequence"):
         log_ratio = reduce_by_row(torch.sum, log_ratio, counts)

@@ -1,30 +1,31 @@
-"""Micro-batches: rows as one packed trie, or padded where a model's attention cannot follow one."""
+"""Micro-batches: rows as one packed trie, or padded, and which rank trains which of them.
+
+Rows are in lexicographic order of their tokens, so that neighbours share the longest prefixes. A
+row then adds to its micro-batch only the tokens that it does not share with the row before it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 
 from atommem.train.objective.rows import Row
 from atommem.train.packing.tree_attention import Tree
 
-IGNORED = -100
-"""Label of a token that is not scored, as in transformers."""
+IGNORED = -100  # label of a token that is not scored, as in transformers
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Some rows as a model takes them.
+    """Some rows as a model takes them."""
 
-    ``inputs["shift_labels"]`` holds the next token where it is scored, else `IGNORED`.
-    """
-
-    inputs: dict[str, torch.Tensor]  # (rows, tokens) each
+    inputs: dict[str, torch.Tensor]  # (rows, tokens) each; labels are `IGNORED` or the next token
     token_index: torch.Tensor  # (M,) flat positions that predict the completion tokens
     tree: Tree | None = None  # which tokens see which in a packed row
 
@@ -108,3 +109,198 @@ def shared_prefixes(rows: Sequence[Row]) -> list[int]:
         common = int(different.argmax()) if different.any() else length
         shared.append(common if len(before) == len(after) == common else max(0, common - 1))
     return shared
+
+
+TOLERANCE = 0.02  # ranks are balanced if their costs differ by at most this fraction of the mean
+GATHERED = 8  # budgets: FlashAttention-3 gets keys of whole rows, shared prefixes again
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchPlanner:
+    """Plans the micro-batches of an update.
+
+    `token_budget` is the most tokens in a micro-batch of more than one row: unique ones with
+    `prefix_sharing`, padded ones without.
+    """
+
+    pair_cost: float
+    token_budget: int
+    prefix_sharing: bool
+    rank: int
+
+    def plan(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """Return this rank's micro-batches, as many as on every rank; collective."""
+        ordered, shared = self._order(rows)
+        ordered, shared = self._order(self._exchange(ordered, shared))
+        lengths = [len(row) for row in ordered]
+        if self.prefix_sharing:
+            counts = cut(lengths, shared, self.pair_cost, self.token_budget)
+        else:
+            counts = cut_padded(lengths, self.token_budget)
+        most = max(gather_object([len(counts)]))
+        if self.prefix_sharing:
+            counts = cut(lengths, shared, self.pair_cost, self.token_budget, most)
+        ends = list(accumulate(counts + [0] * (most - len(counts))))
+        return [ordered[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    def _order(self, rows: Sequence[Row]) -> tuple[list[Row], list[int]]:
+        """Sort rows for cutting, and count the tokens each shares with the one before it."""
+        if self.prefix_sharing:
+            ordered = lexicographic(rows)
+            return ordered, shared_prefixes(ordered)
+        return sorted(rows, key=len, reverse=True), [0] * len(rows)
+
+    def _exchange(self, rows: Sequence[Row], shared: Sequence[int]) -> list[Row]:
+        """Move whole prefix groups to ranks with less to do; returns the rows of this rank."""
+        lengths = [len(row) for row in rows]
+        ends = list(accumulate(prefix_groups(lengths, shared)))
+        spans = list(zip([0, *ends], ends, strict=False))
+        running = [0.0, *accumulate(row_costs(lengths, shared, self.pair_cost))]
+        costs = gather_object([[running[end] - running[start] for start, end in spans]])
+        owners = balance(costs)[self.rank]
+        groups = [(owner, rows[a:b]) for owner, (a, b) in zip(owners, spans, strict=True)]
+        sent = gather_object([group for group in groups if group[0] != self.rank])
+        own = [row for owner, group in groups if owner == self.rank for row in group]
+        return own + [row for owner, group in sent if owner == self.rank for row in group]
+
+
+def lexicographic(rows: Sequence[Row]) -> list[Row]:
+    # Big-endian bytes compare like the numbers do, at the speed of memcmp.
+    return sorted(rows, key=lambda row: row.ids.astype(">u4").tobytes())
+
+
+def pair_cost(config: Any) -> float:
+    """Return the cost of one attended (query, key) pair, in tokens.
+
+    A token costs 2 FLOPs per weight of a layer, a pair ``2 * 2 * heads * head_dim`` (scores and
+    values); for layers of four projections and a gated MLP, or as many experts as a token has.
+    """
+    hidden, inner, query, key = widths(config)
+    return 4 * query / (2 * (2 * hidden * (query + key) + 3 * hidden * inner))
+
+
+def widths(config: Any) -> tuple[int, int, int, int]:
+    """Return the widths of hidden states, MLP, queries and keys (heads x head size).
+
+    The MLP of a mixture of experts is as wide as the experts of one token.
+    """
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    if active := getattr(config, "num_experts_per_tok", None):
+        shared = getattr(config, "n_shared_experts", None) or 0
+        inner = (getattr(config, "moe_intermediate_size", None) or inner) * (active + shared)
+    head = getattr(config, "head_dim", None) or hidden // heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    return hidden, inner, heads * head, key_heads * head
+
+
+def row_costs(lengths: Sequence[int], shared: Sequence[int], pair: float) -> list[float]:
+    """Return the cost of each row after the one before it, in tokens."""
+    return [
+        (length - common) + pair * (length * (length + 1) - common * (common + 1)) / 2
+        for length, common in zip(lengths, shared, strict=True)
+    ]
+
+
+def prefix_groups(lengths: Sequence[int], shared: Sequence[int]) -> list[int]:
+    """Return the sizes of runs of rows that each share at least half with the row before."""
+    sizes: list[int] = []
+    for length, common in zip(lengths, shared, strict=True):
+        if sizes and 2 * common >= length:
+            sizes[-1] += 1
+        else:
+            sizes.append(1)
+    return sizes
+
+
+def balance(costs: Sequence[Sequence[float]]) -> list[list[int]]:
+    """Assign prefix groups to ranks so that all ranks cost about the same.
+
+    Groups stay where they are unless a move helps: repeatedly, the costliest rank gives the group
+    that comes closest to half the difference to the cheapest rank. Takes the costs of each rank's
+    groups, and returns the new rank of each.
+    """
+    owners = [[rank] * len(group_costs) for rank, group_costs in enumerate(costs)]
+    held = [
+        [(cost, rank, i) for i, cost in enumerate(group_costs)]
+        for rank, group_costs in enumerate(costs)
+    ]
+    loads = [sum(group_costs) for group_costs in costs]
+    enough = TOLERANCE * sum(loads) / max(len(loads), 1)
+    # Rounding margin: two ranks that differ by one group would pass it back and forth for ever.
+    margin = 1e-9 * sum(loads)
+    while True:
+        high = max(range(len(loads)), key=lambda rank: loads[rank])
+        low = min(range(len(loads)), key=lambda rank: loads[rank])
+        gap = loads[high] - loads[low]
+        smaller = [group for group in held[high] if group[0] < gap - margin]
+        if gap <= enough or not smaller:
+            return owners
+        # Every move reduces the sum of squared loads, so this ends.
+        moved = min(smaller, key=lambda group: abs(group[0] - gap / 2))
+        cost, home, index = moved
+        held[high].remove(moved)
+        held[low].append(moved)
+        loads[high] -= cost
+        loads[low] += cost
+        owners[home][index] = low
+
+
+def cut_padded(lengths: Sequence[int], budget: int) -> list[int]:
+    """Cut rows, the longest first, into micro-batches of at most `budget` padded tokens.
+
+    Returns row counts; a row that is longer than the budget gets its own micro-batch.
+    """
+    counts: list[int] = []
+    start = 0
+    while start < len(lengths):
+        counts.append(min(max(1, budget // lengths[start]), len(lengths) - start))
+        start += counts[-1]
+    return counts
+
+
+def cut(
+    lengths: Sequence[int],
+    shared: Sequence[int],
+    pair: float,
+    budget: int,
+    count: int | None = None,
+) -> list[int]:
+    """Cut rows into micro-batches of at most `budget` unique tokens; returns row counts.
+
+    They are as few as possible; or at most `count`, the costliest of them as cheap as possible. A
+    row of `lengths` tokens shares `shared` with the row before it. With shared tokens a micro-batch
+    has at most `GATHERED` times the budget; one of a single row may exceed it.
+    """
+    if count is None:
+        return _cut_greedily(lengths, shared, pair, budget, float("inf"))
+    alone = row_costs(lengths, [0] * len(lengths), pair)
+    low, high = max(alone, default=0.0), sum(alone)
+    best = _cut_greedily(lengths, shared, pair, budget, high)
+    # Cutting at the first row over a cost limit gives the fewest pieces: bisect that limit.
+    while high - low > 0.01 * high:
+        middle = (low + high) / 2
+        pieces = _cut_greedily(lengths, shared, pair, budget, middle)
+        if len(pieces) <= count:
+            best, high = pieces, middle
+        else:
+            low = middle
+    return best
+
+
+def _cut_greedily(
+    lengths: Sequence[int], shared: Sequence[int], pair: float, budget: int, cost_limit: float
+) -> list[int]:
+    counts: list[int] = []
+    tokens, keys, cost = 0, 0, 0.0
+    alone = row_costs(lengths, [0] * len(lengths), pair)
+    beside = row_costs(lengths, shared, pair)
+    for i, (length, common) in enumerate(zip(lengths, shared, strict=True)):
+        within = tokens + length - common <= budget and keys + length <= GATHERED * budget
+        if counts and within and cost + beside[i] <= cost_limit:
+            counts[-1] += 1
+            tokens, keys, cost = tokens + length - common, keys + length, cost + beside[i]
+        else:
+            counts.append(1)
+            tokens, keys, cost = length, length, alone[i]
+    return counts

@@ -27,8 +27,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 ATTENTION_NAME = "atommem_tree"
 
-BLOCK = 128
-"""Queries and keys per block of `flex_mask`."""
+BLOCK = 128  # queries and keys per block of `flex_mask`
 
 
 class Tree:

@@ -1,7 +1,5 @@
 """Sources of training episodes: the interface of a backend, and the local one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any

@@ -4,8 +4,6 @@ It does if its model names them otherwise (as in a vision-language wrapper aroun
 then training changes nothing that is sampled.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections import defaultdict
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Sampling from a vLLM engine inside every training process."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os
@@ -25,8 +23,7 @@ from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.rollout.weight_sync import AdapterPublisher, check_servable, named_weights
 from atommem.train.train_config import TrainConfig
 
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM has room for; a smaller adapter fits, too."""
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's; a smaller adapter fits, too
 
 
 class ColocateBackend(Backend):
@@ -38,10 +35,7 @@ class ColocateBackend(Backend):
     """
 
     def __init__(
-        self,
-        runner: EpisodeRunner,
-        publisher: AdapterPublisher | None,
-        sleeps: bool,
+        self, runner: EpisodeRunner, publisher: AdapterPublisher | None, sleeps: bool
     ) -> None:
         super().__init__(runner)
         self.policy: Any = runner.agent.policy
@@ -106,7 +100,6 @@ class ColocateBackend(Backend):
 
 
 def clear_device_cache() -> None:
-    """Return the memory that torch keeps to the device."""
     gc.collect()
     torch.cuda.empty_cache()
 

@@ -4,8 +4,6 @@ With `dynamic_sampling` (DAPO, arXiv 2503.14476, section 3.2; bounded here), oth
 groups without variance.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Sequence
@@ -23,8 +21,7 @@ from atommem.policy.contract import Policy
 from atommem.process import run_jobs
 from atommem.rollout import ENCODE_THREADS, EpisodeRunner, Limits
 from atommem.run import RunConfig, build_agent
-from atommem.train.objective.advantages import has_variance
-from atommem.train.objective.rows import EpisodeSize
+from atommem.train.objective.rows import EpisodeSize, has_variance
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +42,8 @@ class Rollouts:
             encode_threads=ENCODE_THREADS,
             keep_prompts=True,
         )
-        limits = Limits(
-            max_tokens=self.args.episode_max_tokens, max_seconds=self.args.episode_max_seconds
-        )
+        args = self.args
+        limits = Limits(max_tokens=args.episode_max_tokens, max_seconds=args.episode_max_seconds)
         slots = asyncio.Semaphore(max_in_flight) if max_in_flight else None
         return EpisodeRunner(agent, limits=limits, max_in_flight=slots)
 
@@ -146,10 +142,7 @@ async def run_groups(
 def gather_outcomes(
     groups: Sequence[RolloutGroup], overlong_filtering: bool
 ) -> tuple[list[float | None], list[int], list[EpisodeSize]]:
-    """Return of every episode of the global batch, in order; collective.
-
-    Its reward, the number of groups that its own one replaced, and its size.
-    """
+    """Return reward, groups that its own replaced, and size, of every episode; collective."""
     own = [
         (
             episode.reward,

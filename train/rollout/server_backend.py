@@ -4,8 +4,6 @@ LoRA adapters are saved to a folder that every server loads. Full weights go to 
 NCCL (`WeightTransfer`); `vllm serve --data-parallel-size N` makes a server of N engines.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
@@ -171,7 +169,6 @@ class ServerBackend(Backend):
 
 
 def make_server_backend(rollouts: Rollouts, model: Any) -> ServerBackend:
-    """Make a backend over ``args.vllm_server_urls``, which serve the trained `model`."""
     args: TrainConfig = rollouts.args
     pool = make_server_pool(rollouts, max_in_flight=1024)  # servers queue the rest
     sync = make_weight_sync(args, isinstance(model, PeftModel))
@@ -179,7 +176,6 @@ def make_server_backend(rollouts: Rollouts, model: Any) -> ServerBackend:
 
 
 def make_server_pool(rollouts: Rollouts, **settings: Any) -> ServerPool:
-    """Make the pool of the servers that the run samples from."""
     return ServerPool(
         rollouts.args.vllm_server_urls,
         tokenizer=rollouts.tokenizer,

@@ -1,7 +1,5 @@
 """The trained weights as vLLM takes them: LoRA adapters as folders, full weights by name."""
 
-from __future__ import annotations
-
 import secrets
 import shutil
 from collections import deque

@@ -1,7 +1,5 @@
 """All trained weights to a vLLM server over NCCL, with vLLM's own trainer-side engine."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
