@@ -4,12 +4,10 @@ Memory brings its actions (`MEMORY_ACTIONS`), every environment its own. An `Act
 an action to the parser, prompts, statistics and traces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
 CREATE, READ, UPDATE, DELETE, SCRATCHPAD = "create", "read", "update", "delete", "scratchpad"
 ANSWER = "answer"
@@ -44,7 +42,6 @@ class ActionSpec:
 
     name: str
     body: Body
-    executor: Literal["memory", "environment"] = "environment"
     tag: str | None = None
     description: str = ""
     schema: Mapping[str, Any] | None = None
@@ -57,11 +54,11 @@ class ActionSpec:
 
 
 MEMORY_ACTIONS = (
-    ActionSpec(CREATE, Body.TEXT, "memory", ends_anywhere=True),
-    ActionSpec(READ, Body.TEXT, "memory", ends_anywhere=True),
-    ActionSpec(UPDATE, Body.HANDLE_TEXT, "memory"),
-    ActionSpec(DELETE, Body.HANDLE, "memory"),
-    ActionSpec(SCRATCHPAD, Body.NOTE, "memory", ends_anywhere=True),
+    ActionSpec(CREATE, Body.TEXT, ends_anywhere=True),
+    ActionSpec(READ, Body.TEXT, ends_anywhere=True),
+    ActionSpec(UPDATE, Body.HANDLE_TEXT),
+    ActionSpec(DELETE, Body.HANDLE),
+    ActionSpec(SCRATCHPAD, Body.NOTE, ends_anywhere=True),
 )
 MEMORY_KINDS = tuple(spec.name for spec in MEMORY_ACTIONS)
 

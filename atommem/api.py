@@ -1,7 +1,5 @@
 """`atommem.Memory` and `atommem.AsyncMemory`: read texts into a memory and ask it questions."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

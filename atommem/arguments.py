@@ -30,7 +30,6 @@ class NumberRange(tuple[int, int]):
 
     @classmethod
     def parse(cls, value: Any) -> NumberRange:
-        """Raise ValueError unless `value` is a number, a range or a pair."""
         if not re.fullmatch(r"\d+|\d+-\d+|[\[(]\d+, \d+[\])]", str(value)):
             raise ValueError(f"{value!r}")
         numbers = [int(number) for number in re.findall(r"\d+", str(value))]
@@ -46,10 +45,7 @@ register_type(NumberRange, str, NumberRange.parse)
 class Parser(jsonargparse.ArgumentParser):
     """`jsonargparse.ArgumentParser` with one-line `ConfigError`s and suggestions.
 
-    Args:
-        prog: As the command is called.
-        description: First paragraph of the help.
-        show_all: Show whole help texts, and the settings that were added as `hidden`.
+    With `show_all`, the help shows whole texts, and the settings that were added as `hidden`.
     """
 
     def __init__(
@@ -73,8 +69,6 @@ class Parser(jsonargparse.ArgumentParser):
         """Add a flag for every field of dataclasses, of its type and with its help.
 
         Args:
-            title: Of the group in the help.
-            configs: The dataclasses.
             names: Only these fields, in this order; those that no class has are skipped.
             leave_out: Fields without a flag. Fields that have a flag already are skipped.
             hidden: Show them in the help with `show_all` only.
@@ -98,7 +92,6 @@ class Parser(jsonargparse.ArgumentParser):
                 action.help = argparse.SUPPRESS
 
     def setting_names(self) -> list[str]:
-        """Return the names of all flags so far."""
         return [action.dest for action in self._actions]
 
     def _add_field(self, group: Any, item: Any, hint: Any, *, hidden: bool) -> None:
@@ -145,7 +138,6 @@ class Parser(jsonargparse.ArgumentParser):
         return parsed
 
     def parse_args(self, *args: Any, **kwargs: Any) -> argparse.Namespace:  # type: ignore[override]
-        """Parse as argparse does."""
         # jsonargparse's own namespace has methods, such as `keys`, that hide settings.
         return argparse.Namespace(**dict(super().parse_args(*args, **kwargs).items()))
 
@@ -199,7 +191,6 @@ def _parts(hint: Any) -> list[Any]:
 
 
 def make(config: type[_Config], parsed: argparse.Namespace | Mapping[str, Any]) -> _Config:
-    """Make the dataclass `config` from the parsed flags of its fields."""
     return config(**fields_of(config, parsed if isinstance(parsed, Mapping) else vars(parsed)))
 
 

@@ -3,8 +3,6 @@
 A template may refuse the system role, want content in parts, print today's date, or drop text.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +25,6 @@ class ChatFormat:
     """How a tokenizer's chat template words messages; without one, they are joined.
 
     Attributes:
-        has_template: Whether the chat template is used.
         first_ids: What the tokenizer puts before a text, where no template was applied.
         folds_system: The template refuses or drops a system message, so its text comes first in the
             user's.
@@ -37,12 +34,7 @@ class ChatFormat:
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        join: str,
-        options: Mapping[str, Any],
-        *,
-        chat: bool = True,
+        self, tokenizer: Tokenizer, join: str, options: Mapping[str, Any], *, chat: bool = True
     ) -> None:
         self._tokenizer, self._join, self._options = tokenizer, join, dict(options)
         template = getattr(tokenizer, "chat_template", "")

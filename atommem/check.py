@@ -1,7 +1,5 @@
 """``atommem env check``: play an environment with scripted policies and report broken contracts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
@@ -205,10 +203,7 @@ async def check_environment(
 ) -> str | None:
     """Check an environment without a model; return the first fault with its fix, or None.
 
-    Args:
-        config: Its settings; unset: the defaults.
-        data: A task file; without it no episode is played.
-        max_steps: An episode with more steps does not end.
+    Without `data`, no episode is played.
     """
     checker = _Checker(kind, config, data, max_steps)
     declarations = (checker.settings, checker.prompts)

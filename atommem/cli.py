@@ -3,8 +3,6 @@
 The core imports none of them: the rooms above it, and other packages, bring theirs.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -120,7 +118,6 @@ def _extra_of(package: str, command: str) -> str:
 
 
 def list_configs(argv: list[str]) -> int:
-    """Run ``atommem configs``."""
     parser = Parser(
         "atommem configs",
         "List the shipped configs, or print the path of one:\n"

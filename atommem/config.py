@@ -26,7 +26,6 @@ APIS = ("completions", "chat")
 
 
 def setting(default: _Value, help: str) -> _Value:
-    """Return a dataclass field with a default and a help text."""
     if isinstance(default, list):
         return field(default_factory=lambda: copy(default), metadata={"help": help})
     return field(default=default, metadata={"help": help})
@@ -112,6 +111,7 @@ class EmbedderConfig:
 
     def __post_init__(self) -> None:
         check_choice("embedder", self.embedder, EMBEDDERS)
+        check_least(self, embedder_dim=1)
         if self.embedder == "http" and not self.embedder_url:
             raise ConfigError("embedder=http: needs embedder_url. Give the server's base URL.")
 
@@ -168,7 +168,6 @@ class PolicyConfig:
 
     @property
     def is_server(self) -> bool:
-        """Whether the policy is one or more URLs."""
         return is_server(self.policy)
 
     @property

@@ -8,8 +8,6 @@ a user's from any file. In a template ``{name}`` stands for text or further piec
 for a number.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,14 +19,7 @@ import msgspec
 import msgspec.yaml
 import yaml
 
-from atommem.actions import (
-    ANSWER,
-    ANSWER_ACTION,
-    CALL,
-    MEMORY_ACTIONS,
-    MEMORY_KINDS,
-    ActionSpec,
-)
+from atommem.actions import ANSWER, ANSWER_ACTION, CALL, MEMORY_ACTIONS, MEMORY_KINDS, ActionSpec
 from atommem.errors import DialectError, suggest
 from atommem.grammar import Grammar
 from atommem.plugins import find_file

@@ -25,11 +25,7 @@ _MEDIA = ("img", "svg", "canvas", "video", "audio", "iframe", "embed", "object")
 def read_path(path: Path) -> str:
     """Return the text of a file, or of all files of a folder; warn about what is left out.
 
-    A folder's texts have the headings of documents in long-document tasks. Hidden files and those
-    without text are left out.
-
-    Raises:
-        DataError: It cannot be read, or has no text.
+    A folder's texts have the headings of documents in long-document tasks. DataError without text.
     """
     if not path.is_dir():
         try:
@@ -60,11 +56,7 @@ def text_of_bytes(raw: bytes, name: str) -> str:
 
 
 def extract(raw: bytes, name: str) -> tuple[str, list[str]]:
-    """Return the text of a file's content, and what it leaves out.
-
-    Raises:
-        DataError: The content has another format, is damaged, or has no text.
-    """
+    """Return the text of a file's content, and what it leaves out; DataError without text."""
     kind, read = _reader(raw, name)
     try:
         text, left_out = read(raw)

@@ -1,7 +1,5 @@
 """The environment contract: it feeds the policy and scores it. Environments are found by name."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from atommem import plugins
 from atommem.actions import ActionSpec
+from atommem.config import setting
 from atommem.dialects import Section, load_section
 from atommem.episode import Observation, Step, StopReason
 from atommem.errors import ConfigError
@@ -131,9 +130,8 @@ class EnvironmentConfig:
 
     operational: ClassVar[frozenset[str]] = frozenset()
 
-    environment: str = field(
-        default=DEFAULT_ENVIRONMENT,
-        metadata={"help": "Environment: a name (`atommem env list`), or package.module:Class."},
+    environment: str = setting(
+        DEFAULT_ENVIRONMENT, "Environment: a name (`atommem env list`), or package.module:Class."
     )
 
 

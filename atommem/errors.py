@@ -1,7 +1,5 @@
 """Errors and their messages. Every error raised on purpose derives from `AtomMemError`."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Files that appear whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
@@ -43,7 +41,6 @@ def write_text(path: str | Path, text: str, *, durable: bool = False) -> None:
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Write JSON as `write_text`."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 

@@ -106,11 +106,8 @@ class _Tag(NamedTuple):
 class Grammar:
     """The actions that a completion may hold.
 
-    Attributes:
-        tags: The action of each tag.
-        tools: The actions that are written as calls, by name.
-        call_tag: The tag of such calls; None without tools.
-        whole: For a dialect without tags, the one action that a completion is as a whole, by phase.
+    `tools` are written as calls in `call_tag`. `whole` is, for a dialect without tags, the one
+    action that a completion is as a whole, by phase.
     """
 
     tags: Mapping[str, ActionSpec]
@@ -133,15 +130,8 @@ class Grammar:
         """Read the actions of one completion, by the rules in this module's docstring.
 
         Pure, total and linear: every string has a result, nothing raises, and the time grows with
-            the length.
-
-        Args:
-            phase: The environment's phase, for dialects of whole completions.
-            thinking: Whether the prompt had opened a thought.
-
-        Returns:
-            Actions and problems in the order of `text`, with their spans. A problem's span is the
-            whole element; of `NESTED` and `STRAY_CLOSE` it is the tag.
+        the length. Actions and problems have their spans: a problem's is the whole element, but of
+        `NESTED` and `STRAY_CLOSE` the tag. With `thinking`, the prompt had opened a thought.
         """
         if self.whole:
             return parse_whole(text, self.whole[phase], thinking)

@@ -1,14 +1,11 @@
 r"""The text of an answer that a model wrote as LaTeX, such as ``\text{Paris}`` in its box."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from unicodedata import category, lookup, normalize
 
 _ACCENTS = str.maketrans(
-    "`'^~=u.\"Hvck",
-    "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030b\u030c\u0327\u0328",
+    "`'^~=u.\"Hvck", "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030b\u030c\u0327\u0328"
 )
 _SYMBOLS = dict(
     re.findall(

@@ -1,7 +1,5 @@
 """Concurrent requests become one call, for policies and embedders."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -62,7 +60,6 @@ class RequestBatcher(Generic[Request, Result]):
         return await waiting.future
 
     async def _drain(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Handle the requests of a loop until none waits."""
         queue, batch = self._queues[loop], list[Waiting[Request, Result]]()
         try:
             while queue:

@@ -3,8 +3,6 @@
 Our own environments, methods, rules and dialects are found like a user's.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import cache, reduce
@@ -47,7 +45,6 @@ def find(group: str, name: str) -> Any:
 
 
 def names(group: str) -> list[str]:
-    """Return all names in `group`."""
     return sorted(registered(group).names)
 
 

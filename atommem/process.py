@@ -1,7 +1,5 @@
 """A process at work: concurrent jobs, the seconds spent waiting, and the garbage collector."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

@@ -74,7 +74,6 @@ class PromptBuilder:
     Attributes:
         system: The system message of the template set. A chat template that explains tools itself
             (Qwen's) gets their schemas instead of the set's explanations.
-        chat: How the chat template words messages.
         opens_thinking: Whether the chat template ends prompts with ``<think>`` or its like:
             completions then begin inside of it. `closing_thought` is what closes it.
 
@@ -294,7 +293,6 @@ class PromptBuilder:
         return fill(templates.system, {**self._tags, **values}).strip()
 
     def _explanation(self, spec: ActionSpec) -> str:
-        """Return the environment's explanation of an action, or one from its description."""
         if spec.name in self._section.actions:
             return self._section.actions[spec.name]
         if spec.is_tool:

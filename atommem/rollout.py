@@ -338,7 +338,6 @@ class EpisodeRunner:
     async def _take_steps(
         self, episode: Episode, environment: Environment, task: Any
     ) -> StopReason:
-        """Take steps until the environment or a limit ends the episode; return why it ended."""
         session = Session(self.agent, f"{episode.task_id}/{episode.sample}")
         past = deque(episode.steps)
         try:

@@ -39,12 +39,7 @@ from atommem.rollout import Agent
 
 @dataclass(kw_only=True)
 class RunConfig:
-    """Everything that an agent is built from.
-
-    Attributes:
-        policy: None if the caller brings the policy (training, `Policy` objects).
-        chat_template_kwargs: Arguments of the tokenizer's chat template.
-    """
+    """Everything that an agent is built from; `policy` is None if the caller brings it."""
 
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     embedder: EmbedderConfig = field(default_factory=EmbedderConfig)
@@ -99,9 +94,6 @@ def stored_settings(
     """Return the settings stored in a model's folder, or with a hub name, and `changes` on top.
 
     Among them is always the ``environment`` to use: the one given, stored, or the default.
-
-    Raises:
-        ConfigError: The stored file is damaged.
     """
     found = {**(load_config(folder) if folder else {}), **(changes or {})}
     name = environment or found.get("environment") or DEFAULT_ENVIRONMENT
@@ -112,7 +104,6 @@ def stored_settings(
 
 
 def add_run_settings(parser: Parser, environment: str, *, policy: bool = True) -> None:
-    """Add flags for every field of `RunConfig` in an environment."""
     if policy:
         parser.add_settings("policy", PolicyConfig)
     parser.add_settings("memory (defaults: as stored with the policy)", MemoryConfig)
@@ -140,11 +131,7 @@ def check_setting_names(environment: str, config_class: type, taken: Container[s
 
 
 def make_run(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> RunConfig:
-    """Make a `RunConfig` without a policy from settings by name, on top of stored ones.
-
-    Raises:
-        ConfigError: A setting is unknown or has a wrong value.
-    """
+    """Make a `RunConfig` without a policy from settings by name, on top of stored ones."""
     parser = Parser("settings")
     add_run_settings(parser, stored["environment"], policy=False)
     return RunConfig.from_flat(parser.read([], settings, stored))
@@ -161,13 +148,8 @@ def build_agent(
 ) -> Agent:
     """Build the agent of a run: for training, evaluation, serving, `atommem.Memory` and checks.
 
-    Args:
-        policy: Open.
-        tokenizer, embedder, factory: Unset are the policy's, and those that `run` describes.
-        options: ``encode_threads`` and ``keep_prompts`` of `Agent`.
-
-    Raises:
-        ConfigError: The policy has no tokenizer.
+    Unset, `tokenizer` is the policy's, and `embedder` and `factory` are those that `run` describes.
+    `options` are ``encode_threads`` and ``keep_prompts`` of `Agent`.
     """
     tokenizer = getattr(policy, "tokenizer", None) if tokenizer is None else tokenizer
     if tokenizer is None:
@@ -230,7 +212,6 @@ class Runtime:
         return cls(agent, run, {name: settings[name] for name in given})
 
     def check_open(self) -> None:
-        """Raise ConfigError if it is closed."""
         if self.closed:
             raise ConfigError("this memory is closed. Memory.load opens a saved one.")
 

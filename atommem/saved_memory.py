@@ -26,7 +26,6 @@ class Reading:
 
     Attributes:
         name: Name of the text, also in the entries' source.
-        chunks: Number of its chunks.
         sha256: Digest of the chunks as shown.
         steps: Numbers of the steps that read them; fewer than `chunks` after an interruption.
         stopped: The policy ended it early (``early_stop``).
@@ -48,12 +47,8 @@ class Reading:
 class SavedMemory:
     """What the file ``memory.json`` of a saved memory holds beside its `SessionState`.
 
-    Next to the file lies ``memory.json.vectors``, a cache of embeddings.
-
-    Attributes:
-        policy: Fields of `PolicyConfig`; None for a `Policy` object.
-        given: Settings that the user named.
-        embedder: Fields of `EmbedderConfig`: vectors of another one do not compare.
+    Next to the file lies ``memory.json.vectors``, a cache of embeddings. `policy` is None for a
+    `Policy` object; `given` are the settings that the user named.
     """
 
     policy: dict[str, Any] | None
@@ -63,7 +58,6 @@ class SavedMemory:
 
     @staticmethod
     def exists(folder: str | os.PathLike[str]) -> bool:
-        """Return whether a memory was saved in a folder."""
         return (Path(folder) / MEMORY_FILE).is_file()
 
     @classmethod
@@ -93,8 +87,7 @@ class SavedMemory:
     def open(self, policy: Any, settings: Mapping[str, Any], reembed: bool = False) -> Runtime:
         """Open the memory's policy, unless another is given, under its settings and new ones.
 
-        Raises:
-            ConfigError: The policy is unknown, or on a machine that the user must name.
+        A policy on another machine must be given by the user.
         """
         opening: dict[str, Any] = {}
         if policy is None:

@@ -18,14 +18,7 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class SessionState:
-    """A session without its agent.
-
-    Attributes:
-        key, steps, sampled: As in `Session`.
-        embedder: The id of the embedder that it was made with.
-        operations: The whole log of its memory.
-        vectors: Of its texts; not part of the JSON.
-    """
+    """A session without its agent; the vectors of its texts are not part of the JSON."""
 
     key: str
     steps: int
@@ -35,7 +28,6 @@ class SessionState:
     vectors: TextVectors | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values, without the vectors."""
         return {
             "type": "session",
             "format": FORMAT,

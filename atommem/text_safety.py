@@ -5,8 +5,6 @@ servers whose tokenizer is unknown, `printable` for terminals. Memory, records a
 as it came. Every backslash is inserted by `insert_backslashes`, so different texts stay different.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -204,7 +202,6 @@ class Headings:
                     self._add_literal(name, parts[at:], parts[at - 1])
 
     def guard(self, text: str, template: str, placeholder: str) -> str:
-        """Return `text` as data of a placeholder."""
         return insert_backslashes(text, self._finder(template, placeholder))
 
     def _add_literal(self, name: str, parts: Sequence[TemplatePart], before: TemplatePart) -> None:
@@ -278,12 +275,8 @@ class SegmentEncoder:
 
     Data goes through a copy of the tokenizer that matches no control token. Text that still gives
     one (a vocabulary may hold it as a word, or in the place of a byte as SmolLM2's) is broken by a
-    backslash or becomes U+FFFD.
-
-    Args:
-        tokenizer: Of the policy.
-        markers: Texts that its model takes for control tokens though they are not tokens
-            (`forms_in`).
+    backslash or becomes U+FFFD. `markers` are texts that the model takes for control tokens though
+    they are not tokens (`forms_in`).
     """
 
     def __init__(self, tokenizer: Tokenizer, markers: Collection[str] = ()) -> None:
@@ -321,7 +314,6 @@ class SegmentEncoder:
         return [token for token in token_ids if token not in self._controls]
 
     def controls(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the control tokens among `token_ids`, in order."""
         return [token for token in token_ids if token in self._controls]
 
     def _inner(self, encode: Callable[[str], list[int]], text: str) -> list[int]:

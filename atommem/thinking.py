@@ -5,8 +5,6 @@ it already. ``gpt-oss`` (harmony), Kimi K3 and Muse write messages: all but the 
 thoughts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

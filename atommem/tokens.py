@@ -1,7 +1,5 @@
 """Tokenizers: encoding, cutting text by tokens, and counting without a model's tokenizer."""
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Sequence
@@ -80,7 +78,6 @@ class ApproximateTokenizer:
         return [zlib.crc32(piece.encode("utf-8", "surrogatepass")) for piece in pieces]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Raise ConfigError: checksums cannot be decoded."""
         raise ConfigError("an approximate tokenizer only counts. Give the tokenizer of the model.")
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> str:

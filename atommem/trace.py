@@ -4,8 +4,6 @@ Line 1 is the header (task, sample, settings), then one line a step, then the en
 stop reason). `PromptBuilder` makes the prompts again from a step's observation and view.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``atommem trace FILE``: show the steps of an episode in the terminal."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -20,7 +18,6 @@ _EMPTY: tuple[Any, ...] = (None, (), {})
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem trace``; return the exit status."""
     parser = Parser(prog="atommem trace", description="Show an episode step by step.")
     parser.add_argument("file", help="a trace, as `atommem eval` writes to OUT/traces")
     parser.add_argument("--step", type=int, metavar="N", help="show step N only (from 1), whole")

@@ -76,7 +76,6 @@ def pairs(run: str, characters: bool = False) -> list[str]:
 
 
 def character_pairs(text: str, characters: bool = False) -> list[str]:
-    """Return the words that `words` makes of pairs of characters."""
     runs = (match["joined"] for match in _RUN.finditer(unify(text)))
     return [pair for run in runs if run for pair in pairs(run, characters)]
 
@@ -87,5 +86,4 @@ def spaced(text: str) -> str:
 
 
 def is_unspaced(text: str) -> bool:
-    """Whether a text has a character of a script without spaces."""
     return _CHARACTER.search(text) is not None

@@ -1,7 +1,5 @@
 """The command `atommem data`: build, convert, show and generate task files."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,14 +15,8 @@ from atommem.arguments import Command, Parser, make, pop_flags, run_command
 from atommem.config import check_least
 from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
-from atommem.envs.benchmarks.locomo import parse_locomo
-from atommem.envs.benchmarks.long_texts import QUESTIONS
-from atommem.envs.benchmarks.multihop import (
-    BENCHMARKS,
-    SPLITS,
-    get_benchmark,
-    with_aliases,
-)
+from atommem.envs.benchmarks.long_texts import QUESTIONS, parse_locomo
+from atommem.envs.benchmarks.multihop import BENCHMARKS, SPLITS, get_benchmark, with_aliases
 from atommem.envs.benchmarks.rows import QARow, read_rows
 from atommem.envs.benchmarks.tables import Columns, find_rows, read_table
 from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, listed_rows
@@ -52,11 +44,6 @@ _GENERATED: dict[str, tuple[type[Any], Callable[..., Iterable[Task]]]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem data``; return the exit status.
-
-    Raises:
-        AtomMemError: A setting is wrong, or a file is missing or damaged.
-    """
     commands = {
         "build": Command(_build, "write a task file: --environment NAME ... (default: longdoc)"),
         "show": Command(_show, "print the first tasks of a file"),
@@ -73,11 +60,7 @@ def _build(argv: list[str]) -> int:
 
 
 def build_long_documents(argv: Sequence[str]) -> int:
-    """Build the task file of a benchmark of questions with paragraphs; return the exit status.
-
-    Raises:
-        AtomMemError: A setting is wrong, or a file is missing or damaged.
-    """
+    """Build the task file of a benchmark of questions with paragraphs; return the exit status."""
     (name,) = pop_flags(argv, ["benchmark"])[0].get("benchmark") or [""]
     if name in _GENERATED:
         return _generate(name, argv)
@@ -132,7 +115,7 @@ def _write_generated(
     source: str,
     title: str,
     config_class: type[Any],
-    generate: Callable[..., Iterable[Task]],
+    make_tasks: Callable[..., Iterable[Task]],
 ) -> int:
     parser.add_argument("--n", type=int, required=True, help="Tasks to write.")
     parser.add_argument("--seed", type=int, default=42, help="Seed of every draw (%(default)s).")
@@ -143,7 +126,7 @@ def _write_generated(
     check_least(args, n=1)
     check_out(args.out)
     split = {"split": args.split} if hasattr(args, "split") else {}
-    tasks = generate(config, args.n, args.seed, **split)
+    tasks = make_tasks(config, args.n, args.seed, **split)
     settings = {"source": source, **split, "n": args.n, "seed": args.seed, title: asdict(config)}
     return _save(tqdm(tasks, "generating", args.n, unit="task", disable=None), args.out, settings)
 

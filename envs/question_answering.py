@@ -1,7 +1,5 @@
 """The common part of environments whose episodes end in questions about a `Task`."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass

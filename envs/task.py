@@ -70,7 +70,6 @@ class ByIdentity:
 
 
 def describe_task(task: Task) -> TaskDescription:
-    """Return `task` as records, reports and traces show it."""
     questions = tuple(
         QuestionDescription(
             question.text,

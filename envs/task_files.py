@@ -1,7 +1,5 @@
 """Task files (parquet or JSON Lines), benchmarks whose rows are ready tasks, and provenance."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,9 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from atommem.envs.benchmarks.locomo import parse_locomo
 from atommem.envs.benchmarks.long_texts import (
     parse_beam,
+    parse_locomo,
     parse_longmemeval,
     parse_memagent,
     parse_oolong,
@@ -42,9 +40,7 @@ _FORMATS: tuple[tuple[set[str], Callable[[Row], Iterable[Task]]], ...] = (
 def load_tasks(path: str | Path) -> list[Task]:
     """Read a file of `save_tasks`, or of MemAgent, RULER, OOLONG, LoCoMo, LongMemEval or BEAM.
 
-    Raises:
-        DataError: The file is none of these, is damaged, or has no task; the message names the row
-            and the field.
+    DataError names the row and the field.
     """
     tasks = list(iter_tasks(read_rows(path)))
     if not tasks:

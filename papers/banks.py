@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from atommem.embedding.embedder import Vectors
 from atommem.errors import ConfigError
+from atommem.memory.eviction import Lowest, steps_of_last_use
 from atommem.memory.log import Entry
 from atommem.memory.rules import (
     Accepted,
@@ -26,8 +28,8 @@ from atommem.memory.rules import (
     Rule,
     StoreState,
 )
-from atommem.rules.eviction import Lowest, steps_of_last_use
 
+_BLOCK, _DIGITS = 512, 5
 _RULES = {
     "periodic": f"{__name__}:Periodic",
     "history": f"{__name__}:History",
@@ -210,6 +212,29 @@ def broken_failure(query: str, details: Any) -> str:
 
 # TraceRetain (arXiv 2606.29178)
 
+
+def nearest(store: StoreState) -> Vectors:
+    """Return each entry's highest cosine to another: shape (n,), rounded, -1 without another.
+
+    The work grows with n squared: about 20 ms at 1,000 entries of 384 numbers on one core.
+    """
+    rows = store.vectors
+    found = np.full(len(rows), -1, dtype=np.float32)
+    for first in range(0, len(rows), _BLOCK):
+        cosines = rows[first : first + _BLOCK] @ rows.T
+        np.fill_diagonal(cosines[:, first:], -1)
+        found[first : first + _BLOCK] = cosines.max(axis=1)
+    return found.round(_DIGITS)
+
+
+def mean_cosines(store: StoreState) -> Numbers:
+    """Return each entry's mean cosine to the others: shape (n,), rounded, 0 without another."""
+    rows = store.vectors
+    total = rows.sum(axis=0, dtype=np.float64)
+    found: Numbers = ((rows @ total - 1.0) / max(1, len(rows) - 1)).round(_DIGITS)
+    return found
+
+
 LINEAR = {
     "success": 2.0,
     "age": -0.5,
@@ -247,8 +272,8 @@ class TraceRetain(Lowest):
             "age": (store.step - store.column("created")) / now,
             "gap": (store.step - steps_of_last_use(store)) / now,
             "frequency": np.log1p(store.column("shown")) / log1p(now),
-            "specificity": 1.0 - store.mean_cosines(),
-            "redundancy": np.maximum(store.nearest(), 0.0, dtype=float),
+            "specificity": 1.0 - mean_cosines(store),
+            "redundancy": np.maximum(nearest(store), 0.0, dtype=float),
             "efficiency": np.array([self._efficiency(entry) for entry in store.entries.values()]),
             "utility": np.nan_to_num(store.column("mean_outcome"), nan=0.5),
             "confidence": store.column("uses") / (store.column("uses") + 3.0),

@@ -22,8 +22,7 @@ from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.envs.benchmarks.rows import read_rows
-from atommem.envs.synthetic.expert import ExpertPolicy
-from atommem.envs.synthetic.notes import Note, NotesExpert
+from atommem.envs.synthetic.expert import ExpertPolicy, Note, NotesExpert
 from atommem.envs.task import Task
 from atommem.envs.task_files import iter_tasks
 from atommem.rollout import EpisodeRunner

@@ -24,7 +24,7 @@ from common import command_line, last_line
 
 from atommem.envs.benchmarks.multihop import HOTPOTQA, MUSIQUE, TWOWIKI, get_benchmark
 from atommem.envs.benchmarks.rows import read_rows
-from atommem.envs.synthetic.notes import Note
+from atommem.envs.synthetic.expert import Note
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
 

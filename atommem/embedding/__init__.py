@@ -1,10 +1,7 @@
 """Embedders: entries and queries to unit vectors."""
 
-from __future__ import annotations
-
 from atommem.config import EmbedderConfig
 from atommem.embedding.embedder import Embedder, HashingEmbedder, MicroBatcher, RandomEmbedder
-from atommem.errors import ConfigError
 
 
 def make_embedder(config: EmbedderConfig) -> Embedder:
@@ -12,8 +9,6 @@ def make_embedder(config: EmbedderConfig) -> Embedder:
 
     Embedders with a model come in a micro-batcher; for the others, waiting costs more than a call.
     """
-    if config.embedder_dim < 1:
-        raise ConfigError(f"embedder_dim={config.embedder_dim}: must be at least 1.")
     if config.embedder == "hashing":
         return HashingEmbedder(config.embedder_dim)
     if config.embedder == "random":

@@ -1,7 +1,5 @@
 """The embedder contract, embedders without a model, and batching of concurrent requests."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Embedders with a model: sentence-transformers in this process, or behind a server."""
 
-from __future__ import annotations
-
 import asyncio
 import warnings
 from collections.abc import Sequence
@@ -23,9 +21,6 @@ class SentenceTransformerEmbedder:
 
     Queries get the model's query prompt and entries its document prompt, if it defines them. Texts
     beyond the model's longest input are cut.
-
-    Args:
-        model: A hub name (NAME or NAME@REVISION) or a folder.
     """
 
     def __init__(self, model: str | Path) -> None:
@@ -96,7 +91,6 @@ class HttpEmbedder:
         self.id = f"http/{model}/{self.dim}"
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
-        """Embed `texts`; `kind` makes no difference. Raises as the constructor does."""
         if not texts:
             return np.empty((0, self.dim), dtype=np.float32)
         vectors = await self._request(list(texts))
@@ -153,7 +147,6 @@ class HttpEmbedder:
 
 
 def _directions(vectors: Vectors, model: str) -> Vectors:
-    """Normalise rows; warn if some have no direction."""
     rows, lost = unit_rows(vectors)
     if lost:
         warnings.warn(

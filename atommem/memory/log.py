@@ -172,7 +172,6 @@ class Contents:
         self.position += 1
 
     def view(self, capacity: int | None = None) -> MemoryView:
-        """Return what the policy sees."""
         retrieved = tuple(
             Retrieved(handle, entry_id, self.find(entry_id).text, score)
             for handle, (entry_id, score) in enumerate(self.shown, start=1)
@@ -184,7 +183,6 @@ class Contents:
         return self.past[entry_id] if entry_id < 0 else self.entries[entry_id]
 
     def copy(self) -> Contents:
-        """Return an independent copy."""
         return replace(self, entries=self.entries.copy(), past=self.past.copy())
 
     def _change(self, operation: Operation) -> None:
@@ -310,7 +308,6 @@ def _misfit(operation: Operation, problem: str) -> TraceError:
 
 
 def replay(operations: Iterable[Operation]) -> Contents:
-    """Return the contents of a memory after all its operations."""
     contents = Contents()
     for operation in operations:
         contents.apply(operation)

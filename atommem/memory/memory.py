@@ -1,7 +1,5 @@
 """A memory at work: it embeds the texts of a completion, and applies the `Plan` that decides it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Container, Iterable, Sequence
 from copy import copy
@@ -55,7 +53,6 @@ class WorkingMemory:
 
     @property
     def log(self) -> tuple[Operation, ...]:
-        """All operations, oldest first."""
         return tuple(self._log)
 
     @property
@@ -176,12 +173,9 @@ class WorkingMemory:
         return TextVectors(self._embedder.id, digests, rows)
 
     async def restore(self, log: Sequence[Operation], vectors: TextVectors | None = None) -> Self:
-        """Load the log of another memory into this new one.
+        """Load the log of another memory into this new one; texts without `vectors` are embedded.
 
-        Texts without one of the `vectors` are embedded.
-
-        Raises:
-            TraceError: The operations contradict each other.
+        TraceError: the operations contradict each other.
         """
         contents = replay(log)
         texts = [entry.text for entry in contents.entries.values()]
@@ -201,7 +195,6 @@ class WorkingMemory:
         return self
 
     def fork(self) -> Self:
-        """Return an independent copy of this memory with its log."""
         twin = copy(self)
         twin._contents, twin._log = self._contents.copy(), self._log.copy()
         twin._store, twin._rules = self._store.copy(), self._rules.renewed(self._log)

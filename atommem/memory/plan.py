@@ -4,8 +4,6 @@ A plan changes nothing by itself, so an error or a cancellation in the middle of
 the memory as it was.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any

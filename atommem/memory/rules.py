@@ -22,7 +22,6 @@ from atommem.plugins import find
 Numbers = npt.NDArray[np.float64]
 
 _DIGITS = 5
-_BLOCK = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,26 +126,6 @@ class StoreState:
     def cosines(self, vector: Vectors) -> Vectors:
         """Return the cosine of a vector (dim,) to each entry, shape (n,), rounded to 5 digits."""
         found: Vectors = (self.vectors @ vector).round(_DIGITS)
-        return found
-
-    def nearest(self) -> Vectors:
-        """Return each entry's highest cosine to another: shape (n,), rounded, -1 without another.
-
-        The work grows with n squared: about 20 ms at 1,000 entries of 384 numbers on one core.
-        """
-        rows = self.vectors
-        found = np.full(len(rows), -1, dtype=np.float32)
-        for first in range(0, len(rows), _BLOCK):
-            cosines = rows[first : first + _BLOCK] @ rows.T
-            np.fill_diagonal(cosines[:, first:], -1)
-            found[first : first + _BLOCK] = cosines.max(axis=1)
-        return found.round(_DIGITS)
-
-    def mean_cosines(self) -> Numbers:
-        """Return each entry's mean cosine to the others: shape (n,), rounded, 0 without another."""
-        rows = self.vectors
-        total = rows.sum(axis=0, dtype=np.float64)
-        found: Numbers = ((rows @ total - 1.0) / max(1, len(rows) - 1)).round(_DIGITS)
         return found
 
     def search(self, vector: Vectors, k: int) -> list[tuple[Entry, float]]:

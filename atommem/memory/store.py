@@ -66,7 +66,6 @@ class VectorStore:
 
     @property
     def ids(self) -> Ids:
-        """The ids that the store holds."""
         import faiss
 
         found: Ids = faiss.vector_to_array(self._index.id_map)
@@ -143,7 +142,6 @@ class TextVectors:
         return np.array([rows.get(digest, -1) for digest in wanted], dtype=np.int64)
 
     def save(self, path: Path) -> None:
-        """Write the file `path` as a whole."""
         with replacing(path) as draft, draft.open("wb") as file:
             np.savez(file, embedder=np.array(self.embedder), digests=self.digests, rows=self.rows)
 

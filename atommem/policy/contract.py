@@ -1,7 +1,5 @@
 """The policy contract: token ids in, token ids and log-probabilities out."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -43,7 +43,6 @@ class Row:
         return self.stopped or len(self.token_ids) >= self.sampling.max_tokens or self.abandoned()
 
     def append(self, token_id: int, logprob: float, eos_ids: Collection[int]) -> None:
-        """Add one sampled token."""
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
         self.stopped = token_id in eos_ids
@@ -54,12 +53,7 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
 
     Rows with equal prompts (a group's first step) share one prefill, and similar prompts (its later
     steps, which begin with the same chunk) that of what they share. Random numbers depend on a
-    row's seed alone.
-
-    Args:
-        model: A transformers causal language model, in eval mode.
-        eos_ids: Token ids that end a completion, kept as its last token.
-        pad_id: Any valid token id; it is masked.
+    row's seed alone. `model` is in eval mode; `pad_id` is masked.
     """
     import torch
     from transformers import DynamicCache

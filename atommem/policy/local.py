@@ -1,7 +1,5 @@
 """A transformers model in this process, which samples waiting prompts in batches."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import warnings
@@ -37,7 +35,6 @@ class LocalPolicy:
         model: A transformers causal language model, or a peft model around one.
         tokenizer: `turn_ends`, and the end-of-sequence tokens of the model's generation config, end
             a completion.
-        max_batch_size: Most prompts in one batch.
         max_batch_tokens: Most rows x (longest prompt + longest max_tokens) in one batch; bounds the
             key-value cache. A single request may exceed it.
         autocast: Compute in bfloat16, as a trainer does whose weights are float32.
@@ -130,11 +127,7 @@ class LocalPolicy:
 
 
 def read_tokenizer(name: str | Path, revision: str | None = None) -> Any:
-    """Load a tokenizer that encodes as its ``tokenizer.json`` does.
-
-    Raises:
-        PolicyError: It cannot be read, or is not a fast tokenizer.
-    """
+    """Load a fast tokenizer that encodes as its ``tokenizer.json`` does, or raise PolicyError."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     found: dict[str, Any] = {"revision": revision, "local_files_only": only_here(name)}
@@ -197,14 +190,9 @@ def _encoding(tokenizer: Any) -> tuple[list[int], str] | None:
 def plan_batches(
     lengths: Sequence[tuple[int, int]], max_batch_size: int, max_batch_tokens: int
 ) -> list[list[int]]:
-    """Group requests into batches of similar prompt length, the longest first.
+    """Group requests, (prompt tokens, max_tokens) each, into batches of similar prompt length.
 
-    Args:
-        lengths: (prompt tokens, max_tokens) of each request.
-
-    Returns:
-        Indices into `lengths`, each once. Padding of a batch is at most its real prompt tokens or
-        `FREE_PADDING`.
+    The longest come first. Padding of a batch is at most its real prompt tokens or `FREE_PADDING`.
     """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i][0]):

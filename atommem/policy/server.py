@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 class RemotePolicy:
     """Share the client, the model's name and the error mapping of server policies.
 
-    Args:
-        base_url: The server, with or without the closing ``/v1``.
-        model: The model's name there; None asks ``/v1/models``, which must list exactly one.
-        options: Options of `ServerClient`.
+    Without `model`, ``/v1/models`` must list exactly one. `options` are those of `ServerClient`.
     """
 
     def __init__(self, base_url: str, model: str | None, tokenizer: Any, **options: Any) -> None:
@@ -70,10 +67,8 @@ class ServerPolicy(RemotePolicy):
     """Sample from a vLLM server by token ids; the server batches the requests of all episodes.
 
     The server must return token ids (``"return_token_ids": true``, vLLM 0.10.2 and later). Its
-    log-probabilities include the temperature only with ``--logprobs-mode processed_logprobs``.
-
-    Args:
-        scaled_logprobs: Refuse a server whose log-probabilities ignore a temperature other than 1.
+    log-probabilities include the temperature only with ``--logprobs-mode processed_logprobs``;
+    with `scaled_logprobs`, a server without them is refused at a temperature other than 1.
     """
 
     def __init__(
@@ -93,11 +88,7 @@ class ServerPolicy(RemotePolicy):
         self._stops = {"stop_token_ids": sorted(stops)} if stops else {}
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Sample one completion; raises as `Policy.complete` does.
-
-        Raises:
-            UnknownModelError: The server does not know the model's name.
-        """
+        """Sample one completion; raises as `Policy.complete` does, and UnknownModelError."""
         model = await self.model_name()
         check_request(prompt_ids, sampling, self._context_length)
         body = completion_request(model, prompt_ids, sampling) | self._stops
@@ -146,10 +137,8 @@ class ServerPolicy(RemotePolicy):
 class ChatPolicy(RemotePolicy):
     """Sample text from an OpenAI-compatible chat endpoint, for evaluation and use.
 
-    Reasoning that the server separates from the content is dropped from the completion.
-
-    Args:
-        tokenizer: Counts tokens of chunks and memory; None estimates them.
+    Reasoning that the server separates from the content is dropped from the completion. Without
+    `tokenizer`, tokens of chunks and memory are estimated.
     """
 
     def __init__(
@@ -169,7 +158,6 @@ class ChatPolicy(RemotePolicy):
         return {"chat_format": {"system": "before the user's text"}} if folds else {}
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Raise PolicyError: a chat endpoint takes messages."""
         raise PolicyError(
             f"{self._client.base_url} takes messages, not token ids. Use a vLLM server, or a "
             "method that sends messages."

@@ -1,7 +1,5 @@
 """Several vLLM servers as one policy: balance load, keep a group on one server, survive losses."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -94,7 +92,6 @@ class ServerPool:
     growing intervals; it returns once it answers and has the current adapter.
 
     Args:
-        model: The model's name there; None asks each for its only one.
         send_seeds: Send seeds with requests. vLLM samples seeded requests row by row, slowly.
         patience: Seconds without any server after which a request fails.
         backoff: Seconds before the first health check; doubles each time, at most 10.
@@ -131,7 +128,6 @@ class ServerPool:
 
     @property
     def serving(self) -> list[PooledServer]:
-        """The servers that get requests."""
         return [server for server in self.servers if server.serving]
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
@@ -189,9 +185,7 @@ class ServerPool:
     async def use_adapter(self, adapter: Adapter) -> None:
         """Load `adapter` on every server and request it from now on. Dropped servers get it later.
 
-        Raises:
-            OutageError: No server was reachable within `patience` seconds.
-            PolicyError: A server cannot load it.
+        OutageError: no server is reachable in `patience` seconds. PolicyError: one cannot load it.
         """
         self.adapter = adapter
         self._homes.clear()  # a new adapter starts with empty prefix caches

@@ -1,7 +1,5 @@
 """A vLLM engine in this process, with continuous batching over all episodes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

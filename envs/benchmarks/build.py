@@ -5,19 +5,17 @@ their gold documents, and fills up to N with documents of other questions. Its c
 the seed and its number alone.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from random import Random
 
-from atommem.config import check_choice, check_least, setting
+from atommem.config import check_choice, check_least, check_ranges, setting
 from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.scoring.metrics import normalize
 from atommem.envs.task import Document, Question, Task
-from atommem.errors import ConfigError, DataError
+from atommem.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -35,9 +33,7 @@ class BuildConfig:
     )
 
     def __post_init__(self) -> None:
-        low, high = self.questions
-        if not 1 <= low <= high:
-            raise ConfigError(f"questions={low}-{high}: not a range from 1 up. Give one as 1-10.")
+        check_ranges(self, questions=1000)
         check_least(self, documents=1, n=1)
         check_choice("distractors", self.distractors, ("pool", "own"))
 
@@ -146,7 +142,6 @@ def _drawn_questions(pool: Pool, config: BuildConfig) -> Iterator[tuple[int, ...
 def _drawn_documents(
     pool: Pool, config: BuildConfig, number: int, rows: tuple[int, ...]
 ) -> list[int]:
-    """Return the indices of the documents of task `number`, which asks `rows`, shuffled."""
     rng = Random(f"{config.seed}:{number}")
     drawn = list(dict.fromkeys(chain.from_iterable(pool.gold[row] for row in rows)))
     missing = config.documents - len(drawn)

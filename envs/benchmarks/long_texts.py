@@ -1,23 +1,23 @@
-"""LongMemEval, BEAM, OOLONG, RULER and MemAgent's files: long texts with questions about them."""
-
-from __future__ import annotations
+"""Long texts with questions: LoCoMo, LongMemEval, BEAM, OOLONG, RULER and MemAgent's files."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
-from typing import Annotated, Any
+from random import Random
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from atommem.envs.benchmarks.rows import (
-    Row,
-    Text,
-    decoded,
-    listed,
-    without_nulls,
+from atommem.envs.benchmarks.rows import Row, Text, decoded, listed, without_nulls
+from atommem.envs.scoring.metrics import (
+    ABSTENTION,
+    CATEGORIES,
+    LOCOMO_SOURCE,
+    OOLONG_REAL_SOURCE,
+    OOLONG_SOURCE,
+    hint,
 )
-from atommem.envs.scoring.metrics import ABSTENTION, OOLONG_REAL_SOURCE, OOLONG_SOURCE, hint
 from atommem.envs.task import Document, Question, Task
 
 LONGMEMEVAL, BEAM, MEMAGENT = "longmemeval", "beam", "memagent"
@@ -28,6 +28,11 @@ _GOLDS = ("answer", "ideal_response", "ideal_answer", "ideal_summary", "expected
 """Names of the gold answer in BEAM, by ability."""
 _MARK = "->->"
 """Ends a user's turn in BEAM: the point of the plan that the turn was made from follows."""
+NOT_MENTIONED = "Not mentioned in the conversation"
+"""The right option of an adversarial question."""
+_SESSION = re.compile(r"session_(\d+)")
+# Also in the official file: several in one string, and "D:11:26".
+_TURN = re.compile(r"D:?(\d+):(\d+)")
 
 
 def grouped_tasks(
@@ -54,6 +59,88 @@ def grouped_tasks(
             source=source,
             metadata={"sample_id": sample},
         )
+
+
+class _Said(Struct):
+    dia_id: Text
+    speaker: Text
+    text: str | None = None
+    blip_caption: str | None = None
+
+
+class _LocomoQuestion(Struct):
+    question: Text
+    category: Literal[1, 2, 3, 4, 5]
+    answer: Text | None = None
+    adversarial_answer: Text | None = None
+    evidence: list[str] = []
+
+
+def parse_locomo(row: Row, questions: int = QUESTIONS, official: bool = False) -> Iterator[Task]:
+    """Yield the tasks of one conversation of LoCoMo (Maharana et al. 2024, arXiv 2402.17753).
+
+    Every turn becomes a document whose title is the date of its session; those that a question's
+    evidence names are gold. By default, every question hints that it may have no answer. The
+    authors' ``evaluate_gpts.py`` asks temporal questions for a date and lets adversarial ones
+    choose between two options in random order, one question at a time: `official`, in our words.
+    """
+    sample = row.text("sample_id")
+    turns = _dialogue(row)
+    places = {name: place for place, name in enumerate(turns)}
+    asked = []
+    for number, item in enumerate(row.convert("qa", row.get("qa"), list[_LocomoQuestion])):
+        question = _locomo_question(row, item, f"{sample}-{number:03d}", official)
+        named = (name for text in item.evidence for name in _turn_ids(text))
+        # The official file names some turns that do not exist.
+        asked.append((question, [places[name] for name in named if name in places]))
+    if not asked:
+        raise row.error("qa", "has no question")
+    yield from grouped_tasks(LOCOMO_SOURCE, sample, asked, [*turns.values()], size=questions)
+
+
+def _dialogue(row: Row) -> Mapping[str, Document]:
+    """Return the turns by their ids (``D1:3``), in the order of the dialogue."""
+    conversation = row.convert("conversation", row.get("conversation"), dict[str, Any])
+    numbers = sorted(int(match[1]) for name in conversation if (match := _SESSION.fullmatch(name)))
+    turns: dict[str, Document] = {}
+    for name in (f"session_{number}" for number in numbers):
+        dated = f"{name}_date_time"
+        date = row.convert(f"conversation.{dated}", conversation.get(dated), Text)
+        for turn in row.convert(f"conversation.{name}", conversation[name], list[_Said]):
+            text = turn.text or ""
+            if turn.blip_caption:
+                text = f"{text} [shares an image: {turn.blip_caption}]".strip()
+            identifier = next(iter(_turn_ids(turn.dia_id)), turn.dia_id)
+            turns[identifier] = Document(date, f"{turn.speaker}: {text}")
+    if not turns:
+        raise row.error("conversation", "has no turn")
+    return turns
+
+
+def _locomo_question(row: Row, item: _LocomoQuestion, identifier: str, official: bool) -> Question:
+    category = CATEGORIES[item.category]
+    metadata: dict[str, Any] = {"category": category}
+    text, adversarial = item.question.strip(), category == "adversarial"
+    found = (item.adversarial_answer if adversarial else item.answer) or ""
+    if not found and (official or not adversarial):
+        raise row.error("qa", f"has no {'adversarial_' * adversarial}answer to {identifier}")
+    answer = ABSTENTION if adversarial else found
+    if category == "open_domain":
+        answer = answer.split(";")[0].strip()
+    if not official:
+        text += hint("conversation")
+    elif category == "temporal":
+        text += " (Tell the approximate date, by the date of the conversation.)"
+    elif adversarial:
+        both = [NOT_MENTIONED, found]
+        Random(f"42:{identifier}").shuffle(both)
+        metadata["options"] = dict(zip("ab", both, strict=True))
+        text += " Choose the right answer: (a) {a} (b) {b}".format(**metadata["options"])
+    return Question(text, (answer,), id=identifier, metadata=metadata)
+
+
+def _turn_ids(text: str) -> list[str]:
+    return [f"D{int(session)}:{int(turn)}" for session, turn in _TURN.findall(text)]
 
 
 class _Turn(Struct):

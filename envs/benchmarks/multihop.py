@@ -4,8 +4,6 @@ Rows without all of their supporting paragraphs (HotpotQA's fullwiki setting, Mu
 unanswerable ones) are not `answerable`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -82,10 +80,7 @@ def parse_musique(row: Row) -> QARow:
         source=MUSIQUE,
         answerable=found.answerable,
         place=row.place,
-        metadata={
-            "type": found.id.partition("__")[0],
-            "hops": len(found.question_decomposition),
-        },
+        metadata={"type": found.id.partition("__")[0], "hops": len(found.question_decomposition)},
     )
 
 
@@ -140,18 +135,12 @@ BENCHMARKS = {
 
 
 def get_benchmark(name: str) -> Benchmark:
-    """Return the benchmark of a name; ConfigError if there is none."""
     check_choice("benchmark", name, tuple(BENCHMARKS))
     return BENCHMARKS[name]
 
 
 def with_aliases(benchmark: Benchmark, path: Path) -> Benchmark:
-    """Return 2WikiMultihopQA with the names in ``id_aliases.json`` as further answers.
-
-    Raises:
-        ConfigError: It is another benchmark.
-        DataError: A row lacks `Q_id`, `aliases` or `demonyms`.
-    """
+    """Return 2WikiMultihopQA with the names in ``id_aliases.json`` as further answers."""
     if benchmark.name != TWOWIKI:
         raise ConfigError(f"aliases={path}: only {TWOWIKI} has aliases, not {benchmark.name}.")
     rows = [row.parse(_Aliases) for row in read_rows(path)]

@@ -61,7 +61,6 @@ class QARow:
     Attributes:
         answers: The gold answer, then its aliases.
         paragraphs: Without repetitions; `gold` marks the supporting ones.
-        source: The benchmark's name.
         answerable: Whether all supporting paragraphs are among `paragraphs`.
         metadata: ``type``, ``hops`` and further fields of the benchmark.
         place: File and row, for messages.
@@ -87,11 +86,9 @@ class Row:
 
     @property
     def place(self) -> str:
-        """File and row."""
         return f"{self.path}: row {self.number}"
 
     def error(self, name: str, problem: str) -> DataError:
-        """Return the error to raise for a field."""
         return DataError(
             f"{self.place}: field {name!r} {problem}. Correct the row, or download the file again."
         )
@@ -130,7 +127,6 @@ class Row:
         return pairs
 
     def parse(self, kind: type[_Kind]) -> _Kind:
-        """Return the row as a msgspec struct."""
         return self.convert("", self.values, kind)
 
     def convert(self, name: str, value: Any, kind: Any) -> Any:
@@ -159,11 +155,7 @@ def _pair(item: Any, keys: Sequence[str]) -> Any:
 
 
 def read_rows(path: str | Path) -> Iterator[Row]:
-    """Read the rows of a file; its first bytes tell the format, of CSV the name (.csv, .tsv).
-
-    Raises:
-        DataError: The file cannot be read, is damaged, or has another format.
-    """
+    """Read the rows of a file; its first bytes tell the format, of CSV the name (.csv, .tsv)."""
     path, number = Path(path), 0
     try:
         for number, value in enumerate(_values(path), start=1):
@@ -385,8 +377,7 @@ def import_pyarrow() -> tuple[Any, Any]:
 def load_json(text: str) -> Any:
     """Parse JSON; lone surrogates, which no tokenizer or file accepts, become U+FFFD.
 
-    Raises:
-        ValueError: It is not JSON, which has no NaN and no Infinity.
+    ValueError: it is not JSON, which has no NaN and no Infinity.
     """
     value = json.loads(text, parse_constant=_refuse_constant)
     if not _SURROGATE.search(text):
@@ -407,7 +398,6 @@ class Benchmark:
 
     @property
     def files(self) -> Mapping[str, Sequence[str]]:
-        """Patterns of the names of its files, by split."""
         return _FILES[self.name]
 
     def read(self, path: str | Path) -> Iterator[QARow]:
@@ -415,13 +405,7 @@ class Benchmark:
         return map(self.parse, read_rows(path))
 
     def find(self, split: str, path: str | Path) -> list[Path]:
-        """Return `path` if it is a file, else the files of `split` in its folder `name` or in it.
-
-        Raises:
-            ConfigError: There is no such split.
-            DataError: There is no such file, a shard is missing, or the file is named for another
-                split.
-        """
+        """Return `path` if it is a file, else the files of `split` in its folder `name` or it."""
         path = Path(path)
         check_choice("split", split, tuple(self.files))
         if path.is_file():

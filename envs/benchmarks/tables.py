@@ -3,22 +3,13 @@
 Rows come from files, from folders of `Dataset.save_to_disk`, and from data sets of the hub.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atommem.envs.benchmarks.rows import (
-    Row,
-    Text,
-    decoded,
-    listed,
-    read_rows,
-    without_nulls,
-)
+from atommem.envs.benchmarks.rows import Row, Text, decoded, listed, read_rows, without_nulls
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError, DataError, suggest_path
 
@@ -40,11 +31,7 @@ _BODIES = ("text", "sentences", "paragraph_text", "passage_text", "content")
 
 
 def read_table(rows: Iterable[Row], columns: Columns, left_out: list[int]) -> Iterator[Task]:
-    """Yield the tasks of rows; the numbers of those without an answer are added to `left_out`.
-
-    Raises:
-        DataError: A row lacks its question or text, an id occurs twice, or no row has an answer.
-    """
+    """Yield the tasks of rows; the numbers of those without an answer are added to `left_out`."""
     numbers: dict[str, int] = {}
     for row in rows:
         task = _parse(row, columns)
@@ -91,7 +78,6 @@ def _parse(row: Row, columns: Columns) -> Task | None:
 
 
 def _value(row: Row, column: str, default: Any = None) -> Any:
-    """Return the value of a column; without a `default`, raise DataError if there is none."""
     names = [column] if column in row.values else column.split(".")
     value: Any = row.values
     for name in names:
@@ -105,11 +91,7 @@ def _value(row: Row, column: str, default: Any = None) -> Any:
 
 
 def find_rows(name: str, split: str | None = None, subset: str | None = None) -> Iterator[Row]:
-    """Yield the rows of a file, else of a folder or hub name that `datasets` loads.
-
-    Raises:
-        DataError: It cannot be read, or has several splits and none is given.
-    """
+    """Yield the rows of a file, else of a folder or hub name that `datasets` loads."""
     path = Path(name)
     if path.is_file():
         if split or subset:

@@ -3,8 +3,6 @@
 A question's `metadata` has the benchmark's attributes; reports break scores down by ``category``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal

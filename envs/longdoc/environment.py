@@ -24,8 +24,7 @@ from atommem.actions import (
 )
 from atommem.config import check_choice, check_least, check_probabilities, setting
 from atommem.environment import Score, StepResult, TaskShape
-from atommem.envs.longdoc.arrivals import MODES, arrivals, drawn_mode, needed_chunks
-from atommem.envs.longdoc.recall import fact_recall
+from atommem.envs.longdoc.evidence import MODES, arrivals, drawn_mode, fact_recall, needed_chunks
 from atommem.envs.question_answering import AskedInTurn, QAConfig, QAEnvironments, batches
 from atommem.envs.task import (
     ByIdentity,
@@ -130,13 +129,11 @@ class LongDocEnvironments(QAEnvironments):
 
     @property
     def actions(self) -> Sequence[ActionSpec]:
-        """The answer, or the answers, and the end of reading if it is offered."""
         stop = (STOP_ACTION,) if self.config.early_stop else ()
         return (ANSWERS_ACTION if self.config.at_once > 1 else ANSWER_ACTION, *stop)
 
     @classmethod
     def shown(cls, config: LongDocConfig) -> Collection[str]:
-        """Return the pieces that blind reading, open ends and questions between need."""
         between = config.open_ended or config.early_stop or "arriving" in config.questions_shown
         left_out = {"chunk", "answering", "read_notice"} if config.open_ended else {"part"}
         if {*config.questions_shown} == {"reading"}:
@@ -314,11 +311,9 @@ class LongDocEnvironment:
 def chunk_observation(
     task: Task, chunks: Sequence[str], index: int, *, shown: bool = True, open_ended: bool = False
 ) -> Observation:
-    """Return the observation of chunk `index`.
+    """Return the observation of chunk `index`, with all questions if they are `shown`.
 
-    Args:
-        shown: Show all questions of the task, if there are any.
-        open_ended: Hide the chunk's number and the number of chunks.
+    `open_ended` hides the chunk's number and the number of chunks.
     """
     text = chunks[index]
     part = Piece("part", {"chunk": text})
@@ -346,8 +341,7 @@ def question_observation(
 ) -> Observation:
     """Return the observation of questions to be answered within `reads_left` more steps.
 
-    Args:
-        over: The text is known to have ended.
+    `over`: the text is known to have ended.
     """
     left = {"reads_left": reads_left}
     notice = Piece("read_notice" if over else "asked_reads", left, needs=READ)

@@ -5,8 +5,6 @@ control forms of chat templates. An answer without a verdict is wrong: as a fail
 be left out of its group's mean.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections import deque
@@ -66,11 +64,7 @@ class JudgeConfig:
 
 
 def judge_prompt(config: JudgeConfig) -> str:
-    """Return the prompt that `config` names.
-
-    Raises:
-        ConfigError: There is no such file, or it lacks a place for one of the texts.
-    """
+    """Return the prompt that `config` names; ConfigError if it cannot be read or lacks a place."""
     name = config.judge_prompt or "default"
     if name in PRESETS:
         return PRESETS[name]

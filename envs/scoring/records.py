@@ -67,7 +67,6 @@ class EpisodeRecord:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Task and sample, unique in an evaluation."""
         return self.task_id, self.sample
 
     @property
@@ -107,7 +106,6 @@ class EpisodeRecord:
         return found or ([] if own is None else [(-1, self.task_id, own)])
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
         return asdict(self)
 
     @classmethod
@@ -122,11 +120,7 @@ class EpisodeRecord:
 def record_of(
     task: TaskDescription, episode: Episode, diagnosed: Sequence[Mapping[str, float]] | None = None
 ) -> EpisodeRecord:
-    """Return the record of an episode; `diagnosed` has further metrics of each question.
-
-    Raises:
-        DataError: Answers, metrics or diagnoses are not one for each question.
-    """
+    """Return the record of an episode; `diagnosed` has further metrics of each question."""
     asked = () if episode.failed else task.questions
     count = len(task.questions)
     answers = episode.answers or (None,) * count
@@ -264,7 +258,6 @@ class EvalResult:
 
     @property
     def failed(self) -> int:
-        """The number of episodes that an outage ended."""
         return sum(record.failed for record in self.records)
 
     @property
@@ -274,7 +267,6 @@ class EvalResult:
 
     @property
     def em(self) -> float:
-        """Exact match (`mean`)."""
         return self.mean("em")
 
     def mean(self, metric: str) -> float:
@@ -283,7 +275,6 @@ class EvalResult:
         return fmean(scores) if scores else math.nan
 
     def summary(self) -> dict[str, Any]:
-        """Return `summarize`."""
         return summarize(self.records)
 
 

@@ -5,8 +5,6 @@ from one memory, tasks of one conversation read the same text, and a question ma
 another task. `Units` finds which of these repeat, and all intervals and tests use it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -55,7 +53,6 @@ class Units:
         self._pairs = pairs
 
     def sums(self, values: Array) -> list[Array]:
-        """Return the sum of `values` in each unit, for each way."""
         return [np.bincount(codes, values) for codes in self.codes]
 
     def variance(self, deviations: Array) -> float:

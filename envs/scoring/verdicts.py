@@ -1,7 +1,5 @@
 """The verdict in a judge's reply, in the forms that models give it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

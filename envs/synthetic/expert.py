@@ -1,13 +1,11 @@
-"""A scripted expert for the synthetic world, with adjustable faults: demonstrations and a bound.
+"""Scripted experts for synthetic tasks: demonstrations, and a bound.
 
-It sees only what a policy sees: the observation and the memory view of the step. It remembers only
-what it stored itself: on the scratchpad the known links of the questions' chains, and notices that
-wait for their entry to come into view; in the store every fact that may still matter; in the query
-the known end of the chain. Where the questions are not shown while it reads, every fact may matter
-and every correction is carried over.
+They see only what a policy sees: the observation and the memory view of the step. That of the world
+has adjustable faults. It remembers only what it stored itself: on the scratchpad the known links of
+the questions' chains, and notices that wait for their entry to come into view; in the store every
+fact that may still matter; in the query the known end of the chain. Where the questions are not
+shown while it reads, every fact may matter and every correction is carried over.
 """
-
-from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
@@ -19,8 +17,9 @@ from atommem.actions import STOP_ACTION
 from atommem.config import check_probabilities, field_names, setting
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
+from atommem.envs.task import Task
 from atommem.episode import Observation
-from atommem.errors import PolicyError
+from atommem.errors import DataError, PolicyError
 from atommem.memory.log import MemoryView
 from atommem.policy.contract import Completion, Sampling
 from atommem.tokens import Tokenizer
@@ -273,10 +272,68 @@ class _Step:
             self._write("read", query)
 
     def _note(self, statements: Sequence[Statement]) -> None:
-        """Write the scratchpad, if it changes; without a statement it is cleared."""
         notes = " ".join(map(self._prose.sentence, dict.fromkeys(statements)))
         if notes != self._view.scratchpad:
             self._write("scratchpad", notes)
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a sentence of a text is worth: a ``create``, ``update`` or ``delete``.
+
+    Attributes:
+        sentence: As it stands in the text; the note is taken where it is read.
+        replaces: Text of the entry that an update or delete addresses.
+    """
+
+    kind: str
+    sentence: str
+    text: str = ""
+    replaces: str = ""
+
+
+class NotesExpert(ScriptedExpert):
+    """Read a task with its notes: write them where they belong, then answer.
+
+    It looks for the task's ``query`` at the first step, so that its notes are shown from then on,
+    and answers "unknown" unless all of them are shown when it is asked.
+    """
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._tags = {**dialect.tags}
+
+    def start(self, task: Task) -> None:
+        """Start on a task, one at a time; raise DataError if it has no notes."""
+        if "notes" not in task.metadata:
+            raise DataError(f"task {task.id!r} has no notes. Build it with `atommem data build`.")
+        self._notes = [Note(**note) for note in task.metadata["notes"]]
+        self._taken: list[str] = []
+        self._query = task.metadata["query"]
+        self._answers = [question.answers[0] for question in task.questions]
+
+    def act(self, observation: Observation, view: MemoryView, draw: int | None = None) -> str:
+        if observation.question is not None:
+            shown = {item.text for item in view.retrieved}
+            known = shown.issuperset(self._taken) and not self._notes
+            answer = self._answers[observation.question] if known else "unknown"
+            return self.element("answer", f"\\boxed{{{answer}}}")
+        chunk = "".join(observation.values("chunk"))
+        now = [note for note in self._notes if note.sentence in chunk]
+        self._notes = [note for note in self._notes if note not in now]
+        written = [self._action(note, view) for note in now]
+        if view.query is None:
+            written.insert(0, self.element("read", self._query))
+        return " ".join(written)
+
+    def _action(self, note: Note, view: MemoryView) -> str:
+        if note.replaces:
+            self._taken.remove(note.replaces)
+        if note.text:
+            self._taken.append(note.text)
+        if note.kind == "create":
+            return self.element("create", note.text)
+        handle = next(item.handle for item in view.retrieved if item.text == note.replaces)
+        return self.element(note.kind, f"{handle} : {note.text}" if note.text else f"{handle}")
 
 
 class ExpertPolicy:
@@ -298,7 +355,6 @@ class ExpertPolicy:
         return Completion(token_ids, [0.0] * len(token_ids), text, "stop")
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Raise PolicyError: the expert reads no prompts."""
         raise PolicyError("the expert acts on observations: run it through a Session.")
 
     async def close(self) -> None:

@@ -6,13 +6,11 @@ faultless reader holds one running value for each question in its memory, and up
 Ledger-QA of UMA, arXiv 2602.18493; wording and form are ours).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from atommem.config import check_probabilities, check_ranges, setting
-from atommem.envs.synthetic.notes import Note
+from atommem.envs.synthetic.expert import Note
 from atommem.envs.synthetic.writing import TEXTS, Name, Saying, Writer, written
 from atommem.envs.task import Question, Task
 
@@ -107,7 +105,6 @@ class _LedgerWriter(Writer):
         return self._task(asked, texts, " ".join(name for _, name in accounts), notes)
 
     def _entries(self, config: LedgerConfig, account: _Account) -> Iterator[tuple[float, Saying]]:
-        """Yield the entries of an account and what becomes of them, with their times."""
         rng = self._rng
         verb, subject = account.verb, account.subject
         updates = rng.randint(*config.updates)

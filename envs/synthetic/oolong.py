@@ -6,8 +6,6 @@ lines, over those of one user, or over those before a date. OOLONG's own rows ar
 (`atommem.envs.benchmarks.long_texts.parse_oolong`), and `oolong_score` scores both.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import re
 from collections import Counter

@@ -5,8 +5,6 @@ names of their own. `compact` is a few words with the key directly before the va
 name, for policies small enough to be trained from scratch.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -56,11 +54,9 @@ class Prose:
         questions: Wording of the question by number of hops.
         filler: Sentences without a statement.
         unknown: The boxed answer if it is not known.
-        box: An answer, ``{value}`` in its box.
-        instruction: An instruction to write an ``{action}``.
+        box, instruction: An answer, ``{value}`` in its box; an order to write an ``{action}``.
         name_pattern: Regular expression of a name.
         names: Beginnings and ends of the names of each kind.
-        space: What stands between sentences.
     """
 
     name: str
@@ -110,7 +106,6 @@ class Prose:
         return wording.format(s=statement.subject, v=statement.value)
 
     def statements(self, text: str) -> list[Statement]:
-        """Return the statements in `text`, in order."""
         found = []
         for pattern, kind, relation in self._patterns:
             for match in pattern.finditer(text):
@@ -119,15 +114,10 @@ class Prose:
         return [statement for _, statement in sorted(found, key=lambda item: item[0])]
 
     def question(self, name: str, hops: int) -> str:
-        """Return the question for the town that lies `hops` links from `name`."""
         return self.questions[hops].format(s=name)
 
     def asked(self, question: str) -> tuple[str, int]:
-        """Return the name and the number of hops that `question` asks about.
-
-        Raises:
-            ConfigError: The question is not one of this prose.
-        """
+        """Return the name and the number of hops that `question` asks about."""
         for hops, pattern in self._question_patterns.items():
             if match := pattern.fullmatch(question.strip()):
                 return match["s"], hops
@@ -140,12 +130,7 @@ class Prose:
         return f"{self.sentence(statement)} {self.boxed(statement.value)}"
 
     def boxed(self, value: str) -> str:
-        """Return `value` in the box of an answer."""
         return self.box.format(value=value)
-
-    def order(self, action: str) -> str:
-        """Return an instruction to write `action`, whatever was asked."""
-        return self.instruction.format(action=action)
 
     def _pattern(self, wording: str) -> re.Pattern[str]:
         escaped = re.escape(wording)
@@ -159,6 +144,5 @@ _PROSES = {name: Prose(name=name, **texts) for name, texts in _TEXTS["prose"].it
 
 
 def get_prose(name: str) -> Prose:
-    """Return the prose of a name; ConfigError if there is none."""
     check_choice("prose", name, PROSES)
     return _PROSES[name]

@@ -5,8 +5,6 @@ all asked for; `envs.scoring.metrics.all_of_scores` scores them. RULER's questio
 are built of HotpotQA's rows (`atommem data build --benchmark hotpotqa`).
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import re
@@ -51,11 +49,7 @@ class RulerConfig:
 
 
 def generate(config: RulerConfig, count: int, seed: int, split: str) -> Iterator[Task]:
-    """Yield `count` tasks. Task i depends on `config`, `split`, `seed` and i only.
-
-    Raises:
-        DataError: The prose cannot be read or is too short.
-    """
+    """Yield `count` tasks. Task i depends on `config`, `split`, `seed` and i only."""
     path = Path(config.prose)
     try:
         prose = path.read_text(encoding="utf-8")
@@ -121,10 +115,7 @@ def _variables(
 
 
 def _hidden(
-    config: RulerConfig,
-    rng: random.Random,
-    sentences: list[str],
-    needles: list[tuple[str, bool]],
+    config: RulerConfig, rng: random.Random, sentences: list[str], needles: list[tuple[str, bool]]
 ) -> list[tuple[str, bool]]:
     """Hide needles, in their order, between sentences of the prose; return paragraphs."""
     start, hay, count = rng.randrange(len(sentences)), [], 0

@@ -6,13 +6,11 @@ among facts about others. Train and test splits share no name; test splits have 
 that train splits never show.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 
 from atommem.config import check_probabilities, check_ranges, setting
-from atommem.envs.synthetic.notes import Note
+from atommem.envs.synthetic.expert import Note
 from atommem.envs.synthetic.writing import GENDERS, TEXTS, Name, Saying, Writer, written
 from atommem.envs.task import Question, Task
 

@@ -10,8 +10,6 @@ for the town at the end of a chain of facts. The settings that make each operati
   and so is needed at every later step; and ``hops``, as the known end of the chain is, too.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -105,12 +103,10 @@ def generate(config: WorldConfig, count: int, seed: int) -> Iterator[Task]:
 
 
 def task_name(seed: int, index: int) -> str:
-    """Return the id of a task."""
     return f"synthetic-{seed}-{index}"
 
 
 def make_task(config: WorldConfig, seed: int, index: int) -> Task:
-    """Return task number `index` of the seed."""
     rng = random.Random(f"{seed}:{index}")
     prose = get_prose(config.prose)
     chains = _chains(config, prose, rng)

@@ -1,7 +1,5 @@
 """The texts of told facts: names, wordings and forms of text in plain English (``told.yaml``)."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +11,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from atommem.envs.synthetic.notes import Note
+from atommem.envs.synthetic.expert import Note
 from atommem.envs.task import Document, Question, Task
 
 SPLITS = ("train", "test")
@@ -60,7 +58,6 @@ class Writer:
             yield cls(f"{cls.source}-{split}-{seed}-{index:05d}", split).task(config)
 
     def task(self, config: Any) -> Task:
-        """Return the task."""
         raise NotImplementedError
 
     def __init__(self, task_id: str, split: str) -> None:
@@ -76,7 +73,6 @@ class Writer:
         query: str,
         notes: Iterable[Note],
     ) -> Task:
-        """Return the task of questions, each with the places of its gold documents, and texts."""
         gold = {place for _, places in asked for place in places}
         return Task(
             id=self._id,
@@ -93,7 +89,6 @@ class Writer:
     def _texts(
         self, paragraphs: Sequence[Sequence[Saying]], write: Callable[[Saying], str]
     ) -> list[str]:
-        """Return the texts of paragraphs; `write` is called for each saying in order."""
         rng = self._rng
         forms = list(TEXTS["forms"].values())
         if self._split == "train":

@@ -10,16 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
-from atommem.actions import (
-    ANSWER,
-    ANSWER_ACTION,
-    CALL,
-    Action,
-    ActionSpec,
-    Body,
-    Call,
-    first,
-)
+from atommem.actions import ANSWER, ANSWER_ACTION, CALL, Action, ActionSpec, Body, Call, first
 from atommem.arguments import find_flag
 from atommem.config import check_choice
 from atommem.environment import Score, StepResult, TaskShape
@@ -83,7 +74,6 @@ class WebEnvironments(QAEnvironments):
 
     @classmethod
     def build(cls, argv: Sequence[str]) -> int:
-        """Build tasks of a web benchmark, or of one whose documents become the web."""
         from atommem.envs.data_cli import build_web_questions
 
         named = find_flag(argv, "benchmark")
@@ -98,7 +88,6 @@ class WebEnvironments(QAEnvironments):
         return [metrics] * len(task.questions)
 
     def calls(self, step: Step) -> list[Call]:
-        """Return the calls of a step in order."""
         if self.config.calls == "compact":
             return [action for action in step.actions if action.kind == CALL]
         return step.calls
@@ -195,7 +184,6 @@ class _Display:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The characters of the result that are shown."""
         start = sum(map(len, self.parts[: self.number]))
         return start, start + len(self.parts[self.number])
 
@@ -218,12 +206,7 @@ class WebEnvironment:
         self._asking = False
 
     async def reset(self, task: Task) -> Observation:
-        """Start on `task` and show its first page (``metadata["start"]``), if it names one.
-
-        Raises:
-            ConfigError: The task has no question, or cannot be scored by the reward.
-            OutageError: A tool's provider is out of reach.
-        """
+        """Start on `task` and show its first page (``metadata["start"]``), if it names one."""
         self._shared.check(task)
         self._task = task
         count = len(task.questions)
@@ -287,7 +270,6 @@ class WebEnvironment:
         await self._show(written, await tool.run(arguments, self._task))
 
     def _follow(self, page: str) -> str:
-        """Return the target of the link, if `page` is its number."""
         links = self._display.result.links if self._display is not None else ()
         numbered = {str(number): link.target for number, link in enumerate(links, start=1)}
         return numbered.get(page, page)

@@ -1,7 +1,5 @@
 """Tools of MCP servers (``tools: [mcp]``), through the official ``mcp`` package."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -54,7 +52,6 @@ class McpSource(ToolSource):
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _listing(self) -> str:
-        """Return server, name, description and schema of each tool as JSON, maybe recorded."""
         if self.config.recording is None:
             return self._connect()
         call = ("tools/list", str(self.backend), dict[str, Any]())
@@ -121,8 +118,6 @@ class _Server:
         self._client: asyncio.Future[Any] | None = None
 
     async def list_tools(self) -> list[Any]:
-        """Return all tools; raises `OutageError`."""
-
         async def request(client: Any) -> list[Any]:
             page = await client.list_tools(cursor=None)
             tools = list(page.tools)
@@ -135,7 +130,6 @@ class _Server:
         return tools
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Return the result of a tool, which may report a failure; raises `OutageError`."""
         from mcp import MCPError
 
         try:

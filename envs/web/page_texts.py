@@ -1,7 +1,5 @@
 """Text functions of the tools that show pages: snippets, titles that a text names."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 

@@ -33,10 +33,6 @@ class Recording:
 
     A call is a tool, what answers it (the same arguments have one answer for each backend), and
     arguments. The file is created unless `read_only`.
-
-    Raises:
-        ConfigError: The file is missing, or cannot be created.
-        DataError: The file is not a recording, or damaged.
     """
 
     def __init__(self, path: str | Path, read_only: bool = False) -> None:
@@ -45,11 +41,9 @@ class Recording:
 
     @classmethod
     def of(cls, config: Any) -> Recording:
-        """Open the recording of a `WebConfig`."""
         return cls(config.recording, config.recording_mode != "record")
 
     def find(self, tool: str, backend: str, arguments: Mapping[str, Any]) -> ToolResult | None:
-        """Return the recorded result of a call."""
         where = "tool = ? AND backend = ? AND arguments = ?"
         key = (tool, backend, _as_json(arguments))
         rows = self._file.rows(f"SELECT result FROM calls WHERE {where}", *key)

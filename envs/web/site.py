@@ -11,8 +11,6 @@ since their page was written; only the news on the home page, where a visit star
 With `injected`, some pages ask the reader for an action: answer a wrong town, delete an entry, or
 visit a page."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterator
@@ -63,7 +61,6 @@ class SiteConfig:
 
 
 def generate_sites(config: SiteConfig, count: int, seed: int) -> Iterator[Task]:
-    """Yield `count` tasks. Task i depends on `config`, `seed` and i only."""
     for index in range(count):
         yield make_site(config, seed, index)
 
@@ -128,7 +125,6 @@ def _inject(
     towns: list[str],
     persons: list[str],
 ) -> dict[str, Any]:
-    """Insert one instruction into some of `pages`; return its metadata."""
     titles = [title for title in pages if rng.random() < config.injected]
     if not titles:
         return {}
@@ -142,7 +138,9 @@ def _inject(
     }[tag]
     written = f"<{tag}> {body} </{tag}>"
     for title in titles:
-        pages[title].insert(rng.randint(0, len(pages[title])), prose.order(written))
+        pages[title].insert(
+            rng.randint(0, len(pages[title])), prose.instruction.format(action=written)
+        )
     injected: dict[str, Any] = {"pages": titles, "written": written}
     if tag == "final_answer":
         injected["answer"] = town

@@ -1,7 +1,5 @@
 """Tool sources by name, and typed Python functions as tools."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +19,7 @@ GROUP = "atommem.tools"
 
 
 def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
-    """Return sources by name: entry points, or dotted paths of sources or functions.
-
-    Raises:
-        ConfigError: A name is unknown, a tool's schema is invalid, or nothing can be recorded.
-    """
+    """Return sources by name: entry points, or dotted paths of sources or functions."""
     sources: list[ToolSource] = []
     for name in names:
         found = plugins.find(GROUP, name)
@@ -60,11 +54,7 @@ def _check_schema(tool: Tool) -> None:
 
 
 def make_tools(sources: Sequence[ToolSource], config: Any) -> dict[str, Tool]:
-    """Return the tools by name; those with a backend obey the lists of hosts.
-
-    Raises:
-        ConfigError: Two tools share a name.
-    """
+    """Return the tools by name; those with a backend obey the lists of hosts."""
     hosts = HostRules.of(config)
     tools: dict[str, Tool] = {}
     for source in sources:

@@ -1,7 +1,5 @@
 """An SQLite file that several threads and processes share."""
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -15,12 +13,8 @@ from atommem.errors import ConfigError, DataError
 class SqliteFile:
     """An SQLite file; all methods raise `DataError` if it is damaged or of another kind.
 
-    Args:
-        kind: Its role in error messages (``recording``).
-        schema: SQL that creates missing tables; None opens the file for reading only.
-
-    Raises:
-        ConfigError: The file is missing, or cannot be opened.
+    `kind` is its role in error messages. `schema` creates missing tables; without it, the file is
+    opened for reading only.
     """
 
     def __init__(self, path: Path, kind: str, schema: str | None) -> None:

@@ -4,8 +4,6 @@ A title that another page's text names is a link, unless the task lists links it
 (``metadata["links"]``: titles by title). A link to a page that is not among the documents is dead.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,14 +14,7 @@ from typing import Any
 
 from atommem.envs.task import ByIdentity, Document, Task
 from atommem.envs.web.page_texts import fold, snippet
-from atommem.envs.web.tools import (
-    Link,
-    PageError,
-    ToolResult,
-    ToolSource,
-    search_result,
-    text_tool,
-)
+from atommem.envs.web.tools import Link, PageError, ToolResult, ToolSource, search_result, text_tool
 from atommem.words import UNSPACED, words
 
 
@@ -91,7 +82,6 @@ class _TaskWeb:
         return [self.pages[title] for title in best[:count]]
 
     def links(self, page: Document) -> list[str]:
-        """Return the titles of the pages that `page` links to, in the order of their mention."""
         if self._links is not None:
             return list(self._links.get(page.title, ()))
 

@@ -8,8 +8,6 @@ A failure's cause decides its effect:
 - the provider (key refused, gone, overloaded after retries): `OutageError`; the episode fails and
   is not scored."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,8 +91,6 @@ def text_tool(
 
 
 def visit_tool(read: Callable[[str], Awaitable[ToolResult]]) -> Tool:
-    """Return the tool ``visit`` of a reader of web addresses."""
-
     async def visit(page: str, task: Any) -> ToolResult:
         result = await read(page.strip())
         if not result.text.strip():
@@ -130,5 +126,4 @@ class ToolSource:
         return {}
 
     async def close(self) -> None:
-        """Release resources."""
         return

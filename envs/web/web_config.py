@@ -1,7 +1,5 @@
 """Settings of the web environment."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from atommem.config import check_choice, check_least, setting
@@ -56,8 +54,7 @@ class WebConfig(QAConfig):
         "function or a ToolSource. Several with spaces.",
     )
     mcp_servers: list[str] = setting(
-        [],
-        "URLs or command lines of MCP servers (tools: mcp); ${NAME} is an environment variable.",
+        [], "URLs or command lines of MCP servers (tools: mcp); ${NAME} is an environment variable."
     )
     corpus: str | None = setting(None, "Folder of the corpus (tools: corpus).")
     corpus_search: str | None = setting(

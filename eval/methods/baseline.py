@@ -21,7 +21,7 @@ from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, Section, Templates, get_dialect
 from atommem.environment import Score
 from atommem.envs.longdoc.environment import LongDocEnvironments
-from atommem.envs.longdoc.recall import gold_documents
+from atommem.envs.longdoc.evidence import gold_documents
 from atommem.envs.question_answering import QAEnvironments
 from atommem.envs.task import Task, document_text, joined_text
 from atommem.episode import Episode, StopReason

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from atommem.errors import ConfigError
+from atommem.memory.eviction import Rated, steps_of_last_use
 from atommem.memory.rules import Candidate, Eviction, Rule, StoreState, lowest
-from atommem.rules.eviction import Rated, steps_of_last_use
 from papers.amac.rule import PRIORS, kind_of, novelty
-from papers.banks import read_weights, rule_path
+from papers.banks import nearest, read_weights, rule_path
 
 RULE_PATHS = {
     "ebbinghaus": f"{__name__}:Ebbinghaus",
@@ -45,7 +45,7 @@ class Redundancy(Rule):
     """Evict the entry with the highest cosine to another one, the older of such a pair."""
 
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
-        chosen, score = lowest(store, -store.nearest().astype(float))
+        chosen, score = lowest(store, -nearest(store).astype(float))
         return Eviction(chosen, f"cosine {-score:.3f} to another entry", -score)
 
 

@@ -24,6 +24,7 @@ from atommem.memory.rules import (
     StoreState,
 )
 from atommem.memory.store import VectorStore
+from papers.banks import mean_cosines, nearest
 from tests.atommem.sessions import CREATE, DELETE, READ, SCRATCHPAD, UPDATE, memory, texts
 from tests.fakes import WordEmbedder, WordTokenizer
 
@@ -85,9 +86,9 @@ async def test_store_state_cosines_equal_products() -> None:
     seen = StoreState(entries, held, 9, None, (0, 1), changes)
     np.testing.assert_array_equal(seen.vectors, rows[:3])
     cosines = rows[:3] @ rows[:3].T
-    np.testing.assert_allclose(seen.mean_cosines(), (cosines.sum(axis=0) - 1) / 2, atol=2e-5)
+    np.testing.assert_allclose(mean_cosines(seen), (cosines.sum(axis=0) - 1) / 2, atol=2e-5)
     np.fill_diagonal(cosines, -1)
-    np.testing.assert_allclose(seen.nearest(), cosines.max(axis=0), atol=2e-5)
+    np.testing.assert_allclose(nearest(seen), cosines.max(axis=0), atol=2e-5)
     assert [entry.id for entry, _ in seen.search(rows[3], 2)] == [3, 5]
 
 

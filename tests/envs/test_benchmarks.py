@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.benchmarks.locomo import parse_locomo
+from atommem.envs.benchmarks.long_texts import parse_locomo
 from atommem.envs.benchmarks.multihop import BENCHMARKS, get_benchmark, with_aliases
 from atommem.envs.benchmarks.rows import QARow, read_rows
 from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS
-from atommem.envs.longdoc.recall import gold_documents
+from atommem.envs.longdoc.evidence import gold_documents
 from atommem.envs.scoring.metrics import hint, score_question
 from atommem.envs.task import Document, Task
 from atommem.envs.task_files import load_tasks, save_tasks

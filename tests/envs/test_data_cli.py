@@ -11,9 +11,9 @@ import pytest
 
 from atommem.envs import task_files
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
-from atommem.envs.benchmarks.locomo import parse_locomo
+from atommem.envs.benchmarks.long_texts import parse_locomo
 from atommem.envs.benchmarks.rows import QARow, read_rows
-from atommem.envs.longdoc.recall import gold_documents
+from atommem.envs.longdoc.evidence import gold_documents
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.envs.longdoc.arrivals import MODES, drawn_mode, needed_chunks
-from atommem.envs.longdoc.recall import fact_recall, facts_of
+from atommem.envs.longdoc.evidence import MODES, drawn_mode, fact_recall, facts_of, needed_chunks
 from atommem.envs.task import Document, Question, Task, chunk_task, chunk_text, joined_text
 from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.errors import ConfigError

@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from atommem.envs.benchmarks.locomo import parse_locomo
+from atommem.envs.benchmarks.long_texts import parse_locomo
 from atommem.envs.benchmarks.multihop import BENCHMARKS
 from atommem.envs.benchmarks.rows import Row, Text, read_rows
 from atommem.envs.task import Document, Question, Task

@@ -9,8 +9,8 @@ import pytest
 from atommem.dialects import get_dialect
 from atommem.envs.data_cli import main
 from atommem.envs.synthetic import ledger
+from atommem.envs.synthetic.expert import NotesExpert
 from atommem.envs.synthetic.ledger import LedgerConfig
-from atommem.envs.synthetic.notes import NotesExpert
 from atommem.envs.synthetic.told import RELATIONS, ToldConfig, generate
 from atommem.envs.synthetic.writing import SPLITS
 from atommem.envs.task import Task

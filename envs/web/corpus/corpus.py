@@ -1,7 +1,5 @@
 """A corpus: pages in a folder, searched by words and vectors, and read by name."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,14 +14,7 @@ from atommem.envs.web.corpus.pages import Page, PageStore
 from atommem.envs.web.corpus.vectors import VectorIndex
 from atommem.envs.web.corpus.words import Ranked, WordIndex
 from atommem.envs.web.page_texts import named_titles, snippet
-from atommem.envs.web.tools import (
-    Link,
-    PageError,
-    ToolResult,
-    ToolSource,
-    search_result,
-    text_tool,
-)
+from atommem.envs.web.tools import Link, PageError, ToolResult, ToolSource, search_result, text_tool
 from atommem.errors import ConfigError
 from atommem.files import write_json
 
@@ -50,12 +41,7 @@ class Found:
 class Corpus:
     """Pages and their indexes in one folder. Other processes may read while one adds.
 
-    Args:
-        folder: Made by `build_corpus`.
-        embedder: Settings that differ from those of the build, such as the model's location here.
-
-    Raises:
-        ConfigError: The folder is not a corpus, or the embedder is another one.
+    `embedder` has settings that differ from those of the build, such as the model's location here.
     """
 
     def __init__(self, folder: str | Path, embedder: Mapping[str, Any] | None = None) -> None:
@@ -82,7 +68,6 @@ class Corpus:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """The possible search modes, best last."""
         return MODES if self._vectors is not None else MODES[:1]
 
     async def add(self, pages: Iterable[Page]) -> dict[str, Any]:
@@ -107,11 +92,7 @@ class Corpus:
     ) -> list[list[Found]]:
         """Return at most `count` pages for each query, best first.
 
-        Args:
-            mode: One of `modes`; None is the last. Hybrid fuses both rankings by reciprocal ranks.
-
-        Raises:
-            ConfigError: The corpus has no vectors for this mode.
+        `mode` is one of `modes`, by default the last. Hybrid fuses rankings by reciprocal ranks.
         """
         mode = mode or self.modes[-1]
         check_choice("mode", mode, self.modes)
@@ -161,19 +142,13 @@ def build_corpus(
 ) -> dict[str, Any]:
     """Build a corpus, or add pages to an existing one; not within an event loop.
 
-    A page replaces that of its id. An interrupted addition is completed by the next one.
-
-    Args:
-        embedder: For dense search; for an existing corpus, what differs from its build.
-        passage_characters: Longest passage.
+    A page replaces that of its id. An interrupted addition is completed by the next one. `embedder`
+    is for dense search; for an existing corpus, what differs from its build. OutageError: it is out
+    of reach; what was added so far stays.
 
     Returns:
         ``added`` (new or changed), ``pages``, ``passages``, and ``recall``: recall@10 of the vector
         index, if it was built.
-
-    Raises:
-        ConfigError: A setting is wrong, or contradicts the existing corpus.
-        OutageError: The embedder is out of reach; what was added so far stays.
     """
     folder, pages = Path(folder), iter(pages)
     first = list(islice(pages, 1))  # an unreadable file leaves no folder
@@ -233,7 +208,6 @@ class CorpusSource(ToolSource):
         ]
 
     def identity(self) -> Mapping[str, Any]:
-        """Return the version of the corpus in place of its location."""
         return {"corpus": self._corpus.pages.digest(), "corpus_embedder": None}
 
     async def close(self) -> None:

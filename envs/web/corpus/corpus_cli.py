@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem corpus``; returns the exit status."""
     commands = {
         "build": Command(_build, "make a corpus of files, or add files to one"),
         "serve": Command(_serve, "serve it over HTTP: /retrieve and /access"),
@@ -35,11 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def recorded_pages(path: Path) -> Iterable[Page]:
-    """Return the last version of each page in a recording, with its requested address as id.
-
-    Raises:
-        ConfigError: No page was read.
-    """
+    """Return the last version of each page in a recording, with its requested address as id."""
     recording = Recording(path, read_only=True)
     pages: dict[str, Page] = {}
     for arguments, result in recording.results():
@@ -115,7 +110,7 @@ class _Access(BaseModel):
 
 
 def make_app(corpus: Corpus, mode: str | None = None) -> Starlette:
-    """Return the server of a corpus.
+    """Return the server of a corpus, which the caller closes; `mode` is as in `Corpus.search`.
 
     - ``POST /retrieve {queries, topk, return_scores}``: ``{"result": [[...], ...]}``, for each
       query a list of ``{"document": {id, contents, title, url}, "score"}``, or of documents without
@@ -123,10 +118,6 @@ def make_app(corpus: Corpus, mode: str | None = None) -> Starlette:
     - ``POST /access {urls}``: ``{"result": [{contents, title, url, links} or null, ...]}``.
 
     An invalid request gets status 400, an embedder out of reach 503.
-
-    Args:
-        corpus: Closed by the caller.
-        mode: As in `Corpus.search`.
     """
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse

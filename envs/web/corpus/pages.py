@@ -1,7 +1,5 @@
 """Pages of a corpus: read from files, and stored with their passages in one SQLite file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -51,9 +49,6 @@ def read_pages(path: str | Path) -> Iterator[Page]:
     A row has ``text`` (or ``contents``, whose first line is the title in quotes, as in Search-R1's
     corpora) and optionally ``title``, ``url`` and ``id`` (or ``docid``, as in BrowseComp-Plus). A
     page without a title is called by the beginning of its text.
-
-    Raises:
-        DataError: The file is damaged, or a row has no text.
     """
     for row in read_rows(path):
         text, title = clean(row.text("text", "contents")), clean(row.optional_text("title"))
@@ -77,20 +72,16 @@ class PageStore:
         self.close = self._file.close
 
     def add(self, pages: Sequence[Page]) -> tuple[int, list[int]]:
-        """Add pages, all or none; a page replaces that of its id (or URL).
+        """Add pages, all or none; return how many are new or changed, and the passages removed.
 
-        A page with neither is known by its title; one whose text is known under its title is
-        skipped.
-
-        Returns:
-            How many were new or changed, and the numbers of removed passages.
+        A page replaces that of its id (or URL). A page with neither is known by its title; if its
+        text is known under that title, it is skipped.
         """
         with self._file.transaction():
             removed = [numbers for page in pages if (numbers := self._add(page)) is not None]
         return len(removed), [number for numbers in removed for number in numbers]
 
     def passages(self, numbers: Sequence[int]) -> dict[int, tuple[Page, str]]:
-        """Return page and text of those passages that exist."""
         rows = self._rows(
             "select p.number, p.start, p.stop, d.text, d.title, d.url, d.id from passages p "
             f"join pages d on d.number = p.page where p.number in {_LISTED}",
@@ -131,7 +122,6 @@ class PageStore:
         )
 
     def counts(self) -> dict[str, int]:
-        """Return the numbers of pages and passages."""
         tables = ("pages", "passages")
         return {table: self._rows(f"select count(*) from {table}")[0][0] for table in tables}
 
@@ -141,7 +131,6 @@ class PageStore:
         return hashlib.sha256(b"".join(digest for (digest,) in digests)).hexdigest()[:16]
 
     def _add(self, page: Page) -> list[int] | None:
-        """Add a page; return the passages that it replaces, None if it is known."""
         text = f"{page.url}\0{page.title}\0{' '.join(page.text.split())}"
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
         name = page.id or page.url or page.title

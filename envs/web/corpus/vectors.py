@@ -1,7 +1,5 @@
 """Passage vectors on disk, searched by FAISS: exactly below 100,000, by an inverted file above."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +50,7 @@ class VectorIndex:
     def build(self) -> float | None:
         """Build the index if it is needed and missing or old.
 
-        Returns:
-            Its recall@10 on sampled rows against exact search; None if nothing was built.
+        Returns its recall@10 on sampled rows against exact search; None if nothing was built.
         """
         rows = self._rows()
         _, covered = self._index_file()
@@ -80,7 +77,6 @@ class VectorIndex:
         return recall
 
     def search(self, query: Array, count: int) -> Ranked:
-        """Return the passages with the greatest inner product."""
         rows, query = self._rows(), np.ascontiguousarray(query[None], dtype=np.float32)
         path, covered = self._index_file()
         if path != self._loaded[0]:

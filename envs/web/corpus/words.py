@@ -1,7 +1,5 @@
 """BM25 over passages, by tantivy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,11 +15,7 @@ _WRITER_BYTES = 64_000_000
 
 
 class WordIndex:
-    """An index of English stems without accents, and of `character_pairs`.
-
-    Raises:
-        ConfigError: tantivy is missing.
-    """
+    """An index of English stems without accents, and of `character_pairs`."""
 
     def __init__(self, folder: Path) -> None:
         if find_spec("tantivy") is None:
@@ -49,11 +43,6 @@ class WordIndex:
         self._changed = 0
 
     def add(self, passages: Iterable[tuple[int, str]], removed: Iterable[int] = ()) -> None:
-        """Index passages (number, text) and remove others.
-
-        Raises:
-            ConfigError: Another process is writing.
-        """
         import tantivy
 
         try:

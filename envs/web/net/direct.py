@@ -1,7 +1,5 @@
 """``tools: [direct]``: pages fetched through the SSRF guard, bounded in bytes and time."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from dataclasses import dataclass
@@ -82,12 +80,8 @@ class Direct(ToolSource):
     async def fetch(self, url: str, is_page: bool = True) -> Fetched:
         """Return the page at `url`; every redirect obeys the same rules.
 
-        Args:
-            is_page: Whether robots.txt and the lists of hosts count.
-
-        Raises:
-            PageError: The page is missing, not allowed, too slow, too large, or breaks off.
-            OutageError: This machine's resolver does not answer.
+        PageError: it is missing, not allowed, too slow, too large, or breaks off. OutageError: this
+        machine's resolver does not answer. robots.txt and lists of hosts count for pages alone.
         """
         target = url
         for _ in range(_MAX_REDIRECTS + 1):
@@ -136,7 +130,6 @@ class Direct(ToolSource):
         return Fetched(str(url), kind, response.charset_encoding, bytes(body))
 
     async def _check_robots(self, url: httpx.URL) -> None:
-        """Raise `PageError` if robots.txt (RFC 9309) forbids `url` or cannot be fetched."""
         site = str(url.join("/robots.txt"))
         if site not in self._robots:
             try:

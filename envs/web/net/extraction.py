@@ -2,8 +2,6 @@
 
 The workers import this module: it must not import anything heavy at the top."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -30,11 +28,9 @@ Extracted = tuple[str, str, tuple[Link, ...]]
 
 
 class Extraction:
-    """Runs functions on documents in worker processes.
+    """Runs functions on documents in worker processes, within CPU time and address space.
 
-    Args:
-        seconds: CPU time of a document. A signal ends the worker, even inside a C library.
-        megabytes: Address space of a worker.
+    A signal ends the worker, even inside a C library.
     """
 
     def __init__(self, seconds: float, megabytes: int) -> None:
@@ -44,9 +40,7 @@ class Extraction:
     async def run(self, function: Callable[..., _Value], *arguments: Any) -> _Value:
         """Return `function(*arguments)`, computed in a worker.
 
-        Raises:
-            PageError: The function fails, or exceeds its time or memory.
-            OutageError: No worker can be started.
+        PageError: it fails, or exceeds its time or memory. OutageError: no worker can be started.
         """
         try:
             return await to_process.run_sync(
@@ -86,7 +80,6 @@ def _run_limited(
 
 
 def read_html(body: bytes, url: str, charset: str | None) -> Extracted:
-    """Return title, main text and links of a page."""
     import trafilatura
     from lxml import html
 
@@ -129,7 +122,6 @@ def read_text(body: bytes, charset: str | None) -> Extracted:
 
 
 def is_allowed_by_robots(rules: bytes, url: str, agent: str) -> bool:
-    """Return whether a robots.txt allows `agent` to read `url`."""
     from protego import Protego
 
     return bool(Protego.parse(rules.decode("utf-8", errors="replace")).can_fetch(url, agent))

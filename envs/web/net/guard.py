@@ -3,8 +3,6 @@
 Checks of a URL's text miss what a resolver makes of it (127.1, 0x7f000001, a name that points
 inside), and a second lookup can give another answer (DNS rebinding)."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -54,12 +52,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 class GuardedBackend(httpcore.AnyIOBackend):
-    """A network backend that connects to allowed addresses only.
-
-    Args:
-        rule: Whether an address and port may be connected to.
-        resolve: Returns the addresses of a host and port.
-    """
+    """A network backend that connects to addresses and ports that `rule` allows."""
 
     def __init__(self, rule: Rule = is_public, resolve: Resolve = resolve) -> None:
         self._rule = rule
@@ -75,9 +68,7 @@ class GuardedBackend(httpcore.AnyIOBackend):
     ) -> httpcore.AsyncNetworkStream:
         """Connect to the first address that accepts, after all of them have passed the rule.
 
-        Raises:
-            PageError: The host has no address, or one that is not allowed.
-            OutageError: This machine's resolver does not answer.
+        PageError: the host has no address, or one that is not allowed.
         """
         addresses = await self._addresses(host, port)
         if not all(self._rule(address, port) for address in addresses):

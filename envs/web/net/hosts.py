@@ -45,14 +45,7 @@ class HostRules:
     """Allowed and denied hosts, each with or without a path prefix (``huggingface.co/datasets``).
 
     An entry covers subdomains. A denied entry is also denied inside the URL of an archive or
-    mirror.
-
-    Args:
-        allow: The only hosts that may be visited; empty allows all.
-        deny: Hosts that may not be visited, even if allowed.
-
-    Raises:
-        ConfigError: An entry is not a host.
+    mirror, and wins over an allowed one. Without allowed ones, all are.
     """
 
     def __init__(self, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:

@@ -1,7 +1,5 @@
 """Search engines and readers that are called over HTTP, and whose fault a failure is."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -27,12 +25,7 @@ Request = tuple[str, dict[str, Any] | None]
 
 
 class ProviderSource(ToolSource):
-    """The tool of one provider.
-
-    Attributes:
-        service: The provider's name, also of its key (``ATOMMEM_SERPER_API_KEY``).
-        headers: Sent with every request.
-    """
+    """The tool of one provider; `service` names its key, too (``ATOMMEM_SERPER_API_KEY``)."""
 
     service: ClassVar[Service]
     headers: ClassVar[Mapping[str, str] | None] = None
@@ -74,10 +67,8 @@ class ProviderSource(ToolSource):
     async def ask(self, text: str) -> Any:
         """Send the request for a query or page, and return the parsed response.
 
-        Raises:
-            PageError: This query or page is refused, or its answer exceeds ``page_megabytes``.
-            OutageError: The provider is out of reach, overloaded after retries, refuses the key,
-                or answers something else.
+        PageError: this query or page is refused, or its answer exceeds ``page_megabytes``.
+        OutageError: the provider is out of reach, overloaded, refuses the key, or is another.
         """
         path, body = self.request(text)
         try:

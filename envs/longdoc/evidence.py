@@ -1,4 +1,4 @@
-"""Recall of a question's facts: whether one entered memory, stayed there, and was shown again.
+"""Questions about a long document: when they are shown, what they need, and what is remembered.
 
 A *fact* is a sentence of a gold document that holds a gold answer, as whole words after the
 normalisation of scores. A text *carries* it if it holds the answer and two more content words (or
@@ -6,26 +6,44 @@ half of them, rounded up, if there are fewer) of the sentence or of the document
 alone may stand in any text by chance.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import ceil
+from random import Random
 
 from atommem.envs.scoring.metrics import VERDICTS, comparable, normalize
-from atommem.envs.task import SENTENCE_END, Document, Question, Task
+from atommem.envs.task import SENTENCE_END, Document, Question, Task, document_text, joined_text
 from atommem.episode import Episode
 from atommem.memory.log import Outcome, replay
+from atommem.text_safety import clean
 from atommem.words import HANGUL, words
 
+MODES = ("reading", "answering", "arriving")
+"""When questions are shown (`LongDocConfig.questions_shown`).
+
+arXiv 2601.08323 shows them at every step. A memory that is served reads first and is asked later,
+at any time, so its policy is trained on texts whose questions it does not see.
+"""
 _STOP_WORDS = re.compile(
     r"\b(?:and|or|but|of|in|on|at|to|by|for|from|with|as|not|also|is|are|was|were|be|been|has|have|"
     r"had|it|its|he|she|his|her|they|their|that|this|which|who|whom|whose|when|where|what)\b"
 )
 _SYLLABLE = re.compile(f"[{HANGUL}]")
+
+
+def drawn_mode(modes: Sequence[str], task_id: str) -> str:
+    """Return the mode of a task: the same for all of its episodes, in every run."""
+    return modes[0] if len(modes) == 1 else Random(f"questions_shown/{task_id}").choice(list(modes))
+
+
+def arrivals(earliest: Sequence[int], parts: int, task_id: str) -> list[int]:
+    """Draw after how many of the `parts` of a text each question is asked, from `earliest` on."""
+    rng = Random(f"arrivals/{task_id}")
+    return [rng.randint(min(first, parts), parts) for first in earliest]
 
 
 @dataclass(frozen=True)
@@ -118,3 +136,27 @@ def _padded(text: str) -> str:
 @lru_cache(maxsize=2048)
 def _words(text: str) -> frozenset[str]:
     return frozenset(words(_STOP_WORDS.sub(" ", normalize(comparable(text, spaces=False)))))
+
+
+def needed_chunks(task: Task, chunks: Sequence[str]) -> list[int]:
+    """Return for each question how many chunks reach its last gold document; all if unknown."""
+    counts = _counts_of_documents(task, chunks)
+    needed = []
+    for question in task.questions:
+        gold = gold_documents(task, question)
+        documents = zip(task.documents, counts, strict=False)
+        known = [count for document, count in documents if document in gold]
+        needed.append(max(known, default=len(chunks)))
+    return needed
+
+
+def _counts_of_documents(task: Task, chunks: Sequence[str]) -> Sequence[int]:
+    """Return how many chunks reach the end of each document; none if `task` has a context."""
+    if task.context is not None:
+        return ()
+    if "".join(chunks) != clean(joined_text(task)):  # one chunk a document
+        return range(1, len(chunks) + 1)
+    texts = (document_text(document, n) for n, document in enumerate(task.documents, start=1))
+    ends = list(accumulate(map(len, chunks)))
+    after = accumulate(len(clean(text)) + 2 for text in texts)  # with the blank line between two
+    return [bisect_left(ends, start - 2) + 1 for start in after]

@@ -1,7 +1,5 @@
 """Retention rules by age, use, similarity or a rating of the text; ties evict the oldest."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from atommem.memory.rules import Candidate, Eviction, Numbers, Rule, StoreState, lowest
@@ -65,12 +63,9 @@ class RandomEviction(Rule):
 
 
 class FailuresFirst(Rule):
-    """Evict the oldest record of a failed task, or else the oldest.
+    """Evict the oldest record of a task with an outcome `below`, or else the oldest.
 
     A control for scores that were learned on streams with failures.
-
-    Args:
-        below: A task with a lower outcome failed; an unknown outcome is not a failure.
     """
 
     def __init__(self, below: float = 0.5) -> None:
