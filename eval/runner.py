@@ -29,19 +29,11 @@ async def evaluate(
     settings: Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> EvalResult:
-    """Run `samples_per_task` episodes of every task.
+    """Run `samples_per_task` episodes of every task; `tasks` have different ids.
 
+    `out` is a folder of records, traces and summary: its finished episodes are not run again,
+    failed ones are, and it must agree in `settings`, JSON values. None keeps everything in memory.
     Returns records in the order of the tasks; failed episodes are included, and in no score.
-
-    Args:
-        tasks: With different ids.
-        out: Folder of records, traces and summary; its finished episodes are not run again, failed
-            ones are. None keeps everything in memory.
-        settings: Further JSON values that must agree when a folder is continued.
-
-    Raises:
-        ConfigError: `out` has an evaluation with other settings or tasks.
-        DataError: Two tasks have the same id, or records in `out` are damaged.
     """
     jobs = {(task.id, sample): task for task in tasks for sample in range(samples_per_task)}
     if len(jobs) < len(tasks) * samples_per_task:

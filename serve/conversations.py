@@ -112,9 +112,7 @@ class Conversation:
     async def read(self) -> AsyncIterator[Step]:
         """Read the unread items, one step a chunk; yield each committed step.
 
-        Raises:
-            PromptTooLongError: A chunk exceeds the context; the rest of its item is skipped.
-            OutageError: Committed steps stay; the next call continues.
+        After PromptTooLongError the rest of its item is skipped; after OutageError it continues.
         """
         while self.state.unread:
             item, (read, _) = next(iter(self.state.unread.items()))

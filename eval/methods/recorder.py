@@ -39,25 +39,16 @@ _JSON_REPLY = ActionSpec("reply", Body.TEXT)
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that the methods of a comparison share.
-
-    Attributes:
-        run: AtomMem's settings; every method samples with its sampling.
-        factory: Its environments cut documents into chunks, and score answers.
-        max_in_flight: Most episodes at once, or a bound shared with other evaluations; None: all.
-        context_tokens: Longest prompt and completion together, for methods that fill the context.
-        max_turns: Calls of tools in an episode, for methods that search.
-        yarn_factor: YaRN factor (arXiv 2309.00071) of the server or config, stated in the result.
-    """
+    """Everything that the methods of a comparison share."""
 
     run: RunConfig
     policy: Policy
     embedder: Embedder
     factory: EnvironmentFactory
-    max_in_flight: int | asyncio.Semaphore | None = None
-    context_tokens: int = 32_768
-    max_turns: int = 40
-    yarn_factor: float | None = None
+    max_in_flight: int | asyncio.Semaphore | None = None  # a number, or a bound that is shared
+    context_tokens: int = 32_768  # longest prompt and completion together
+    max_turns: int = 40  # calls of tools in an episode
+    yarn_factor: float | None = None  # arXiv 2309.00071, of the server or config
 
     @property
     def tokenizer(self) -> Tokenizer:
