@@ -102,6 +102,7 @@ class TinkerTrainer:
         self.settings, self.service = settings, service
         self.args: TinkerConfig = settings.args
         args, self.tokenizer = self.args, load_tokenizer(settings.model)
+        self._stored = settings.stored_with(self.tokenizer)
         self.base_model = str(settings.model.model_name_or_path)
         kind = find_environment(settings.run.environment.environment)
         self.tasks: list[Any] = list(kind.read_tasks(args.data))
@@ -310,7 +311,7 @@ class TinkerTrainer:
         state = {"state": self.client.save_state(f"update-{step}").result().path}
         (partial / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
         self.state.save_to_json(str(partial / "trainer_state.json"))
-        save_config(partial, *self.settings.stored)
+        save_config(partial, *self._stored)
         checkpoints.publish_checkpoint(partial, out, self.args)
         checkpoints.prune_checkpoints(out, self.args.save_total_limit)
         self._saved_step = step
@@ -324,7 +325,7 @@ class TinkerTrainer:
         archive = httpx.get(url, follow_redirects=True, timeout=600).raise_for_status().content
         unpack_adapter(archive, folder)
         self.tokenizer.save_pretrained(folder)
-        save_config(folder, *self.settings.stored)
+        save_config(folder, *self._stored)
         return folder
 
 

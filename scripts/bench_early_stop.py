@@ -94,7 +94,7 @@ def main() -> int:
     options = read_options(
         __doc__,
         **{"start": Path, "seed": ([0, 1, 2], [0]), "costs": [0.2], "full": False},
-        **{"n": (600, 4), "out": Path("runs/early_stop")},
+        **{"n": (600, 4), "temperature": 1.0, "out": Path("runs/early_stop")},
     )
     recipe = quick(RECIPE) if options.quick else RECIPE
     if options.start is not None and not options.quick:
@@ -106,9 +106,10 @@ def main() -> int:
         folder = options.out / f"seed{seed}"
         train(folder, costs, seed, recipe, options.start)
         for cost, place in product(costs, ("early", "late")):
-            path = folder / f"cost_{cost}" / "grpo" / f"{place}_{options.n}.json"
+            policy = folder / f"cost_{cost}" / "grpo"
+            path = policy / f"{place}_{options.n}_{options.temperature}.json"
             if not path.is_file():
-                write_json(path, measure(folder / f"cost_{cost}", place, options.n, seed))
+                write_json(path, measure(policy, place, options.n, seed, options.temperature))
             found = {"seed": seed, "cost": cost, "evidence": place, **json.loads(path.read_text())}
             figures.append(found)
             print(*(f"{name} {value}" for name, value in found.items()), sep="; ", flush=True)
@@ -128,12 +129,12 @@ def main() -> int:
     )
 
 
-def measure(folder: Path, place: str, n: int, seed: int) -> dict[str, Any]:
+def measure(folder: Path, place: str, n: int, seed: int, temperature: float) -> dict[str, Any]:
     """Compare a trained policy with itself where it may not stop, on held-out tasks."""
     tasks = list(generate(replace(WORLD, evidence=place), n, 1_000_001 + seed))
     variants: dict[str, dict[str, Any]] = {"stops": {}, "reads on": {"early_stop": False}}
     results = asyncio.run(
-        evaluate_variants(folder / "grpo", tasks, variants, temperature=1.0, seed=seed)
+        evaluate_variants(folder, tasks, variants, temperature=temperature, seed=seed)
     )
     found: dict[str, Any] = {}
     for name, result in results.items():
