@@ -220,7 +220,7 @@ def make_task(row: Row, task_id: str, count: int, cutter: Cutter, rng: Random) -
     details = {"type": row.kind, "hops": len(gold)}
     question = Question(row.question, tuple(dict.fromkeys(row.answers)), task_id, details)
     held = [n for n, document in enumerate(documents) if document.gold]
-    metadata = {"row": row.id, "query": subject_of(row.question, titles)}
+    metadata: dict[str, Any] = {"row": row.id, "query": subject_of(row.question, titles)}
     metadata["notes"] = [asdict(note) for note in notes]
     asked = (question.with_documents(held),)
     return Task(task_id, asked, tuple(documents), source=row.source, metadata=metadata)

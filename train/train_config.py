@@ -191,7 +191,7 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
     updates of a rollout it is a multiple of `num_generations`.
     """
 
-    refused: ClassVar = ("episodes", "grpo")
+    refused: ClassVar[tuple[str, ...]] = ("episodes", "grpo")
 
     micro_batch_tokens: int = setting(
         16_384,

@@ -89,8 +89,8 @@ class WrittenRunner:
 
 
 def make_step(prompt_ids: list[int], token_ids: list[int]) -> Step:
-    seen = {"observation": Observation("reading"), "view": MemoryView()}
-    sampled = {"token_ids": token_ids, "logprobs": [-1.0] * len(token_ids)}
+    seen: dict[str, Any] = {"observation": Observation("reading"), "view": MemoryView()}
+    sampled: dict[str, Any] = {"token_ids": token_ids, "logprobs": [-1.0] * len(token_ids)}
     return Step(0, **seen, prompt_ids=prompt_ids, **sampled, finish_reason="stop")
 
 

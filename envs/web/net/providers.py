@@ -28,7 +28,7 @@ class ProviderSource(ToolSource):
     """The tool of one provider; `service` names its key, too (``ATOMMEM_SERPER_API_KEY``)."""
 
     service: ClassVar[Service]
-    headers: ClassVar[Mapping[str, str] | None] = None
+    headers: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -131,8 +131,8 @@ def with_seeds() -> None:
     ServerPool.__init__ = seeding  # type: ignore[method-assign]
     original = vllm_engine.sampling_params
 
-    def seeded(sampling: Sampling) -> Any:
-        params = original(sampling)
+    def seeded(sampling: Sampling, stop_token_ids: list[int]) -> Any:
+        params = original(sampling, stop_token_ids)
         params.seed = sampling.seed
         return params
 
