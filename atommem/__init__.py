@@ -4,8 +4,6 @@
 Both are loaded on first use: ``import atommem`` loads nothing.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -128,8 +128,7 @@ class Problem:
     detail: str = ""
 
 
-Call = Action | Problem
-"""A call of a tool, or a problem in one."""
+Call = Action | Problem  # a call of a tool, or a problem in one
 
 
 @dataclass(frozen=True, slots=True)

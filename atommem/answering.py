@@ -1,7 +1,5 @@
 """Asking a session a question outside of evaluation: an answer without its box counts, marked."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -14,8 +12,7 @@ from atommem.rollout import Session
 from atommem.thinking import thoughts_end
 
 _TAG = re.compile(r"</?\w+>")
-_LONGEST = 300
-"""Characters of a completion in an explanation."""
+_LONGEST = 300  # characters of a completion in an explanation
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,9 @@ from atommem.run import Runtime
 from atommem.saved_memory import MEMORY_FILE, Reading, SavedMemory, text_of
 from atommem.session_state import SessionState
 
-Progress = Callable[[int, int], None]
-"""Called with the number of chunks that were read, and of all."""
+Progress = Callable[[int, int], None]  # called with the number of chunks that were read, and of all
 _Result = TypeVar("_Result")
-_SILENT = 3
-"""Chunks in a row with text but without an action, after which reading warns."""
+_SILENT = 3  # chunks in a row with text but without an action, after which reading warns
 
 
 class _Contents:

@@ -1,7 +1,5 @@
 """``atommem ask``: read a file and answer questions about it."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import fcntl

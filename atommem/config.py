@@ -176,8 +176,7 @@ class PolicyConfig:
         return (self.tokenizer or "") if self.is_server else self.policy[0]
 
 
-SHIPPED = "smollm2"
-"""The adapter that `atommem ask` uses where no policy is given."""
+SHIPPED = "smollm2"  # the adapter that `atommem ask` uses where no policy is given
 
 
 def shipped_policy(name: str) -> str:

@@ -3,8 +3,6 @@
 The packages are of the extra `files`, and imported when a file needs them.
 """
 
-from __future__ import annotations
-
 import codecs
 import io
 import re

@@ -14,8 +14,7 @@ from atommem.episode import Observation, Step, StopReason
 from atommem.errors import ConfigError
 from atommem.tokens import Tokenizer
 
-GROUP = "atommem.environments"
-"""The entry points of environments."""
+GROUP = "atommem.environments"  # the entry points of environments
 DEFAULT_ENVIRONMENT = "longdoc"
 
 

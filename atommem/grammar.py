@@ -40,8 +40,6 @@ Tools
     `UNKNOWN_TOOL` or `BAD_ARGUMENTS`, whose detail explains what to write instead.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -55,8 +53,7 @@ from atommem.latex import plain_text
 from atommem.text_safety import read_json
 from atommem.thinking import THINK, marks
 
-_MAX_DEPTH = 64
-"""Deepest nesting of a call's arguments."""
+_MAX_DEPTH = 64  # deepest nesting of a call's arguments
 _Item = Action | Problem
 
 # Wide and narrow forms, brackets and punctuation of other scripts, as one ASCII character each.

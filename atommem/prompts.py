@@ -49,10 +49,8 @@ _MEMORY_PIECES = ("scratchpad", "query", "memory", "entry", "capacity_notice")
 _MEMORY_NUMBERS = ("handle", "size", "capacity")
 _NO_NOTICE = f"{_MEMORY}unlimited"
 _EMPTY = f"{_MEMORY}empty"
-_UNGUARDED = (_NO_NOTICE, _EMPTY)
-"""Variants of pieces, which bring no heading of their own."""
-_USER = "ATOMMEM-USER-MESSAGE"
-"""Stands for the user message while the chat template is rendered."""
+_UNGUARDED = (_NO_NOTICE, _EMPTY)  # variants of pieces, which bring no heading of their own
+_USER = "ATOMMEM-USER-MESSAGE"  # stands for the user message while the chat template is rendered
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 

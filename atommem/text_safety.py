@@ -266,8 +266,7 @@ def _pattern(literal: str) -> str:
 
 # Segments of a prompt, for a tokenizer that is at hand -------------------------------------------
 
-_ANCHORS = ("\ue000", ".")
-"""Hardly any tokenizer merges these with what follows."""
+_ANCHORS = ("\ue000", ".")  # hardly any tokenizer merges these with what follows
 
 
 class SegmentEncoder:

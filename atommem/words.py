@@ -1,7 +1,5 @@
 """Words of a text in any language; English text has the words of ``\\w+``."""
 
-from __future__ import annotations
-
 import re
 from unicodedata import category, decimal, normalize
 

@@ -13,8 +13,7 @@ from atommem.episode import Piece
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer, cut_position, token_offsets
 
-_ATTRIBUTES = ("type", "level", "hops")
-"""Metadata of questions by which scores are reported."""
+_ATTRIBUTES = ("type", "level", "hops")  # metadata of questions by which scores are reported
 # A sentence ends after . ! ? (and closing quotes or brackets) before white space, after their CJK
 # counterparts, and before a line break. The white space goes to the next chunk, as most tokenizers
 # put it into the token that follows.

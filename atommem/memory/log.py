@@ -16,8 +16,7 @@ from atommem.errors import TraceError
 
 POLICY, MEMORY, USER = "policy", "memory", "user"
 """Actors. A rule acts as ``retention:NAME`` or ``admission:NAME``."""
-BETWEEN = " | "
-"""Separates the names in `Source.piece`; no address contains it."""
+BETWEEN = " | "  # separates the names in `Source.piece`; no address contains it
 
 
 class Outcome(StrEnum):

@@ -21,8 +21,7 @@ from atommem.errors import ConfigError
 from atommem.files import replacing
 
 Ids = npt.NDArray[np.int64]
-Hits = list[tuple[int, float]]
-"""Pairs of entry id and score, best first."""
+Hits = list[tuple[int, float]]  # pairs of entry id and score, best first
 
 TIE_TOLERANCE = 1e-6
 """Equal texts can differ in the last bits of their float32 scores, by batch and by row."""

@@ -19,8 +19,7 @@ from atommem.policy.contract import Sampling
 if TYPE_CHECKING:
     import torch
 
-COMPACT_AT = 0.9
-"""Share of running rows at which finished ones leave; leaving copies the cache."""
+COMPACT_AT = 0.9  # share of running rows at which finished ones leave; leaving copies the cache
 
 
 @dataclass(slots=True)

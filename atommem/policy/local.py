@@ -17,8 +17,7 @@ from atommem.policy.contract import Completion, Sampling, check_request, make_co
 from atommem.policy.decoding import Row, decode
 
 _PROBE = 'Hello world, it\'s 12:30.\n\n  <b>x</b> é 北京 ( a ) , b ! {"k": [1]}'
-FREE_PADDING = 4096
-"""Padding tokens that a batch may have even if they exceed its real tokens."""
+FREE_PADDING = 4096  # padding tokens that a batch may have even if they exceed its real tokens
 
 _Request = tuple[list[int], Sampling]
 

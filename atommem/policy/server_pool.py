@@ -15,8 +15,7 @@ from atommem.servers.client import RefusedError, ServerClient
 HEALTH_SECONDS = 5.0
 MAX_PROBE_SECONDS = 10.0
 MAX_HOMES = 4096
-MAX_ATTEMPTS = 8
-"""Servers on which one request may fail, because a request may crash servers."""
+MAX_ATTEMPTS = 8  # servers on which one request may fail, because a request may crash servers
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,12 @@ from atommem.envs.task import Document, Question, Task
 
 LONGMEMEVAL, BEAM, MEMAGENT = "longmemeval", "beam", "memagent"
 _Texts = Annotated[list[Text], Meta(min_length=1)]
-QUESTIONS = 10
-"""Questions of a task: a conversation has up to some two hundred."""
+QUESTIONS = 10  # questions of a task: a conversation has up to some two hundred
 _GOLDS = ("answer", "ideal_response", "ideal_answer", "ideal_summary", "expected_compliance")
 """Names of the gold answer in BEAM, by ability."""
 _MARK = "->->"
 """Ends a user's turn in BEAM: the point of the plan that the turn was made from follows."""
-NOT_MENTIONED = "Not mentioned in the conversation"
-"""The right option of an adversarial question."""
+NOT_MENTIONED = "Not mentioned in the conversation"  # the right option of an adversarial question
 _SESSION = re.compile(r"session_(\d+)")
 # Also in the official file: several in one string, and "D:11:26".
 _TURN = re.compile(r"D:?(\d+):(\d+)")

@@ -4,8 +4,6 @@ All formats give equal rows: null is absent, and text that stands for a list, ob
 decoded where a reader asks for one.
 """
 
-from __future__ import annotations
-
 import ast
 import csv
 import json

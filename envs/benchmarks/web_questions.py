@@ -13,8 +13,7 @@ from atommem.envs.benchmarks.rows import Benchmark, QARow, Row, Text, listed, re
 from atommem.envs.scoring.metrics import WEB_SOURCES, normalize
 
 GAIA, WEBWALKERQA, ASEARCHER, WEBDANCER, BROWSECOMP_PLUS = WEB_SOURCES
-_HIDDEN = "?"
-"""The final answer in GAIA's test split, which can be asked and not scored."""
+_HIDDEN = "?"  # the final answer in GAIA's test split, which can be asked and not scored
 
 
 def parse_gaia(row: Row) -> QARow:

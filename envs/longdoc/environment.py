@@ -43,8 +43,7 @@ from atommem.tokens import Tokenizer, token_offsets
 
 MOST_AT_ONCE = 10
 """Questions that methods without reads are asked at one step: all of a task of arXiv 2601.08323."""
-DOCUMENT_TOKENS = 140
-"""A paragraph of Wikipedia with its title, as in HotpotQA."""
+DOCUMENT_TOKENS = 140  # a paragraph of Wikipedia with its title, as in HotpotQA
 QUESTION_TOKENS = 25
 _SAMPLED_TASKS = 16
 _CACHED_TASKS = 64

@@ -29,8 +29,7 @@ PRESETS: dict[str, str] = yaml.safe_load(
 )
 """Prompts of ours by name."""
 _PLACES = ("{question}", "{golds}", "{answer}")
-_ATTEMPTS = 3
-"""Requests for a verdict, each with another seed, until one can be read."""
+_ATTEMPTS = 3  # requests for a verdict, each with another seed, until one can be read
 _ANSWER_CHARACTERS = 2000
 _RECENT, _FEWEST = 200, 20
 """Verdicts of which half may be unreadable before a run stops, and the fewest for a rate."""

@@ -11,8 +11,6 @@ LoCoMo and OOLONG have rules of their own (`locomo_scores`, `oolong_scores`). An
 sources may be in any language (`comparable`), which changes no score of ASCII texts.
 """
 
-from __future__ import annotations
-
 import re
 import string
 import unicodedata

@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 
-_FLIPS = 9_999
-"""Random sign assignments where the exact distribution is too large."""
+_FLIPS = 9_999  # random sign assignments where the exact distribution is too large
 _EXACT_SUM = 20_000
 """Largest sum of whole numbers with an exact distribution (20 ms for a thousand units)."""
-_BATCH = 1 << 20
-"""Most signs drawn at once, to bound memory."""
+_BATCH = 1 << 20  # most signs drawn at once, to bound memory
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

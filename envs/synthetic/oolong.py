@@ -25,8 +25,7 @@ _LABELS = {
 }
 _COMPARED = {1: "more common than", 0: "same frequency as", -1: "less common than"}
 _LINES_OF_DOCUMENT = 10
-Line = tuple[dt.date, int, str]
-"""Date, user and label."""
+Line = tuple[dt.date, int, str]  # date, user and label
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ FAMILIES = (*_NEEDLES, "variable_tracking", "common_words", "frequent_words")
 _HOPS = 4
 _COMMON, _COMMON_TIMES, _OTHER_TIMES = 10, 30, 3
 _FREQUENT = 3
-_LEAST_WORD = 4
-"""Letters of a word that may be a key, or be counted."""
+_LEAST_WORD = 4  # letters of a word that may be a key, or be counted
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from atommem.envs.synthetic.prose import (
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError
 
-_THIRDS = {"early": 0.0, "late": 2 / 3}
-"""Where the evidence begins, as a share of the stream."""
+_THIRDS = {"early": 0.0, "late": 2 / 3}  # where the evidence begins, as a share of the stream
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,10 @@ from atommem.memory.log import BETWEEN
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
 
-_MAX_NAME = 200
-"""Characters of a title, of a link's name and of a call, as they are shown."""
-_MAX_TEXT = 500_000
-"""Characters of a page or another result: some thirty steps of 4,000 tokens."""
-_MAX_FAILURE = 1000
-"""Characters of an error message: a call must not serve as a second memory."""
-_MAX_LINK_BYTES = 8000
-"""Bytes of the names of all links: some two thousand tokens."""
+_MAX_NAME = 200  # characters of a title, of a link's name and of a call, as they are shown
+_MAX_TEXT = 500_000  # characters of a page or another result: some thirty steps of 4,000 tokens
+_MAX_FAILURE = 1000  # characters of an error message: a call must not serve as a second memory
+_MAX_LINK_BYTES = 8000  # bytes of the names of all links: some two thousand tokens
 _PART = re.compile(r", part \d+/\d+\Z")
 
 

@@ -26,8 +26,7 @@ from atommem.errors import ConfigError
 from atommem.memory.log import MemoryView
 
 HOME, DIRECTORY = "home", "people"
-HOPS = 2
-"""From a work to its maker, and to the maker's home."""
+HOPS = 2  # from a work to its maker, and to the maker's home
 _ORDERS = ("final_answer", "delete_memory", "tool_call")
 """Tags of injected actions, equal in all dialects."""
 _ORDER = re.compile(rf"<({'|'.join(_ORDERS)})> .+? </\1>")

@@ -14,8 +14,7 @@ from atommem.envs.web.net.hosts import HostRules
 from atommem.envs.web.tools import Tool, ToolResult, ToolSource
 from atommem.errors import AtomMemError, ConfigError, OutageError
 
-GROUP = "atommem.tools"
-"""Entry-point group of tool sources."""
+GROUP = "atommem.tools"  # entry-point group of tool sources
 
 
 def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:

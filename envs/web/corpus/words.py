@@ -8,8 +8,7 @@ from typing import Any
 from atommem.errors import ConfigError
 from atommem.words import character_pairs, unify
 
-Ranked = list[tuple[int, float]]
-"""Passage numbers with scores, best first."""
+Ranked = list[tuple[int, float]]  # passage numbers with scores, best first
 _MAX_TERMS = 64
 _WRITER_BYTES = 64_000_000
 

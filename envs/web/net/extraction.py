@@ -23,8 +23,7 @@ _MAX_LINKS = 100
 _MAX_PDF_PAGES = 200
 _BLANK_LINES = re.compile(r"[ \t]*\n\s*\n\s*")
 _Value = TypeVar("_Value")
-Extracted = tuple[str, str, tuple[Link, ...]]
-"""Title, text and links of a page."""
+Extracted = tuple[str, str, tuple[Link, ...]]  # title, text and links of a page
 
 
 class Extraction:

@@ -20,8 +20,7 @@ from atommem.servers.client import RefusedError, ServerClient, Service, key_vari
 
 _REQUEST_STATUSES = (400, 413, 414, 415, 422, 431, 451, 502)
 """Statuses that concern one query or page; `ServerClient` refuses a large answer with 502."""
-Request = tuple[str, dict[str, Any] | None]
-"""A path, and the body to post to it; None to get it."""
+Request = tuple[str, dict[str, Any] | None]  # a path, and the body to post to it; None to get it
 
 
 class ProviderSource(ToolSource):
