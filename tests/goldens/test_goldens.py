@@ -6,7 +6,7 @@ from tests.goldens import compare, record
 
 pytest.importorskip("torch")
 SLOW = sorted({*record.PARTS} - record.FAST - record.WHOLE_DEMOS)
-NAMES = [*record.FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+NAMES = [*sorted(record.FAST), *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 
 @pytest.mark.parametrize("name", NAMES)
