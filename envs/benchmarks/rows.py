@@ -37,7 +37,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 # An array in a text, as numpy prints it: ['Ann' "O'Neil" 3] or array(['Ann'], dtype=object).
 _ARRAY = re.compile(r"\barray\((\[[^\[\]]*\])(?:,\s*dtype=[^)]*)?\)")
 _ARRAY_ITEM = re.compile(
-    r"""('(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[-+.\w]++|\])(?=\s+["'\[\d-])""", re.DOTALL
+    r"""('(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[-+.\w]++|\])(\s+(?=["'\[\d-]))?""", re.DOTALL
 )
 _REFUSED = (
     (b"version https://git-lfs", "is a pointer of Git LFS. Get the file with: git lfs pull"),
@@ -350,7 +350,10 @@ def decoded(value: Any) -> Any:
         return load_json(value)
     if value in ("True", "False") or value.lstrip().startswith(("[", "{", "(", "array(")):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            return ast.literal_eval(_ARRAY_ITEM.sub(r"\1,", _ARRAY.sub(r"\1", value)))
+            commas = _ARRAY_ITEM.sub(
+                lambda item: item[1] + "," * bool(item[2]), _ARRAY.sub(r"\1", value)
+            )
+            return ast.literal_eval(commas)
     return value
 
 
