@@ -238,21 +238,29 @@ class ConversationLog:
             query = query.where(events.c.kind.in_(kinds))
         return [_event(row) for row in self._rows(query)]
 
-    def items(self, conversation: str, kinds: Sequence[str] = ("item",)) -> list[Event]:
-        """Return the events of these kinds that were not deleted, oldest first."""
-        found = self.events(conversation, (*kinds, "deleted"))
+    def items(
+        self, conversation: str, kinds: Sequence[str] = ("item",), name: str = ""
+    ) -> list[Event]:
+        """Return the events of these kinds that were not deleted, oldest first.
+
+        With `name`, only items whose name begins with it.
+        """
+        query = _events_of(conversation).where(events.c.kind.in_((*kinds, "deleted")))
+        if name:
+            start = sa.func.substr(events.c.body["name"].as_string(), 1, len(name))
+            query = query.where(sa.or_(events.c.kind == "deleted", start == name))
+        found = [_event(row) for row in self._rows(query)]
         deleted = {event.parent for event in found if event.kind == "deleted"}
         return [e for e in found if e.kind != "deleted" and e.version not in deleted]
 
     def unread(self, conversation: str) -> Unread:
-        return self._state(conversation)[0].unread
+        columns = [column for column in _STATE if column.name != "operations"]
+        return _advance(self._rows(_events_of(conversation, *columns))).unread
 
     def _state(self, conversation: str) -> tuple[LogState, Sequence[sa.Row[Any]]]:
         """Return the state without operations and vectors, and the rows that it follows."""
-        state, rows = LogState(), self._rows(_events_of(conversation, *_STATE))
-        for row in rows:
-            state.advance(row)
-        return state, rows
+        rows = self._rows(_events_of(conversation, *_STATE))
+        return _advance(rows), rows
 
     def response(self, response: str, owner: str) -> tuple[str, Event, Event | None]:
         """Return conversation, question and answer (None: unanswered) of a response."""
@@ -322,6 +330,13 @@ class ConversationLog:
     def _rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         with self.engine.begin() as connection:
             return connection.execute(query).all()
+
+
+def _advance(rows: Sequence[sa.Row[Any]]) -> LogState:
+    state = LogState()
+    for row in rows:
+        state.advance(row)
+    return state
 
 
 def _events_of(conversation: str, *columns: Any) -> sa.Select[Any]:

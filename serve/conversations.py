@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial, wraps
@@ -76,10 +76,12 @@ class Conversation:
         if newest != self.state.version:
             await self.reload()
 
-    async def recall(self, query: str) -> list[tuple[Entry, float]]:
-        """Return the entries that the policy would be shown for a query, with their scores."""
+    async def recall(
+        self, query: str, k: int | None = None, source: str = ""
+    ) -> list[tuple[Entry, float]]:
+        """Return the entries that the policy would be shown for a query, best first."""
         await self.refresh()
-        return await self.session.memory.search(query)
+        return await self.session.memory.search(query, k, source)
 
     async def reload(self) -> None:
         """Load the session from the log; entries of another embedder are embedded again."""
@@ -97,17 +99,30 @@ class Conversation:
         CONFLICTS.inc()
         await self.reload()
 
+    @_repeated
     async def add(
-        self, items: Sequence[dict[str, Any]], request: RequestKey | None = None
+        self,
+        items: Sequence[dict[str, Any]],
+        request: RequestKey | None = None,
+        replaced: Collection[str] = (),
     ) -> list[Event]:
-        """Commit items; `read` reads them."""
+        """Commit items, which `read` reads, and delete those with the names `replaced`."""
+        if before := await self._written_before(request, len(items)):
+            return before
         # Another gateway may have changed the goal since this one loaded it.
         info = await run_in_threadpool(self._log.info, self.id, self.owner)
         new = []
         for body in items:
             item = _item(body, info.metadata.get("goal", ""))
             new.append(replace(item, chunks=len(await _observations_of(self._model, item))))
-        return await self._append(new, request)
+        deleted: list[Event] = []
+        if replaced:
+            await self.refresh()
+            earlier = await run_in_threadpool(self._log.items, self.id)
+            for name in dict.fromkeys(replaced):
+                if found := [item for item in earlier if item.source == name]:
+                    deleted += await self._deleted(found, name)
+        return (await self._commit([*new, *deleted], request))[: len(new)]
 
     async def read(self) -> AsyncIterator[Step]:
         """Read the unread items, one step a chunk; yield each committed step.
@@ -205,7 +220,7 @@ class Conversation:
             return before[0].operations
         await self.refresh()
         written = await self.session.memory.edit(entry, text, self._last_step)
-        return await self._commit_edit([Event("edit")], written, request)
+        return await self._commit_edit([_edit({}, written)], request)
 
     @_repeated
     async def forget(self, source: str) -> Operations:
@@ -213,9 +228,9 @@ class Conversation:
         items = await run_in_threadpool(self._log.items, self.id)
         found = [item for item in items if item.has_source(source)]
         if found:
-            return await self._delete(found, source)
+            return await self._commit_edit(await self._deleted(found, source))
         written = await self.session.memory.forget(source, self._last_step)
-        return await self._commit_edit([Event("edit", {"forget": source})], written)
+        return await self._commit_edit([_edit({"forget": source}, written)])
 
     @_repeated
     async def delete_item(self, item_id: str) -> Operations:
@@ -224,22 +239,22 @@ class Conversation:
         found = [item for item in items if item.body["id"] == item_id]
         if not found:
             raise NotFoundError(f"there is no item {item_id!r} in this conversation.")
-        return await self._delete(found, found[0].source)
+        return await self._commit_edit(await self._deleted(found, found[0].source))
 
-    async def _delete(self, items: Sequence[Event], source: str) -> Operations:
+    async def _deleted(self, items: Sequence[Event], source: str) -> list[Event]:
+        """Forget what was written while items were read; return the events of their deletion."""
         steps = await run_in_threadpool(self._log.events, self.id, ("step",))
         deleted = {item.version for item in items}
         read = [step.step or 0 for step in steps if step.parent in deleted]
         written = await self.session.memory.forget(source, self._last_step, steps_shown=read)
         new = [Event("deleted", {"item": item.body["id"]}, parent=item.version) for item in items]
-        return await self._commit_edit(new, written)
+        return [replace(new[0], operations=[to_json(each) for each in written]), *new[1:]]
 
     async def _commit_edit(
-        self, new: list[Event], written: Sequence[Operation], request: RequestKey | None = None
+        self, new: Sequence[Event], request: RequestKey | None = None
     ) -> Operations:
-        operations = [to_json(operation) for operation in written]
-        await self._commit([replace(new[0], operations=operations), *new[1:]], request)
-        return operations
+        await self._commit(new, request)
+        return new[0].operations
 
     @property
     def _last_step(self) -> int:
@@ -319,6 +334,10 @@ async def _observations_of(model: ServedModel, item: Event) -> Sequence[Observat
     text = parts[0] if len(parts) == 1 else parts
     shown = await run_in_threadpool(model.agent.factory.reading, text, questions)
     return [replace(each, origin=f"{item.source}, {each.origin}") for each in shown]
+
+
+def _edit(body: Mapping[str, Any], written: Sequence[Operation]) -> Event:
+    return Event("edit", body, operations=[to_json(operation) for operation in written])
 
 
 def _step_event(step: Step, parent: int) -> Event:

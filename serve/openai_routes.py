@@ -32,10 +32,14 @@ class Call:
         return self.server.use(conversation, self.owner)
 
     async def read(
-        self, conversation: str, new: Sequence[dict[str, Any]], key: RequestKey | None
+        self,
+        conversation: str,
+        new: Sequence[dict[str, Any]],
+        key: RequestKey | None,
+        replaced: Sequence[str] = (),
     ) -> list[Event]:
         async with self.use(conversation) as memory:
-            done = await memory.add(new, key)
+            done = await memory.add(new, key, replaced)
             async for _ in memory.read():
                 pass
             return done
@@ -141,14 +145,18 @@ async def delete_conversation(conversation: wire.ConversationId, call: ThisCall)
 
 @router.post("/conversations/{conversation}/items")
 async def create_items(
-    conversation: wire.ConversationId, items: Annotated[wire.Items, Embedded], call: ThisCall
+    conversation: wire.ConversationId,
+    items: Annotated[wire.Items, Embedded],
+    call: ThisCall,
+    replace: Annotated[list[wire.Name] | None, Embedded] = None,
 ) -> dict[str, Any]:
     """Commit texts, and read them, one turn a chunk, before returning.
 
+    Texts with the names `replace` are deleted in the same commit.
     If this fails or is cut off, committed items stay listed and the next call continues to read
     them; the same call with the same ``Idempotency-Key`` does not add them again.
     """
-    reading = call.read(conversation, [item.body() for item in items], call.key)
+    reading = call.read(conversation, [item.body() for item in items], call.key, replace or ())
     done = await until_disconnect(call.request, reading)
     return wire.page([wire.item_object(event) for event in done])
 
@@ -160,9 +168,13 @@ def list_items(
     limit: PageLimit = 20,
     order: Annotated[str, Query(pattern="^(asc|desc)$")] = "desc",
     after: wire.ConversationId = "",
+    name: wire.Name = "",
 ) -> dict[str, Any]:
-    """List texts, questions and answers, newest first by default."""
-    items = _items(info, call)
+    """List texts, questions and answers, newest first by default.
+
+    With `name`, only texts whose name begins with it.
+    """
+    items = _items(info, call, name)
     if order == "desc":
         items.reverse()
     return wire.page(items[_index(items, after) + 1 :] if after else items, limit)
@@ -175,9 +187,9 @@ def retrieve_item(item: str, info: Info, call: ThisCall) -> dict[str, Any]:
     return items[_index(items, item)]
 
 
-def _items(info: ConversationInfo, call: Call) -> list[dict[str, Any]]:
+def _items(info: ConversationInfo, call: Call, name: str = "") -> list[dict[str, Any]]:
     unread = call.log.unread(info.id)
-    return [wire.item_object(event, unread) for event in call.log.items(info.id, _LISTED)]
+    return [wire.item_object(event, unread) for event in call.log.items(info.id, _LISTED, name)]
 
 
 def _index(items: Sequence[dict[str, Any]], name: str) -> int:
