@@ -290,10 +290,12 @@ class ConversationLog:
         newest: bool = False,
         after: str = "",
         limit: int | None = None,
+        name: str = "",
     ) -> list[Event]:
         """Return the texts, questions and answers that were not deleted, oldest first.
 
-        Raises NotFoundError if the conversation never had the item `after`.
+        With `name`, only items whose name begins with it. Raises NotFoundError if the conversation
+        never had the item `after`.
         """
         columns, order = events.c, events.c.version
         here = columns.conversation == conversation
@@ -302,6 +304,9 @@ class ConversationLog:
         query = query.where(columns.version.not_in(deleted))
         if ids:
             query = query.where(columns.item.in_(ids))
+        if name:
+            found = columns.body[("item", "name")].as_string()
+            query = query.where(sa.func.substr(found, 1, len(name)) == name)
         if after:
             rows = self._rows(sa.select(sa.func.max(order)).where(here, columns.item == after))
             if rows[0][0] is None:
@@ -325,14 +330,13 @@ class ConversationLog:
         return {e.parent or 0: e.body["reason"] for e in found if e.body.get("unread")}
 
     def unread(self, conversation: str) -> Unread:
-        return self._state(conversation)[0].unread
+        columns = [column for column in _STATE if column.name != "operations"]
+        return _advance(self._rows(_events_of(conversation, *columns))).unread
 
     def _state(self, conversation: str) -> tuple[LogState, Sequence[sa.Row[Any]]]:
         """Return the state without operations and vectors, and the rows that it follows."""
-        state, rows = LogState(), self._rows(_events_of(conversation, *_STATE))
-        for row in rows:
-            state.advance(row)
-        return state, rows
+        rows = self._rows(_events_of(conversation, *_STATE))
+        return _advance(rows), rows
 
     def response(self, response: str, owner: str) -> tuple[str, Event, Event | None]:
         """Return conversation, question and answer (None: unanswered) of a response."""
@@ -429,6 +433,13 @@ def question_id(response: str) -> str:
 
 def answer_id(response: str) -> str:
     return f"msg_a{response.removeprefix('resp_')}"
+
+
+def _advance(rows: Sequence[sa.Row[Any]]) -> LogState:
+    state = LogState()
+    for row in rows:
+        state.advance(row)
+    return state
 
 
 def _events_of(conversation: str, *columns: Any) -> sa.Select[Any]:

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial, wraps
@@ -77,10 +77,12 @@ class Conversation:
         if newest != self.state.version:
             await self.reload()
 
-    async def recall(self, query: str) -> list[tuple[Entry, float]]:
-        """Return the entries that the policy would be shown for a query, with their scores."""
+    async def recall(
+        self, query: str, k: int | None = None, source: str = ""
+    ) -> list[tuple[Entry, float]]:
+        """Return the entries that the policy would be shown for a query, best first."""
         await self.refresh()
-        return await self.session.memory.search(query)
+        return await self.session.memory.search(query, k, source)
 
     async def reload(self) -> None:
         """Load the session from the log; entries of another embedder are embedded again."""
@@ -98,15 +100,21 @@ class Conversation:
         CONFLICTS.inc()
         await self.reload()
 
+    @_repeated
     async def add(
-        self, items: Sequence[Item], request: RequestKey | None = None, history: bool = False
+        self,
+        items: Sequence[Item],
+        request: RequestKey | None = None,
+        replaced: Collection[str] = (),
+        *,
+        history: bool = False,
     ) -> list[Event]:
-        """Commit items; `read` reads them. Those that it has already are not added again.
+        """Commit items, which `read` reads, and delete those with the names `replaced`.
 
-        Bare questions of a `history` are kept and not read.
+        Items that it has already are not added again, and bare questions of a `history` not read.
         """
-        if not items:
-            return []
+        if before := await self._written_before(request, len(items)):
+            return before
         ids = [item["id"] for item in items if "id" in item]
         held = await run_in_threadpool(self._log.items, self.id, ids=ids) if ids else []
         known = {event.item: event for event in held}
@@ -118,14 +126,18 @@ class Conversation:
                 continue
             if event is not None:  # another item has its id
                 given = {name: value for name, value in given.items() if name != "id"}
-            item = with_id(given)
-            new = _item(item, goal)
-            found.append(new if history and only_asks(item) else await self._with_chunks(new))
-            known[item["id"]] = found[-1]
-        if added := [event for event in found if not event.version]:
-            done = iter(await self._append(added, request))
-            found = [event if event.version else next(done) for event in found]
-        return found
+            new = _item(with_id(given), goal)
+            found.append(new if history and only_asks(given) else await self._with_chunks(new))
+            known[new.item] = found[-1]
+        added: list[Event] = [event for event in found if not event.version]
+        if replaced:
+            await self.refresh()
+            earlier = await run_in_threadpool(self._log.items, self.id, ("item",))
+            for name in dict.fromkeys(replaced):
+                if gone := [item for item in earlier if item.source == name]:
+                    added += await self._deleted(gone, name)
+        done = iter(await self._commit(added, request) if added else ())
+        return [event if event.version else next(done) for event in found]
 
     async def _goal(self) -> str:
         # Another gateway may have changed the goal since this one loaded it.
@@ -249,7 +261,7 @@ class Conversation:
             return before[0].operations
         await self.refresh()
         written = await self.session.memory.edit(entry, text, self._last_step)
-        return await self._commit_edit([Event("edit")], written, request)
+        return await self._commit_edit([_edit({}, written)], request)
 
     @_repeated
     async def forget(self, source: str) -> Operations:
@@ -260,11 +272,11 @@ class Conversation:
         items = await run_in_threadpool(self._log.items, self.id, ("item", "ask"))
         found = [item for item in items if item.has_source(source)]
         if found:
-            return await self._delete(found, source)
+            return await self._commit_edit(await self._deleted(found, source))
         written = await self.session.memory.forget(source, self._last_step)
         if not written:
             raise NotFoundError(f"nothing in this conversation came from {source!r}.")
-        return await self._commit_edit([Event("edit", {"forget": source})], written)
+        return await self._commit_edit([_edit({"forget": source}, written)])
 
     @_repeated
     async def delete_item(self, item_id: str) -> Operations:
@@ -272,22 +284,22 @@ class Conversation:
         found = await run_in_threadpool(self._log.items, self.id, ids=[item_id])
         if not found:
             raise NotFoundError(f"there is no item {item_id!r} in this conversation.")
-        return await self._delete(found, found[0].source)
+        return await self._commit_edit(await self._deleted(found, found[0].source))
 
-    async def _delete(self, items: Sequence[Event], source: str) -> Operations:
+    async def _deleted(self, items: Sequence[Event], source: str) -> list[Event]:
+        """Forget what was written while items were read; return the events of their deletion."""
         steps = await run_in_threadpool(self._log.events, self.id, ("step",))
         deleted = {item.version for item in items}
         read = [step.step or 0 for step in steps if step.parent in deleted]
         written = await self.session.memory.forget(source, self._last_step, steps_shown=read)
         new = [Event("deleted", {"item": item.item}, parent=item.version) for item in items]
-        return await self._commit_edit(new, written)
+        return [replace(new[0], operations=[to_json(each) for each in written]), *new[1:]]
 
     async def _commit_edit(
-        self, new: list[Event], written: Sequence[Operation], request: RequestKey | None = None
+        self, new: Sequence[Event], request: RequestKey | None = None
     ) -> Operations:
-        operations = [to_json(operation) for operation in written]
-        await self._commit([replace(new[0], operations=operations), *new[1:]], request)
-        return operations
+        await self._commit(new, request)
+        return new[0].operations
 
     @property
     def _last_step(self) -> int:
@@ -381,6 +393,10 @@ async def _observations_of(model: ServedModel, item: Event) -> Sequence[Observat
     text = texts[0] if len(texts) == 1 else texts
     shown = await run_in_threadpool(model.agent.factory.reading, text, questions)
     return [replace(each, origin=f"{item.source}, {each.origin}") for each in shown]
+
+
+def _edit(body: Mapping[str, Any], written: Sequence[Operation]) -> Event:
+    return Event("edit", body, operations=[to_json(operation) for operation in written])
 
 
 def _step_event(step: Step, parent: int) -> Event:

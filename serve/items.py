@@ -113,8 +113,8 @@ def _parse(value: Any, place: str) -> list[Item]:
             raise _refusal(f"{place}.{name}", "not a text")
     if isinstance(given.get("output"), list):
         given["output"] = _parts(given["output"], "input_text", f"{place}.output")
-    if len(given.get("name", "")) > 200:
-        raise _refusal(f"{place}.name", "more than 200 characters")
+    if len(str(given.get("name", ""))) > 1000:
+        raise _refusal(f"{place}.name", "more than 1000 characters")
     if not _ID.fullmatch(str(given.get("id", ""))) and kind != "item_reference":
         given.pop("id", None)
     return [{name: part for name, part in given.items() if name not in _SERVER}, *found]

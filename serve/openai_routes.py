@@ -32,10 +32,14 @@ class Call:
         return self.server.use(conversation, self.owner)
 
     async def read(
-        self, conversation: str, new: Sequence[Item], key: RequestKey | None
+        self,
+        conversation: str,
+        new: Sequence[Item],
+        key: RequestKey | None,
+        replaced: Sequence[str] = (),
     ) -> list[Event]:
         async with self.server.settled(self.key), self.use(conversation) as memory:
-            done = await memory.add(new, key)
+            done = await memory.add(new, key, replaced)
             async for _ in memory.read():
                 pass
             return done
@@ -148,10 +152,11 @@ async def create_items(
 ) -> dict[str, Any]:
     """Commit texts, and read them, one turn a chunk, before returning.
 
+    Texts with the names `replace` are deleted in the same commit.
     If this fails or is cut off, committed items stay listed and the next call continues to read
     them; the same call does not add them again.
     """
-    reading = call.read(conversation, body.items, call.key)
+    reading = call.read(conversation, body.items, call.key, body.replace)
     done = await until_disconnect(call.request, reading)
     return wire.page([listed(event) for event in done])
 
@@ -163,9 +168,14 @@ def list_items(
     limit: PageLimit = 20,
     order: Annotated[str, Query(pattern="^(asc|desc)$")] = "desc",
     after: wire.ConversationId = "",
+    name: wire.Name = "",
 ) -> dict[str, Any]:
-    """List texts, questions and answers, newest first by default."""
-    found = call.log.items(info.id, newest=order == "desc", after=after, limit=limit + 1)
+    """List texts, questions and answers, newest first by default.
+
+    With `name`, only texts whose name begins with it.
+    """
+    newest = order == "desc"
+    found = call.log.items(info.id, newest=newest, after=after, limit=limit + 1, name=name)
     return wire.page(_listed(call, info, found), limit)
 
 

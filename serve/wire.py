@@ -40,7 +40,7 @@ SERVE_ERRORS = (AtomMemError, StepTimeoutError)  # errors with a message for the
 CLEAN = AfterValidator(clean)  # after bounds of the length, whose errors would count "items"
 Text = Annotated[str, CLEAN]
 NonBlank = Annotated[Text, Field(pattern=r"\S")]
-Name = Annotated[str, Field(max_length=200), CLEAN]
+Name = Annotated[str, Field(max_length=1000), CLEAN]
 ConversationId = Annotated[str, Field(max_length=64), CLEAN]
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _Value = Annotated[str, Field(max_length=4096), CLEAN]
@@ -70,9 +70,10 @@ class ConversationCreate(BaseModel, extra="forbid"):
 
 
 class ItemsCreate(BaseModel, extra="forbid"):
-    """Body of ``POST /v1/conversations/ID/items``."""
+    """Body of ``POST /v1/conversations/ID/items``; texts with the names `replace` are deleted."""
 
     items: Items
+    replace: list[Name] = []
 
 
 def _as_id(value: Any) -> Any:

@@ -168,6 +168,22 @@ def test_deleted_source_and_item_take_their_entries_along(http: httpx.Client) ->
     assert entries(http, path, at=1) == {1: PARTS[0]}, "the log keeps it"
 
 
+def test_replaced_text_is_gone_and_recall_ranks_within_a_source(http: httpx.Client) -> None:
+    path = new_conversation(http)
+    for number in range(8):
+        new = items(f"pizza pizza u{number}", name=f"u{number}/food")
+        http.post(f"{path}/items", json=new).raise_for_status()
+    for text in ("I like soup.", "I like pizza with olives."):
+        body = {**items(text, name="ann/food"), "replace": ["ann/food"]}
+        http.post(f"{path}/items", json=body).raise_for_status()
+    query = {"query": "soup pizza", "source": "ann/"}
+    found = http.get(f"{path}/recall", params=query).json()["data"]
+    assert [entry["text"] for entry in found] == ["I like pizza with olives."]
+    assert len(http.get(f"{path}/recall", params={"query": "pizza", "k": 8}).json()["data"]) == 8
+    listed = http.get(f"{path}/items", params={"name": "ann/"}).json()["data"]
+    assert [item["content"][0]["text"] for item in listed] == ["I like pizza with olives."]
+
+
 def test_text_of_a_file_is_extracted_and_what_is_left_out_named(http: httpx.Client) -> None:
     pytest.importorskip("markdownify")
     page = base64.b64encode(b"<html><p>Ann lives in Rome.</p><img src=x></html>").decode()
