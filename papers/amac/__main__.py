@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace, journal: Journal) -> Report:
     test = next((one for one in conversations if one.name == paper["test"]), None)
     if test is None or len(conversations) < 2:
         raise DataError(
-            f"{arguments.data}: needs {paper['test']} and other conversations. {LOCOMO}"
+            f"{arguments.data}: needs {paper['test']} and another one. {LOCOMO}"
         )
     progress("amac: the first 100 turns of the test conversation")
     others = [one for one in conversations if one is not test]
