@@ -8,6 +8,7 @@ samples the same in any batch, and the batch shrinks as rows end.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 MOST_MASKED = 4096  # tokens of prompts whose attention is masked, which costs their square
 TRIE_TOKENS = {"cpu": 512}  # of one forward pass, where it gains nothing from more
+GROUPED = "atommem_grouped"
 COMPACT_AT = 0.9  # share of running rows at which finished ones leave; leaving copies the cache
 
 
@@ -67,7 +69,7 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
     running = list(rows)
     # no_grad, not inference_mode: the model may cache tensors made here (rotary frequencies), and a
     # training step must not meet inference tensors.
-    with torch.no_grad():
+    with torch.no_grad(), _grouped_queries(model):
         logits, mask = _prefill(model, prompts, cache, pad_id)
         width, positions = mask.shape[1], mask.sum(-1, keepdim=True)
         mask = torch.cat([mask, mask.new_ones(len(prompts), longest)], dim=1)
@@ -142,12 +144,56 @@ def _prefill(
     return torch.cat(logits), mask
 
 
+@contextmanager
+def _grouped_queries(model: Any) -> Iterator[None]:
+    """Let `model` decode with `_attend_grouped` in place of transformers' sdpa."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    replaceable = getattr(model, "_supports_attention_backend", False)
+    if model.config._attn_implementation != "sdpa" or not replaceable:
+        yield
+        return
+    AttentionInterface.register(GROUPED, _attend_grouped)
+    AttentionMaskInterface.register(GROUPED, sdpa_mask)
+    model.set_attn_implementation(GROUPED)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation("sdpa")
+
+
+def _attend_grouped(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend without a copy of the cached keys and values for every query head, as sdpa makes them.
+
+    Query heads that share a key head attend to it like queries of several tokens.
+    """
+    import torch
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    rows, heads, tokens, width = query.shape
+    if tokens > 1 or kwargs.get("position_bias") is not None:
+        return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+    grouped = query.view(rows, key.shape[1], -1, width)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        grouped, key, value, mask, scale=kwargs.get("scaling")
+    )
+    return out.reshape(rows, 1, heads, -1), None
+
+
 def _attends_by_mask(model: Any) -> bool:
     """Whether every layer attends to what a mask of queries x keys shows, and to nothing else."""
     config = model.config.get_text_config()
     kinds = {*(getattr(config, "layer_types", None) or ()), "full_attention"}
     window = getattr(config, "sliding_window", None)
-    return model.config._attn_implementation == "sdpa" and len(kinds) == 1 and not window
+    return model.config._attn_implementation == GROUPED and len(kinds) == 1 and not window
 
 
 def _tries(
