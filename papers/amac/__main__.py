@@ -52,9 +52,7 @@ def run(arguments: argparse.Namespace, journal: Journal) -> Report:
     report = Report("amac", paper["source"])
     test = next((one for one in conversations if one.name == paper["test"]), None)
     if test is None or len(conversations) < 2:
-        raise DataError(
-            f"{arguments.data}: needs {paper['test']} and another one. {LOCOMO}"
-        )
+        raise DataError(f"{arguments.data}: needs {paper['test']} and another one. {LOCOMO}")
     progress("amac: the first 100 turns of the test conversation")
     others = [one for one in conversations if one is not test]
     report.step("table 1", journal, lambda part: published_rows(part, paper, test, others))
