@@ -11,6 +11,7 @@ from functools import partial, wraps
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
+from anyio import CancelScope
 from prometheus_client import Counter, Gauge
 from starlette.concurrency import run_in_threadpool
 
@@ -490,7 +491,8 @@ class Conversations:
         except (NotFoundError, DataError, ConfigError, PromptTooLongError):
             raise  # an equal request would fail again
         except BaseException:
-            await run_in_threadpool(self.log.mark, request, True)
+            with CancelScope(shield=True):
+                await run_in_threadpool(self.log.mark, request, True)
             raise
         if request is not None and not request.renews:
             await run_in_threadpool(self.log.mark, request, False)
