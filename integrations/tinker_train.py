@@ -12,6 +12,7 @@ import math
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +22,7 @@ import httpx
 import tinker
 import torch
 from rich.console import Console
-from transformers import TrainerControl, TrainerState, get_scheduler
+from transformers import DefaultFlowCallback, TrainerControl, TrainerState, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 
 from atommem.chat_format import turn_ends
@@ -120,6 +121,7 @@ class TinkerTrainer:
         else:
             epochs = args.num_train_epochs * self._order.updates_per_epoch
             self.state.max_steps = math.ceil(epochs)
+        self.state.compute_steps(args, self.state.max_steps)
         self._rates = learning_rates(args, self.state.max_steps)
         self._loss = policy_loss(args)
         described = [kind.describe(task) for task in self.tasks]
@@ -163,7 +165,8 @@ class TinkerTrainer:
             try:
                 self._train()
             except (TrainingInterrupted, RolloutFailedError, DivergedError) as stop:
-                self.save()
+                with suppress(tinker.TinkerError):  # the server may be what ended the run
+                    self.save()
                 raise type(stop)(f"{str(stop).rstrip('.')}. {self._resume_hint()}") from stop
             except tinker.TinkerError as error:
                 message = f"the Tinker server failed: {error}. {self._resume_hint()}"
@@ -171,14 +174,17 @@ class TinkerTrainer:
         self._call("on_train_end")
 
     def _train(self) -> None:
-        state, args = self.state, self.args
+        state, args, flow = self.state, self.args, DefaultFlowCallback()
         if self.held_out and args.eval_on_start and not state.global_step:
             self.evaluate()
         while state.global_step < state.max_steps:
             self._update()
-            if self.held_out and state.global_step % int(args.eval_steps or 1) == 0:
+            control = flow.on_step_end(args, state, TrainerControl())
+            if state.global_step % self._order.updates_per_epoch == 0:
+                flow.on_epoch_end(args, state, control)
+            if control.should_evaluate:
                 self.evaluate()
-            if args.save_strategy != "no" and state.global_step % int(args.save_steps) == 0:
+            if control.should_save:
                 self.save()
 
     def _resume_hint(self) -> str:
@@ -281,7 +287,7 @@ class TinkerTrainer:
         jobs = held_out_jobs(self.held_out, self.args)
         records = self._run(run_held_out(self.runner, jobs, self.args))
         self._rollout_log.sums([], self.runner.agent.activity)  # its time is not the next update's
-        metrics = {f"eval_{name}": value for name, value in held_out_metrics(records).items()}
+        metrics = held_out_metrics(records, self.args)
         self.log(metrics)
         return metrics
 
