@@ -13,8 +13,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,7 +26,6 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from atommem.chat_format import turn_ends
 from atommem.config import check_choice, save_config, setting
-from atommem.environment import find_environment
 from atommem.episode import Episode
 from atommem.errors import ConfigError
 from atommem.integrations.engine import EnginePolicy
@@ -47,7 +45,6 @@ from atommem.train.console import GRPO_COLUMNS, ConsoleTable, MetricsFile
 from atommem.train.episode_logs import (
     EPISODES,
     SYNC,
-    EpisodeFiles,
     RolloutLog,
     check_failed,
     rollout_entry,
@@ -65,7 +62,12 @@ from atommem.train.rollout.rollouts import (
     run_groups,
 )
 from atommem.train.settings import Settings, Stage
-from atommem.train.stages import make_rollouts, prepare_reporters
+from atommem.train.stages import (
+    episode_arguments,
+    make_rollouts,
+    prepare_reporters,
+    run_facts,
+)
 from atommem.train.stop_request import StopRequest
 from atommem.train.train_config import TrainConfig, check_refused
 
@@ -103,11 +105,10 @@ class TinkerTrainer:
         self.settings, self.service = settings, service
         self.args: TinkerConfig = settings.args
         args, self.tokenizer = self.args, load_tokenizer(settings.model)
-        self._stored = settings.stored_with(self.tokenizer)
+        found = episode_arguments(settings, self.tokenizer)
+        self.tasks, self.held_out = found["tasks"], found["held_out"]
+        self._files, self._stored = found["on_episodes"], found["settings"]
         self.base_model = str(settings.model.model_name_or_path)
-        kind = find_environment(settings.run.environment.environment)
-        self.tasks: list[Any] = list(kind.read_tasks(args.data))
-        self.held_out: list[Any] = list(kind.read_tasks(args.eval_data)) if args.eval_data else []
         groups = (args.generation_batch_size or 0) // (args.num_generations or 1)
         self._order = TaskOrder(len(self.tasks), groups, bool(args.shuffle_dataset), args.seed)
         self.state = TrainerState()
@@ -124,9 +125,8 @@ class TinkerTrainer:
         self.state.compute_steps(args, self.state.max_steps)
         self._rates = learning_rates(args, self.state.max_steps)
         self._loss = policy_loss(args)
-        described = [kind.describe(task) for task in self.tasks]
-        self._files = EpisodeFiles(args, described, settings.run.memory)
-        self._rollout_log = RolloutLog(described, settings.run.memory)
+        agent = self.runner.agent
+        self._rollout_log = RolloutLog(map(agent.factory.describe, self.tasks), agent.memory)
         table = ConsoleTable(GRPO_COLUMNS, Console(highlight=False))
         reporters = [make() for make in get_reporting_integration_callbacks(args.report_to)]
         self._callbacks = [table, MetricsFile(), *reporters]
@@ -351,9 +351,7 @@ def run(settings: Settings) -> Path:
     resume = checkpoints.checkpoint_to_resume(args, settings.run.memory)
     prepare_reporters(args)
     trainer = TinkerTrainer(settings, connect(args.base_url), resume)
-    facts = {name: value for part in settings.stored for name, value in asdict(part).items()}
-    facts |= {"checkpoint": trainer.base_model, "atommem_version": version("atommem")}
-    args.facts = facts
+    args.facts = run_facts(settings, trainer.base_model)
     try:
         trainer.train()
     finally:

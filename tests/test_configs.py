@@ -101,7 +101,7 @@ def test_recipe_of_the_paper_has_its_settings_and_takes_the_flags_of_the_docs() 
     paper = {"num_generations": 16, "learning_rate": 1e-6, "beta": 0.001, "scale_rewards": "none"}
     paper |= {"epsilon": 0.2, "epsilon_high": 0.28, "temperature": 1.0, "retrieve_k": 6}
     paper |= {"chunk_tokens": 4000, "reward": "em", "layout": "prefix", "steps_per_generation": 1}
-    paper |= {"capacity": 20, "embedder": "random", "disabled_actions": ("read", "delete")}
+    paper |= {"capacity": 20, "embedder": "random", "disabled_actions": ["read", "delete"]}
     assert {name: found[name] for name in paper} == paper
     assert 8 * found["per_device_train_batch_size"] == 16 * found["num_generations"]
 
