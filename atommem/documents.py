@@ -9,6 +9,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def _decode_text(raw: bytes, name: str) -> str:
         text = raw.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError as error:
         text = f"\0 {error.reason}"
-    if "\0" in text or text.startswith(("{\\rtf", "MIME-Version:")):
+    if "\0" in text or text.startswith(("{\\rtf", "MIME-Version:", "From: <Saved by")):
         raise DataError(
             f"{name}: not utf-8 text, HTML, PDF or docx. Save it as one of these (PDF: from print)."
         )
@@ -110,8 +111,9 @@ def _read_html(source: bytes | str) -> tuple[str, list[str]]:
     left_out = []
     text: Any = source
     if isinstance(source, bytes):
-        declared = EncodingDetector.find_declared_encoding(source, is_html=True)
-        encoding = webencodings.lookup(declared or "")
+        declared = EncodingDetector.find_declared_encoding(source, True, True) or ""
+        # A declaration in ASCII is not UTF-16, so the standard takes it for UTF-8.
+        encoding = webencodings.lookup(re.sub("(?i)^utf-?16.*", "utf-8", declared))
         if encoding is None:
             text, encoding = webencodings.decode(source, "utf-8")
             encoding = webencodings.lookup("cp1252") if "\ufffd" in text else encoding
@@ -128,6 +130,10 @@ def _read_html(source: bytes | str) -> tuple[str, list[str]]:
             tag.replace_with(str(tag.get("alt") or "") if name == "img" else "")
         if found:
             left_out.append(f"{len(found)} {'pictures' if name == 'img' else name}")
+    for tag in soup.find_all("sup"):
+        before = str(tag.previous_sibling or "")[-1:]
+        if before.isdigit() and re.fullmatch(r"[-\u2212+]?\d+", tag.get_text(strip=True)):
+            tag.insert_before("^")  # 10<sup>6</sup> is not 106
     converter: Any = MarkdownConverter(
         heading_style="ATX",
         strip=["a"],
@@ -169,4 +175,13 @@ def _read_pdf(raw: bytes) -> tuple[str, list[str]]:
     texts = [page.extract_text() for page in reader.pages]
     empty = [str(number) for number, text in enumerate(texts, start=1) if not text.strip()]
     note = f"pages without text (scans need OCR): {', '.join(empty)} of {len(texts)}"
-    return "\n\n".join(filter(str.strip, texts)), [note] if empty else []
+    left_out = [note] if empty else []
+    with suppress(Exception):  # of objects that no text needs
+        notes = [one.get_object() for page in reader.pages for one in page.annotations or ()]
+        counts = {
+            "pictures": sum(len(page.images) for page in reader.pages),
+            "comments": sum("/Contents" in one for one in notes),
+            "form fields": len(reader.get_fields() or ()),
+        }
+        left_out += [f"{count} {name}" for name, count in counts.items() if count]
+    return "\n\n".join(filter(str.strip, texts)), left_out

@@ -51,7 +51,7 @@ from unicodedata import normalize
 from atommem.actions import Action, ActionSpec, Body, Parsed, Problem, ProblemReason
 from atommem.latex import plain_text
 from atommem.text_safety import read_json
-from atommem.thinking import THINK, marks
+from atommem.thinking import THINK, end_of_opened, marks
 
 _MAX_DEPTH = 64  # deepest nesting of a call's arguments
 _Item = Action | Problem
@@ -59,32 +59,35 @@ _Item = Action | Problem
 # Wide and narrow forms, brackets and punctuation of other scripts, as one ASCII character each.
 _NARROW = {
     code: narrow
-    for code in (*range(0xFE30, 0xFE70), *range(0xFF01, 0xFF65))
+    for code in (*range(0xFE10, 0xFE70), *range(0xFF01, 0xFF65))
     if (narrow := normalize("NFKC", chr(code))).isascii() and len(narrow) == 1
 } | str.maketrans(
-    "〈〉《》「」『』【】\u3014\u3015、､・،؛。｡〜\u200b\u200e\u200f", "[][][][][][],,,,;..~   "
+    "〈〉《》「」『』【】〖〗｢｣\u3014\u3015、､・،؛。｡〜\u2236\u200b\u200e\u200f",
+    "[][][][][][][][],,,,;..~:   ",
 )
 # Possessive quantifiers (x?+, x*+) never give back what they took, so that no input can make the
 # match slow; few enough digits for int(). A list is refused wherever it shows by its words or
-# signs; by other signs, or words of other languages, only if a colon ends it.
+# signs; by other signs, or one or two short words of any language, only if a colon ends it.
 _HANDLE = re.compile(
     r"""
     (?P<open> [\[(] )?+ \s*+ (?P<word> (?:memory|entry)\s*+ )?+ (?P<inner> [\[(] )?+ \s*+ (?P<hash>
     \# )?+ \s*+ (?P<number> \d{1,9}+ ) (?! \w | [.,]\d ) \s*+ (?P<close> [\])] )?+ (?! \s*+
-    (?: [-\u2010-\u2015\u2190-\u21ff\u2212~+,;/&|=>\u2026]++ | \.\.++
-        | (?: and | to | or | through | thru | until | plus | into | as\s++well\s++as )\b )
-        \s*+ (?:(?:memory|entry)\s*+)?+ [\[(]?+ \#?+ \d )
+    (?: [-\u2010-\u2015\u2190-\u21ff\u2212~+,;/&|=>\u2026]++ | \.\.++ | (?:[,&(]\s*+)?+
+        (?: and | to | or | through | thru | until | plus | into | as\s++well\s++as )\b )
+        \s*+ (?:also\s++)?+ (?:(?:memory|entry)\s*+)?+ [\[(]?+ \#?+ \d )
     (?! \s*+ (?: [^\w\s:.()'"$\u20ac\u00a3\#%]{1,3}+
-        | (?= \S{0,5} [^\x00-\x7f\u20ac\u00a3] ) [^\d\s:]{1,6}+
-        | (?: ja?|[yeouia]|et|ou|und|oder|sowie|bis|al|hasta|en|e[dt]|o[dg]|och|tot|ti?ll?|do|ve|dan
-            |vs|with|hingga ) (?!\w) )?+
+        | (?= \S{0,5} [^\x00-\x7f\u20ac\u00a3] ) [^\d\s:]{1,6}+ )?+
         \s*+ (?:(?:memory|entry)\s*+)?+ \[?+ \#?+ \d{1,9}+ \s*+ \]?+ \s*+ : (?!\d) )
+    (?! (?: \s*+ (?-i:[^\W\d_A-Z]{1,8}+) [.]?+ (?=\s) ){1,2}+ \s++ (?:(?:memory|entry)\s*+)?+
+        \[?+ \#?+ \d{1,3}+ \]?+ \s*+ : (?!\d) )
     (?! (?<=[\])]) \s*+ [\[(] \#?+ \d{1,3}+ [\])] )
     \s*+ (?P<separator> [:.,] | [-\u2013\u2014](?!\S) )?+
     (?P<rest> .*+ )
     """,
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
+# What a number with a colon before it is, if not the minutes of a time.
+_NO_TIME = re.compile(r"(?:\d|\d{3,9}+|\d\d(?=[年月日号號岁歳個个人名]))[^\x00-\x7f]")
 _BRACE = re.compile(r"\\boxed\s*+\{|[{}]")
 
 
@@ -141,10 +144,10 @@ class Grammar:
             items.append(Problem(reason, tag.name, tag.start, end))
 
         if thinking:
-            end = next((i for i, tag in enumerate(tags) if tag.spec is None and tag.closing), None)
+            end = end_of_opened(tag for tag in tags if tag.spec is None)
             if end is None:
                 return Parsed((), (Problem(ProblemReason.UNCLOSED_THINKING, THINK, 0, len(text)),))
-            index = end + 1
+            index = tags.index(end) + 1
         while index < len(tags):
             tag, closer = tags[index], closers[index]
             index += 1
@@ -200,9 +203,11 @@ def parse_whole(text: str, spec: ActionSpec, thinking: bool = False) -> Parsed:
     `EMPTY` for every action: a policy that writes nothing has not asked to forget. Text before
     thinking that is never closed counts.
     """
+    found = [*marks(text, thinking)]
+    end = end_of_opened(found) if thinking else None
     parts, at, opened = [], 0, THINK if thinking else ""
-    for mark in marks(text, thinking):
-        if opened and mark.closing and (thinking or mark.name == opened):
+    for mark in found:
+        if opened and mark.closing and (mark is end if thinking else mark.name == opened):
             at, opened, thinking = mark.end, "", False
         elif not opened and (not mark.closing or mark.silent):
             parts.append(text[at : mark.start])
@@ -280,7 +285,8 @@ def _names_an_entry(match: re.Match[str], alone: bool) -> bool:
         return True
     bracketed = (match["open"] or match["inner"]) and match["close"]
     if alone or not (match["word"] or match["hash"] or bracketed):
-        return match["separator"] == ":" and not match["rest"][0].isdigit()
+        rest = match["rest"]
+        return match["separator"] == ":" and (not rest[0].isdigit() or bool(_NO_TIME.match(rest)))
     return True
 
 

@@ -5,35 +5,44 @@ from contextlib import suppress
 from unicodedata import category, lookup, normalize
 
 _ACCENTS = str.maketrans(
-    "`'^~=u.\"Hvck", "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030b\u030c\u0327\u0328"
+    "`'^~=u.\"Hvckrdb",
+    "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030b\u030c\u0327\u0328\u030a\u0323\u0331",
 )
 _SYMBOLS = dict(
     re.findall(
         r"(\S+)=(\S*)",
-        """ss=ß o=ø O=Ø l=ł L=Ł ae=æ AE=Æ oe=œ OE=Œ aa=å AA=Å pounds=£ euro=€ degree=° ldots=...
-        dots=... textendash=\u2013 textemdash=— times=\u00d7 pm=± cdot=· approx=≈ sim=~ to=→
-        rightarrow=→ infty=∞ left= right= bf= rm= it= sf= tt= em= bfseries= itshape= displaystyle=
-        textstyle= small= large= Large= huge=""",
+        """ss=ß o=ø O=Ø l=ł L=Ł ae=æ AE=Æ oe=œ OE=Œ aa=å AA=Å dj=đ DJ=Đ th=þ TH=Þ pounds=£ euro=€
+        sterling=£ yen=\u00a5 cent=\u00a2 copyright=\u00a9 S=§ degree=° circ=° celsius=\u2103
+        slash=/ quoteright=\u2019 quoteleft=\u2018 quotesingle=' endash=\u2013 emdash=— ldots=...
+        cdots=... dots=... times=\u00d7 div=÷ pm=±
+        cdot=· approx=≈ sim=~ le=≤ leq=≤ ge=≥ geq=≥ neq=≠ to=→
+        rightarrow=→ Rightarrow=⇒ leftarrow=← infty=∞ left= right= bf= rm= it= sf= tt= em= bfseries=
+        itshape= displaystyle= textstyle= scriptsize= footnotesize= small= normalsize= large=
+        Large= LARGE= huge= Huge= centering= noindent= par= protect=""",
     )
-) | dict.fromkeys(("quad", "qquad"), " ")
+) | dict.fromkeys(("quad", "qquad", "space", "enspace", "thinspace", "newline"), " ")
 # `\"` also escapes quotation marks: without braces it is an accent only within a word.
 _TOKEN = re.compile(
     r"""
     (?P<grouped> (?<=\d) (?: \\[,;:!\ ] | \{,\} | ~ ) (?=\d{3}(?!\d)) )
-    | (?P<dropped> \\ (?:(?:text)?color|href|[hv]space\*?|phantom|begin|end) \s*+ \{ [^{}]*+ \} )
+    | (?P<dropped> \\ (?: (?:text)?color(?:box)? | href | parbox | [hv]space\*? | [hv]?phantom
+        | label | cite | footnote | tag | begin (?:\{(?:array|tabular)\})?+ | end )
+        \s*+ \{ [^{}]*+ \} ) (?P<wraps> \s*+ \{ )?+
     | \\ [dtc]?frac \s*+ \{ (?P<over> [^{}]*+ ) \} \s*+ \{ (?P<under> [^{}]*+ ) \}
-    | \\{1,2} (?P<wrapper> (?! [dtc]?frac | sqrt | d?binom | .\{ ) [A-Za-z]++ \*? ) \s*+ \{
-    | (?P<degree> \^ (?: \\circ(?![A-Za-z]) | \{\\circ\} ) )
-    | \\ (?P<accent> [`'^"~=.uvHck] ) \{ \\?+ (?P<braced> [A-Za-z] ) \}
-    | \\ (?: (?P<above> [`'^~] ) | (?<=[^\W\d_]\\) (?P<umlaut> ") ) (?P<letter> [A-Za-z] )
-    | \\ (?P<name> [A-Za-z]++ ) (?: \{\} | (?P<gap> \s++ ) )?+
-    | \\ (?P<escaped> [&%$\#_{}] )
-    | (?P<nothing> \\[!()\[\]] )
-    | (?P<blank> \\[,;:>\ ] | \\\\ | (?<=[\w.,)}])~(?=[\w(\\{$]) )
+    | \\{1,2} (?P<wrapper> (?! [dtc]?frac | sqrt | d?binom | .\{ ) [A-Za-z]++ \*? ) \s*+ \{ (?!\})
+    | (?:\{\})?+ (?P<degree> \^ (?: \\circ(?![A-Za-z]) | \{\\circ\} ) )
+    | \\ (?P<accent> [`'^"~=.uvHckrdb] ) \{ \\?+ (?P<braced> [A-Za-z] ) \}
+    | \\ (?: (?P<above> [`'^~] ) | (?: (?<=[^\W\d_]\\) | (?<=\{\\) ) (?P<umlaut> " )
+        | (?P<mark> [vHck] ) \s++ (?=[A-Za-z](?![A-Za-z])) ) (?P<letter> [A-Za-z] )
+    | \\ (?:text)?+ (?P<name> [A-Za-z]++ ) (?: \{\} | (?P<gap> \s++ ) )?+
+    | \\ (?P<escaped> [&%$\#_{}/] )
+    | (?P<nothing> \\[!()\[\]@-] )
+    | (?P<blank> \\[,;:>\ ] | \\\\ (?:\[[\d.a-z]{1,9}\])?+ | (?<=[\w.,)}])~(?=[\w(\\{$]) )
     | (?P<brace> [{}] )
     """,
     re.VERBOSE,
 )
+_MATH = re.compile(r"\$(?=[^\s$])([^$]*+)(?<=\S)\$(?!\d)")  # as pandoc finds it, and not two prices
 
 
 def plain_text(latex: str) -> str:
@@ -44,24 +53,26 @@ def plain_text(latex: str) -> str:
     if not re.search(r"[\\~$]|\{,\}", latex):
         return latex
     parts: list[str] = []
-    drops: list[bool] = []  # of each open brace, whether it is a command's
+    braces: list[int] = []  # of each open brace its place in parts, or 0 if it is a command's
     end = 0
     for match in _TOKEN.finditer(latex):
         parts.append(latex[end : match.start()])
         end = match.end()
-        if match["wrapper"]:
-            drops.append(True)
+        if match["wrapper"] or match["wraps"]:
+            braces.append(0)
         elif match["brace"] == "{":
-            drops.append(False)
+            braces.append(len(parts))
             parts.append("{")
         elif match["brace"]:
-            if not drops or not drops.pop():
+            begin = braces.pop() if braces else -1
+            inside = "".join(parts[begin + 1 :]) if 0 < begin > len(parts) - 5 else ""
+            if len(inside) == 1 and not inside.isascii():
+                parts[begin] = ""  # of one accented letter
+            elif begin:
                 parts.append("}")
         else:
             parts.append(_replacement(match))
-    text = "".join((*parts, latex[end:])).strip()
-    inner = text[1:-1].strip()
-    return inner if len(text) > 2 and text[0] == text[-1] == "$" and "$" not in inner else text
+    return _MATH.sub(r"\1", "".join((*parts, latex[end:])).replace("$$", "$")).strip()
 
 
 def _replacement(match: re.Match[str]) -> str:
@@ -73,14 +84,17 @@ def _replacement(match: re.Match[str]) -> str:
         return " "
     if match["escaped"]:
         return match["escaped"]
-    accent = match["accent"] or match["above"] or match["umlaut"]
+    accent = match["accent"] or match["above"] or match["umlaut"] or match["mark"]
     if accent:
         return normalize("NFC", (match["braced"] or match["letter"]) + accent.translate(_ACCENTS))
     if match["under"]:
-        return f"{match['over']}/{match['under']}"
+        whole = match.string[: match.start()][-1:]
+        return f"{' ' * whole.isdigit()}{match['over']}/{match['under']}"
     name = match["name"] or ""
-    size = "CAPITAL" if name[:1].isupper() else "SMALL"
-    with suppress(KeyError):
-        symbol = _SYMBOLS.get(name) or lookup(f"GREEK {size} LETTER {name}")
-        return symbol + (match["gap"] or "") if category(symbol[0]) == "Sm" else symbol
-    return "" if name in _SYMBOLS or not name else match[0]
+    if (symbol := _SYMBOLS.get(name)) is None:
+        with suppress(KeyError):
+            size = "CAPITAL" if name[:1].isupper() else "SMALL"
+            symbol = lookup(f"GREEK {size} LETTER {name}")
+    if symbol is None:
+        return match[0] if name else ""
+    return symbol + (match["gap"] or "") if symbol and category(symbol[0]) == "Sm" else symbol

@@ -6,9 +6,9 @@ thoughts.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -27,11 +27,11 @@ class Form(NamedTuple):
 
 _TEXTS: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_bytes())
 _FORMS = {name: Form(**texts) for name, texts in _TEXTS.items()}
-# <think>, <thinking>, <seed:think>, <longcat_think>, <ifm|think_fast>, <think:opensource>, ...
+# <think>, <thinking>, <seed:think>, <chain_of_thought>, <ifm|think_fast>, <think:opensource>, ...
 _ELEMENT = (
-    r"<\|?(?P<slash>/?)(?P<element>(?:(?!begin|start|end_)[a-z]{1,12}[:|_])?think"
-    r"(?:ing|_[a-z]{1,12})?(?::[a-z0-9]{1,20})?|antthinking|thoughts?|reasoning|reflection|rationale"
-    r"|analysis)\s?\|?>"
+    r"<\|?(?P<slash>/?)(?P<element>(?:(?!begin|start|end_)[a-z]{1,12}[:|_]){0,2}(?:think(?:ing)?"
+    r"|thoughts?|reasoning|reflection|monologue)(?:_(?!begin|start|end)[a-z]{1,12})?"
+    r"(?::[a-z0-9]{1,20})?|antthinking|rationale|analysis|cot)\s?\|?>"
 )
 _MARKS = re.compile(
     rf"(?=[<\[◁]|to=|Here|analysis|assistantfinal)(?:{_ELEMENT}"
@@ -74,6 +74,23 @@ def marks(text: str, inside: bool = False) -> Iterator[Mark]:
         else:
             opened.discard(name)
         yield Mark(name, kind != "open", *match.span(), True)
+
+
+def end_of_opened(found: Iterable[Any]) -> Any:
+    """Return the mark that closes the thought in which a prompt ends; None if there is none.
+
+    The first one, but not of a thought in another form that begins inside (`<reflection>`).
+    """
+    opened: set[str] = set()
+    first = None
+    for mark in found:
+        if not mark.closing:
+            opened.add(mark.name)
+        elif mark.name not in opened:
+            return mark
+        else:
+            first = first or mark
+    return first
 
 
 def closing_thought(prompt: str) -> str:

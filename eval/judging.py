@@ -28,8 +28,10 @@ from atommem.files import write_json
 
 SPREAD = 0.1
 """Prompts that differ by more are flagged."""
-Labels = Mapping[tuple[str, str | None], bool]
-"""Whether an answer (question id, answer) is right."""
+Answer = tuple[str, str | None]
+"""The id of a question, and its answer."""
+Labels = Mapping[Answer, bool]
+"""Whether an answer is right."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -76,23 +78,24 @@ async def judge_rows(
     config: JudgeConfig,
     prompts: Sequence[str],
     log: Path,
-) -> tuple[dict[str, list[EpisodeRecord]], dict[str, int]]:
+) -> tuple[dict[str, list[EpisodeRecord]], dict[str, set[Answer]]]:
     """Judge all answers with every prompt, but for the readable verdicts that `log` has.
 
-    The records get a score named like the prompt for each question with a gold answer. A prompt
-    whose verdicts cannot be read is left out, with a line on standard error.
+    The records get a score named like the prompt for each question with a gold answer; answers
+    whose verdict is unreadable, by prompt, have 0. A prompt with too many of them is left out, with
+    a line on standard error.
     """
     judged = {row: [*records] for row, records in rows.items()}
-    unreadable, verdicts = {}, read_verdicts(log)
+    unreadable: dict[str, set[Answer]] = {}
+    verdicts = read_verdicts(log)
     for prompt in prompts:
         asking = replace(config, judge_prompt=prompt)
         judge = make_judge(asking)
         assert judge is not None
         with log.open("a", encoding="utf-8") as file:
             print(file=file)  # ends a line that a kill cut off
-            score = partial(
-                _score, judge, [config.judge_model, judge_prompt(asking)], verdicts, file
-            )
+            named, unread = [config.judge_model, judge_prompt(asking)], set[Answer]()
+            score = partial(_score, judge, named, verdicts, file, unread)
             jobs = [
                 asyncio.ensure_future(_judged(record, prompt, score))
                 for found in judged.values()
@@ -110,7 +113,7 @@ async def judge_rows(
                 for job in jobs:
                     job.cancel()
                 await judge.close()
-        unreadable[prompt] = judge.usage["unreadable"]
+        unreadable[prompt] = unread
         judged = {row: list(islice(done, len(found))) for row, found in judged.items()}
     if not any(estimates(found, unreadable) for found in judged.values()):
         raise ConfigError("judge: no verdicts. Give another judge_model, or questions with golds.")
@@ -132,6 +135,7 @@ async def _score(
     asking: list[Any],
     verdicts: dict[str, float],
     log: TextIO,
+    unread: set[Answer],
     question: QuestionRecord,
 ) -> float:
     if not question.answer or not question.answer.strip():
@@ -141,6 +145,7 @@ async def _score(
     if key not in verdicts:
         verdict = await judge(Question(question.question, question.golds), question.answer)
         if not verdict.readable:
+            unread.add((question.id, question.answer))
             return 0.0
         verdicts[key] = verdict.score
         print(json.dumps([key, verdict.score]), file=log, flush=True)
@@ -165,7 +170,9 @@ def _advance(bar: Any, _: object) -> None:
 
 
 def judge_table(
-    judged: Mapping[str, Sequence[EpisodeRecord]], unreadable: Mapping[str, int], labels: Labels
+    judged: Mapping[str, Sequence[EpisodeRecord]],
+    unreadable: Mapping[str, set[Answer]],
+    labels: Labels,
 ) -> tuple[Table, dict[str, Any]]:
     """Return a table of prompts, and its numbers: ``scores``, ``spread`` and ``labels``."""
     numbers: dict[str, dict[str, Any]] = {"scores": {}, "spread": {}, "labels": {}}
@@ -180,16 +187,16 @@ def judge_table(
         numbers["scores"][row], numbers["spread"][row] = found, spread
         spreads[row] = mark(f"{100 * spread:.1f} points", spread > SPREAD)
     questions = [q for records in judged.values() for record in records for q in record.questions]
-    for prompt, count in unreadable.items():
-        lines[prompt]["unreadable"] = f"{count:,}"
+    for prompt, unread in unreadable.items():
+        lines[prompt]["unreadable"] = f"{len(unread):,}"
         pairs = [
-            (question.metrics[prompt] == 1, labels[question.id, question.answer])
+            (None if answer in unread else question.metrics[prompt] == 1, labels[answer])
             for question in questions
-            if prompt in question.metrics and (question.id, question.answer) in labels
+            if prompt in question.metrics and (answer := (question.id, question.answer)) in labels
         ]
-        wrong = [verdict for verdict, right in pairs if not right]
+        wrong = [verdict is True for verdict, right in pairs if not right]
         if pairs:
-            agreement = fmean(verdict == right for verdict, right in pairs)
+            agreement = fmean(verdict is right for verdict, right in pairs)
             numbers["labels"][prompt] = {"agreement": agreement, "n": len(pairs)}
             lines[prompt][f"agrees with {len(pairs):,} labels"] = f"{100 * agreement:.1f}"
         if wrong:

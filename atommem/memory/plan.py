@@ -105,31 +105,17 @@ class Plan:
         decision = self.admit(self.candidate(action.text, vector))
         if isinstance(decision, Refused):
             self.add(CREATE, Outcome.REJECTED, after=action.text, **asdict(decision))
-        elif isinstance(decision, Accepted):
-            self.add(
-                CREATE,
-                vector=vector,
-                entry_id=self.contents.newest_id + 1,
-                after=action.text,
-                reason="; ".join(filter(None, (action.reason, decision.reason))),
-                score=decision.score,
-                source=self.source,
-            )
-        else:
+            return
+        kind, reason = CREATE, "; ".join(filter(None, (action.reason, decision.reason)))
+        values: dict[str, Any] = {"entry_id": self.contents.newest_id + 1}
+        if isinstance(decision, Merged):
             entry, actor = self.contents.entries[decision.entry_id], self.rules.admission_actor
-            reason = f"{actor}: {decision.reason}"
-            self.add(CREATE, Outcome.MERGED, entry_id=entry.id, after=action.text, reason=reason)
-            self.add(
-                UPDATE,
-                vector=vector,
-                entry_id=entry.id,
-                before=entry.text,
-                after=action.text,
-                actor=actor,
-                reason=decision.reason,
-                score=decision.score,
-                source=self.source,
-            )
+            merged = f"{actor}: {decision.reason}"
+            self.add(CREATE, Outcome.MERGED, entry_id=entry.id, after=action.text, reason=merged)
+            kind, reason = UPDATE, decision.reason
+            values = {"entry_id": entry.id, "before": entry.text, "actor": actor}
+        values |= {"after": action.text, "score": decision.score, "source": self.source}
+        self.add(kind, vector=vector, reason=reason, **values)
 
     def _update(self, action: ResolvedAction, entry: Entry, vector: Vectors) -> None:
         candidate = self.candidate(action.text, vector, replaces=entry.id)

@@ -7,7 +7,8 @@ samples the same in any batch, and the batch shrinks as rows end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ from atommem.policy.contract import Sampling
 if TYPE_CHECKING:
     import torch
 
+MOST_MASKED = 4096  # tokens of prompts whose attention is masked, which costs their square
+TRIE_TOKENS = {"cpu": 512}  # of one forward pass, where it gains nothing from more
+GROUPED = "atommem_grouped"
 COMPACT_AT = 0.9  # share of running rows at which finished ones leave; leaving copies the cache
 
 
@@ -50,9 +54,8 @@ class Row:
 def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: int) -> None:
     """Sample every row to its end, filling ``token_ids``, ``logprobs`` and ``stopped``.
 
-    Rows with equal prompts (a group's first step) share one prefill, and similar prompts (its later
-    steps, which begin with the same chunk) that of what they share. Random numbers depend on a
-    row's seed alone. `model` is in eval mode; `pad_id` is masked.
+    Prompts share the prefill of what they begin with (a group's steps: the same chunk). Random
+    numbers depend on a row's seed alone. `model` is in eval mode; `pad_id` is masked.
     """
     import torch
     from transformers import DynamicCache
@@ -66,7 +69,7 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
     running = list(rows)
     # no_grad, not inference_mode: the model may cache tensors made here (rotary frequencies), and a
     # training step must not meet inference tensors.
-    with torch.no_grad():
+    with torch.no_grad(), _grouped_queries(model):
         logits, mask = _prefill(model, prompts, cache, pad_id)
         width, positions = mask.shape[1], mask.sum(-1, keepdim=True)
         mask = torch.cat([mask, mask.new_ones(len(prompts), longest)], dim=1)
@@ -99,35 +102,120 @@ def _prefill(
     """Fill the cache with sorted prompts, what neighbours share computed once.
 
     Returns:
-        The next token's logits, and the attention mask, which has holes where prompts differ in
-        length: (prompts, vocabulary) and (prompts, width).
+        The next token's logits, and the attention mask of prompts padded on the left:
+        (prompts, vocabulary) and (prompts, width).
     """
-    device = next(model.parameters()).device
-
-    def pad(parts: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
-        width = max(map(len, parts))
-        ids = [[pad_id] * (width - len(part)) + list(part) for part in parts]
-        mask = [[0] * (width - len(part)) + [1] * len(part) for part in parts]
-        return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
-
     import torch
 
-    mask = torch.ones(len(prompts), 0, dtype=torch.long, device=device)
-    # Recurrent layers and windows count the holes.
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"]
-    lengths = _shared_lengths(prompts) if {*kinds} == {"full_attention"} else [0] * len(prompts)
-    if any(lengths):
-        starts = [prompt[:length] for prompt, length in zip(prompts, lengths, strict=True)]
-        distinct = sorted({*starts})
-        ids, mask = pad(distinct)
-        _logits(model, ids, mask, (mask.cumsum(-1) - 1).clamp(min=0), cache)
-        index = torch.tensor([distinct.index(start) for start in starts], device=device)
-        cache.reorder_cache(index)
-        mask = mask[index]
-    ids, rest = pad([prompt[length:] for prompt, length in zip(prompts, lengths, strict=True)])
-    mask = torch.cat([mask, rest], dim=1)
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-    return _logits(model, ids, mask, positions, cache), mask
+    device = next(model.parameters()).device
+    width = max(map(len, prompts))
+
+    def pad(parts: Sequence[Sequence[int]], filler: int) -> torch.Tensor:
+        padded = [[filler] * (width - len(part)) + list(part) for part in parts]
+        return torch.tensor(padded, device=device)
+
+    mask = pad([[1] * len(prompt) for prompt in prompts], 0)
+    if len(prompts) == 1 or width > MOST_MASKED or not _attends_by_mask(model):
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        return _logits(model, pad(prompts, pad_id), mask, positions, cache), mask
+    logits, parts, places, count = [], list[Any](), list[list[int]](), 0
+    for ids, depths, paths in _tries(prompts, TRIE_TOKENS.get(device.type, MOST_MASKED)):
+        seen = np.zeros((len(ids), len(ids)), dtype=bool)
+        for path in paths:
+            seen[np.ix_(path, path)] = True
+        seen &= np.tri(len(ids), dtype=bool)
+        parts.append(type(cache)(config=model.config))
+        output = model(
+            input_ids=torch.tensor([ids], device=device),
+            attention_mask=torch.from_numpy(seen).to(device)[None, None],
+            position_ids=torch.tensor([depths], device=device),
+            past_key_values=parts[-1],
+            use_cache=True,
+            logits_to_keep=torch.tensor([path[-1] for path in paths], device=device),
+        )
+        logits.append(output.logits[0])
+        places += [[count + place for place in path] for path in paths]
+        count += len(ids)
+    index = pad(places, 0)
+    for number, layers in enumerate(zip(*(part.layers for part in parts), strict=True)):
+        keys = torch.cat([layer.keys[0] for layer in layers], dim=1)[:, index]
+        values = torch.cat([layer.values[0] for layer in layers], dim=1)[:, index]
+        cache.update(keys.transpose(0, 1), values.transpose(0, 1), number)
+    return torch.cat(logits), mask
+
+
+@contextmanager
+def _grouped_queries(model: Any) -> Iterator[None]:
+    """Let `model` decode with `_attend_grouped` in place of transformers' sdpa."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    replaceable = getattr(model, "_supports_attention_backend", False)
+    if model.config._attn_implementation != "sdpa" or not replaceable:
+        yield
+        return
+    AttentionInterface.register(GROUPED, _attend_grouped)
+    AttentionMaskInterface.register(GROUPED, sdpa_mask)
+    model.set_attn_implementation(GROUPED)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation("sdpa")
+
+
+def _attend_grouped(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend without a copy of the cached keys and values for every query head, as sdpa makes them.
+
+    Query heads that share a key head attend to it like queries of several tokens.
+    """
+    import torch
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    rows, heads, tokens, width = query.shape
+    if tokens > 1 or kwargs.get("position_bias") is not None:
+        return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+    grouped = query.view(rows, key.shape[1], -1, width)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        grouped, key, value, mask, scale=kwargs.get("scaling")
+    )
+    return out.reshape(rows, 1, heads, -1), None
+
+
+def _attends_by_mask(model: Any) -> bool:
+    """Whether every layer attends to what a mask of queries x keys shows, and to nothing else."""
+    config = model.config.get_text_config()
+    kinds = {*(getattr(config, "layer_types", None) or ()), "full_attention"}
+    window = getattr(config, "sliding_window", None)
+    return model.config._attn_implementation == GROUPED and len(kinds) == 1 and not window
+
+
+def _tries(
+    prompts: Sequence[tuple[int, ...]], most: int
+) -> Iterator[tuple[list[int], list[int], list[list[int]]]]:
+    """Yield tries of neighbouring prompts, of at most `most` tokens if of more than one prompt.
+
+    Each is the tokens in pre-order, their positions, and every prompt's places in them.
+    """
+    ids, depths, paths, before = list[int](), list[int](), list[list[int]](), tuple[int, ...]()
+    for prompt in prompts:
+        equal = (a == b for a, b in zip(before, prompt, strict=False))
+        shared = sum(1 for _ in takewhile(bool, equal))
+        if len(ids) + len(prompt) - shared > most and paths:
+            yield ids, depths, paths
+            ids, depths, paths, shared = [], [], [], 0
+        above = paths[-1][:shared] if paths else []
+        paths.append([*above, *range(len(ids), len(ids) + len(prompt) - shared)])
+        ids += prompt[shared:]
+        depths += range(shared, len(prompt))
+        before = prompt
+    yield ids, depths, paths
 
 
 def _logits(
@@ -142,29 +230,6 @@ def _logits(
         use_cache=True,
         logits_to_keep=1,
     ).logits[:, -1]
-
-
-def _shared_lengths(prompts: Sequence[tuple[int, ...]]) -> list[int]:
-    """Return how long a start of each prompt is computed first, once for all that share it.
-
-    Sorted prompts form groups that share at least half of each. All 0 unless that saves a quarter.
-    """
-    groups: list[list[int]] = []  # [first prompt, shared length, prompts]
-    for index, prompt in enumerate(prompts):
-        first = prompts[groups[-1][0]] if groups else ()
-        shared = sum(
-            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, prompt, strict=False))
-        )
-        if 2 * shared >= max(len(prompt), len(first)):
-            groups[-1][1:] = [min(shared, groups[-1][1], len(prompt) - 1), groups[-1][2] + 1]
-        else:
-            groups.append([index, len(prompt) - 1, 1])
-    width = max((length for _, length, count in groups if count > 1), default=0)
-    lengths = [min(length, width) for _, length, count in groups for _ in range(count)]
-    rest = max(len(prompt) - length for prompt, length in zip(prompts, lengths, strict=True))
-    computed = len(groups) * width + len(prompts) * rest
-    plain = len(prompts) * max(map(len, prompts))
-    return lengths if computed <= 0.75 * plain else [0] * len(prompts)
 
 
 def sampling_settings(rows: Sequence[Row]) -> torch.Tensor:

@@ -8,39 +8,56 @@ from atommem.servers.chat import ChatReply
 from atommem.thinking import after_thoughts
 from atommem.words import unify
 
-_WORDS = r"correct|incorrect|not[ _]attempted"
+_WORDS = r"correct|incorrect|not[ _-]attempted"
 _GRADES = rf"(?P<grade>{_WORDS})"
 _LABEL = r"(?:verdict|grade|judge?ment|decision|conclusion|assessment|evaluation|label|result)"
 _ALONE = re.compile(
     rf"[^\w>]*(?:\d[.)]\W*)?(?:(?:yes|{_LABEL})\W+)?(?:[abc]\W+)?{_GRADES}[^\w?]*", re.IGNORECASE
 )
-_LETTER = re.compile(r"[^\w>]*(?:grade\W+)?(?P<grade>[abc])\W*", re.IGNORECASE)
-_YES_NO = re.compile(r"[^\w>]*correct\W*:\W*(?P<grade>yes|no|true|false)\W*", re.IGNORECASE)
-_FIELD = re.compile(
-    rf"[\"'](?:is_)?(?:correct|{_LABEL})[\"']\s*:\s*[\"']?(?P<grade>{_WORDS}|yes|no|true|false)\b",
+_LETTER = re.compile(
+    rf"[^\w>]*(?:(?:the|my|final)\W+)*(?:(?:answer|{_LABEL})\W+(?:is\W+)?)?(?P<grade>[abc])\W*",
     re.IGNORECASE,
 )
+_YES_NO = re.compile(r"[^\w>]*correct\W*:\W*(?P<grade>yes|no|true|false)\W*", re.IGNORECASE)
+_FIELD = re.compile(
+    rf"[\"'](?:(?:is|final)_)?(?:correct(?:ness)?|answer|{_LABEL})[\"']\s*:\s*"
+    rf"[\"']?(?P<grade>{_WORDS}|yes|no|true|false)\s*(?:[\"',}}]|\Z)",
+    re.IGNORECASE,
+)
+_GIVEN = (
+    r"(?:(?:the|this|that|my|its|(?:model|student|user)['\u2019]?s|given|predicted|final)\W+)*"
+    rf"(?:{_LABEL}|answer|response|prediction|it|this|that)\b"
+)
+_IS = (
+    r"(?:\W*(?:is|was|(?<=['\u2019])s)\b(?:\W*(?:also|clearly|indeed|simply|factually|semantically"
+    r"|exactly|fully|therefore|thus|considered|judged|graded|deemed|marked)\b)*)"
+)
+_REASON = r"(?:[^\w?]*|\s*[^\w\s/|?\\].*|\s+(?:because|since|as)\b.*)"
 # A verdict at the beginning of a line, and then its reason.
 _BEGINS = re.compile(
     r"[^\w>]*(?:(?:so|thus|therefore|hence|overall)\W+)?"
-    rf"(?:(?:(?:the|my|this|final|given)\W+)*(?:{_LABEL}|answer|response|it)\b(?:\W*(?:is|was)\b)?"
-    rf"[^\w\"'`\u201c\u2018]*)?(?:[abc]\W+)?{_GRADES}"
-    r"(?P<reason>[^\w?]*|\s*[^\w\s/|?\\].*|\s+(?:because|since|as)\b.*)",
+    rf"(?:(?<![\"\u201c]){_GIVEN}{_IS}?[^\w\"'`\u201c\u2018]*)?"
+    rf"(?:[abc]\W+)?{_GRADES}(?P<reason>{_REASON})",
     re.IGNORECASE,
 )
-_LIMITED = re.compile(r"\W*(?:in\s+)?(?:but|except|however|if|part)", re.IGNORECASE)
-# A verdict in capitals may stand at the end of a sentence.
-_CAPITALS = re.compile(r"\b(?P<grade>CORRECT|INCORRECT|NOT[ _]ATTEMPTED)\b(?!\s*[/|?\\]|\s+or\b)")
+_LIMITED = re.compile(r"\W*(?:in\s+)?(?:but|except|however|if|only|part)", re.IGNORECASE)
+# A verdict in capitals may stand at the end of a sentence; "the CORRECT answer" is none.
+_CAPITALS = re.compile(
+    r"(?<![Tt]he )(?<![Nn]ot )(?<![A-Za-z])(?P<grade>CORRECT|INCORRECT|NOT[ _-]ATTEMPTED)"
+    r"(?![A-Za-z])"
+)
 _BEFORE = re.compile(
-    rf"(?:\b{_LABEL}\b\W*|\b{_LABEL}\W+is\W+"
-    r"|\b(?:grade|rate|judge|mark|label)\W+(?:it|this|that|the\W+\w+)\W+"
-    r"|(?:\b(?:is|as|so|thus|therefore|hence)\b|[:=>{\[(])[^\w\"'`\u201c\u2018]*)\Z",
+    rf"(?:\b{_LABEL}\b\W*|(?:\A|[,:(]|\b(?:so|thus|therefore|hence|and|(?:conclude|find)\W+that)\b)"
+    rf"[^\w\"'`\u201c\u2018]*{_GIVEN}(?:{_IS}|\W+\w+\W+as\b)[^\w\"'`\u201c\u2018]*"
+    r"|\b(?:grade|rate|judge|mark|label|say)\W+(?:(?:it|this|that|the\W+\w+)\W+(?:(?:as|is)\W+)?)?"
+    r"|(?:\b(?:so|thus|therefore|hence)\b|[:=>{\[(]|[\u4e3a\u70ba\u662f]|\u56e0\u6b64|\u6240\u4ee5)[^\w\"'`\u201c\u2018]*)\Z",
     re.IGNORECASE,
 )
 _DOUBT = re.compile(
     r"\b(?:not|never|nor?|neither|cannot|hardly|far|part\w*|almost|nearly|mostly|could"
     r"|would(?! (?:grade|rate|judge|mark|label|say))|should|might|may|if"
-    r"|unless|whether|says?|said|claims?|asks?|writes?|words?)\b|n['\u2019]t\b",
+    r"|unless|whether|(?<!I would )(?<!I'd )says?|said|claims?|asks?|writes?|words?)\b"
+    r"|n['\u2019]t\b",
     re.IGNORECASE,
 )
 _RIGHT = ("correct", "a", "yes", "true")
@@ -70,14 +87,13 @@ def read_verdict(reply: ChatReply, letters: bool = False) -> Verdict | None:
     text = reply.text
     if not text.strip() and reply.finish_reason == "stop":
         text = reply.reasoning
-    text = unify(after_thoughts(text))
-    lines = [re.sub(r"</?\w+>", " ", line).strip() for line in text.splitlines()]
-    lines = [line for line in lines if line.strip("`") and not line.startswith(">")]
-    if not lines:
-        return None
+    text = unify(after_thoughts(text)).replace("\\_", "_")
+    unquoted = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith(">"))
+    plain = re.sub(r"</?\w+>", "\n", re.sub(r"\b_+|_+\b", "", unquoted))
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
     lines += boxes_in("\n".join(lines))[-1:]
     alone = [_ALONE, *([_LETTER] if letters else [])]
-    grades = _grades(alone, lines[-1:]) or _grades([_YES_NO], lines[-2:])
+    grades = _grades(alone, lines[-1:])
     if not grades and reply.finish_reason != "length":
         grades = _grades([*alone, _YES_NO, _BEGINS], lines)
         grades += [match["grade"].lower() for line in lines for match in _FIELD.finditer(line)]
@@ -104,7 +120,10 @@ def _is_limited(match: re.Match[str]) -> bool:
 
 def _ends_sentence(match: re.Match[str]) -> bool:
     """Whether a verdict in capitals is the judge's, without doubt, and not the words of another."""
-    sentence = re.split(r"[.!?;](?=\s)", match.string[: match.start()])[-1]
+    sentence = re.split(r"[.!?;](?=\s)|\u3002", match.string[: match.start()])[-1]
+    after = match.string[match.end() :]
     if not sentence.strip():  # a sentence of its own, at the end
-        return re.search(r"[\w?]", match.string[match.end() :]) is None
+        return re.search(r"[\w?]", after) is None
+    if _LIMITED.match(after) or not re.fullmatch(_REASON, after):
+        return False
     return bool(_BEFORE.search(sentence)) and not _DOUBT.search(sentence)

@@ -11,11 +11,12 @@ import transformers.utils.chat_template_utils as rendering
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from atommem.actions import ANSWER_ACTION
+from atommem.actions import ANSWER_ACTION, MEMORY_ACTIONS, SCRATCHPAD
 from atommem.chat_format import turn_ends
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.errors import ConfigError, DialectError, PolicyError
+from atommem.grammar import parse_whole
 from atommem.memory.log import MemoryView
 from atommem.policy.contract import Sampling, make_completion
 from atommem.policy.opening import load_tokenizer
@@ -181,15 +182,18 @@ def test_chat_without_the_system_role_gets_it_in_the_users_message(
 
 DRAFT = r"<create_memory>draft</create_memory><final_answer>\boxed{Paris}</final_answer>"
 FACT = r"<create_memory>fact</create_memory><final_answer>\boxed{Lyon}</final_answer>"
+(NOTE,) = (spec for spec in MEMORY_ACTIONS if spec.name == SCRATCHPAD)
 FINAL = "<|start|>assistant<|channel|>final<|message|>"
 FORMS = [
     *((f"<{name}>", f"</{name}>") for name in ("think", "thinking", "reasoning", "seed:think")),
-    *((f"<{name}>", f"</{name}>") for name in ("longcat_think", "reflection", "think\n")),
+    *((f"<{name}>", f"</{name}>") for name in ("longcat_think", "chain_of_thought", "think\n")),
     ("<|think|>", "<|/think|>"),
     ("[THINK]", "[/THINK]"),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
     ("<\uff5cbegin▁of▁thinking\uff5c>", "<\uff5cend▁of▁thinking\uff5c>"),
     ("<|reasoning_start|>", "<|reasoning_end|>"),
+    ("<|begin_thinking|>", "<|end_thinking|>"),
+    ("<|im_start|>think\n", "<|im_start|>answer\n"),
     ("<unused94>thought\n", "<unused95>"),
     ("◁think▷", "◁/think▷"),
     ("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>"),
@@ -220,6 +224,9 @@ def test_thoughts_of_every_form_are_not_carried_out(opening: str, closing: str) 
     assert read(f"{opening}{DRAFT}{closing}{FACT}") == done
     assert read(f"{DRAFT}{closing}{FACT}", thinking=True) == done
     assert read(f"{opening}{opening}{DRAFT}{closing}{FACT}", thinking=True) == done
+    assert read(f"a<reflection>b</reflection>{DRAFT}{closing}{FACT}", thinking=True) == done
+    whole = parse_whole(f"a<reflection>b</reflection>draft{closing}fact", NOTE, thinking=True)
+    assert [action.text for action in whole.actions] == ["fact"]
     assert read(DRAFT, thinking=True) == []
     assert after_thoughts(f"{opening}CORRECT\n{closing} INCORRECT") == "INCORRECT"
     prompt = closing_thought(f"...{opening}")

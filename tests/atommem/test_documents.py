@@ -26,19 +26,22 @@ def docx(**parts: str) -> bytes:
     return file.getvalue()
 
 
-def pdf(*pages: str) -> bytes:
-    """Return a PDF of these pages; "" is one without text."""
+def pdf(*pages: str, note: str = "") -> bytes:
+    """Return a PDF of these pages; "" is one without text. Each has a `note`."""
     document = pytest.importorskip("fpdf").FPDF()
     document.set_font("Helvetica")
     for text in pages:
         document.add_page()
         document.multi_cell(0, text=text)
+        if note:
+            document.text_annotation(9, 9, note)
     return bytes(document.output())
 
 
 def test_html_keeps_visible_text_and_names_the_rest() -> None:
     text, left_out = extract((FILES / "page.html").read_bytes(), "page")
     assert text.splitlines()[0] == "# Kilns of Brent"
+    assert "A trillion is 10^12." in text
     assert "Orla_1 **fires** at 900\xa0°C." in text
     assert "| Orla | 1997 |" in text
     assert "A red kiln" in text
@@ -53,7 +56,7 @@ def test_html_keeps_visible_text_and_names_the_rest() -> None:
         ("gb2312", "gb18030"),
         ("shift_jis", "cp932"),
         ("iso-8859-1", "cp1252"),
-        ("utf-8", "utf-8"),
+        ("utf-16", "utf-8"),
         ("utf-8", "utf-16"),
         (None, "utf-8"),
         (None, "cp1252"),
@@ -62,7 +65,9 @@ def test_html_keeps_visible_text_and_names_the_rest() -> None:
 def test_html_is_decoded_as_browsers_do(declared: str | None, encoding: str) -> None:
     words = {"gb18030": "镕基", "cp932": "①髙", "cp1252": "“naïve” €"}.get(encoding, "“naïve” 镕①")
     meta = f'<meta charset="{declared}">' if declared else ""
-    raw = f"<html><head>{meta}</head><body><p>{words}</p></body></html>".encode(encoding)
+    raw = f"<html><head><!--{'-' * 2000}-->{meta}</head><body><p>{words}</p></body></html>".encode(
+        encoding
+    )
     assert extract(raw, "x.html") == (words, [])
 
 
@@ -73,10 +78,10 @@ def test_docx_gives_text_and_tables_and_names_headers_with_text() -> None:
     assert left_out == ["header"]
 
 
-def test_pdf_names_pages_without_text() -> None:
-    text, left_out = extract(pdf("Orla is a potter.", "", "Bran is not."), "x.pdf")
+def test_pdf_names_pages_without_text_and_comments() -> None:
+    text, left_out = extract(pdf("Orla is a potter.", "", "Bran is not.", note="No."), "x.pdf")
     assert text == "Orla is a potter.\n\nBran is not."
-    assert left_out == ["pages without text (scans need OCR): 2 of 3"]
+    assert left_out == ["pages without text (scans need OCR): 2 of 3", "3 comments"]
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,9 @@ def test_parse_handle_forms_are_read() -> None:
 
 SEVERAL = """3、5: x|3，5: x|3～5: x|3〜5: x|3；5: x|3／5: x|3＆5: x|3・5: x|3、 5：x|3和5：x
 3 和 5：x|3から5: x|3 y 5: x|3 et 5: x|3 und 5: x|3 bis 5: x|3、 5|3 · 5: x|3 5: x|[3] [5]: x
-【3】【5】 x|٣، ٥: x|3 و 5: x|3 または 5：x|3 và 5: x|3 och 5: x|3 ถึง 5: x|3﹑5: x|(3)(5): x"""
-ONE = "3：x|３: x|Memory 3。 x|【3】 x|《3》x|\u200f3﹕ x|［３］：x|٣: x|Memory 3 — x|Memory 3、x"
+【3】【5】 x|٣، ٥: x|3 و 5: x|3 または 5：x|3 và 5: x|3 och 5: x|3 ถึง 5: x|3﹑5: x|(3)(5): x
+3 veya 5: x|3 up to 5: x|3 así como 5: x|3, and also 5: x"""
+ONE = "3：x|３: x|Memory 3。 x|【3】 x|《3》x|\u200f3﹕ x|［３］：x|٣: x|3∶ x|Memory 3、x"
 
 
 def test_parse_handle_of_any_script_is_one_number() -> None:
@@ -117,7 +118,9 @@ def test_parse_handle_of_any_script_is_one_number() -> None:
     # English stays as it was: a number in the text is not a list.
     for text in ("(2024): x", "a 5 km run", "born 1990: x"):
         assert outline(f"<u>Memory 3 {text}</u>") == [f"update 3 {text}"]
-    assert outline("<u>Memory 3：１２：３０ の便</u>") == ["update 3 １２：３０ の便"]
+    for head, text in (("Memory 3：", "１２：３０ の便"), ("3：", "5月"), ("３:", "12月１日")):
+        assert outline(f"<u>{head}{text}</u>") == [f"update 3 {text}"]
+    assert outline("<u>12：30发车</u>") == ["!missing_handle u"]
 
 
 @pytest.mark.parametrize(
@@ -135,14 +138,22 @@ def test_parse_handle_of_any_script_is_one_number() -> None:
         (r"1{,}000", "1,000"),
         (r"25^\circ\text{C}", "25°C"),
         (r"Z\"urich, Caf\'e, Fran\c{c}ois, Stra\ss e", "Zürich, Café, François, Straße"),
-        (r"\textcolor{red}{\text{x}}", "{x}"),
+        (
+            r"M{\"u}ller, Wa{\l}{\k{e}}sa, Dvo\v r\'ak, \r{A}, AC\/DC",
+            "Müller, Wałęsa, Dvořák, Å, AC/DC",
+        ),
+        (r"\textcolor{red}{\text{x}} \texteuro{}5, $17$ km, $$x$$", "x €5, 17 km, x"),
+        (r"\begin{array}{c}New\space York\end{array}\label{a}, 5\textdegree C", "New York, 5°C"),
         (
             r"\uline{\text{New}~\text{York}}\hspace{1em}\href{a.org}{(\large here)}",
-            "New York{(here)}",
+            "New York(here)",
         ),
-        (r"\tfrac{1}{2} \times 3, \beta\text{-carotene}, 5\pounds", "1/2 × 3, β-carotene, 5£"),
+        (
+            r"5\frac{1}{2} \leq \tfrac{1}{2} \times 3, \beta\text{-carotene}, 5\pounds",
+            "5 1/2 ≤ 1/2 × 3, β-carotene, 5£",
+        ),
         # Not LaTeX, or nothing that has a plain form.
-        (r"\"Paris\" ~5 km, $5, a.org/~me, C:\new, \sqrt{2}",) * 2,
+        (r"\"Paris\" ~5 km, $5–$6, a.org/~me, C:\new, \sqrt{2}",) * 2,
     ],
 )
 def test_parse_answer_is_the_text_of_its_latex(latex: str, text: str) -> None:

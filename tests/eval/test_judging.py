@@ -54,14 +54,16 @@ def test_judge_table_flags_scores_that_depend_on_the_prompt(
     (tmp_path / "labels.jsonl").write_text("".join(json.dumps(item) + "\n" for item in labels))
     out = tmp_path / "judged.json"
     words = ["judge", str(folder), "--judge_url", "http://j", "--judge_model", "m"]
-    words += ["--prompts", "default", "mem0", "--labels", str(tmp_path / "labels.jsonl")]
+    (odd := tmp_path / "odd.txt").write_text(PROMPT)
+    words += ["--prompts", "default", "mem0", str(odd), "--labels", str(tmp_path / "labels.jsonl")]
     assert main([*words, "--out", str(out)]) == 0
     numbers = json.loads(out.read_text())["numbers"]
     scores = {prompt: found["mean"] for prompt, found in numbers["scores"]["ours"].items()}
-    assert scores == {"default": 0.4, "mem0": 1.0}
+    assert scores == {"default": 0.4, "mem0": 1.0, str(odd): 0.4}
     assert numbers["spread"]["ours"] == pytest.approx(0.6)
     assert numbers["labels"]["default"] == {"agreement": 1.0, "n": 6, "wrong_accepted": 0.0}
     assert numbers["labels"]["mem0"] == {"agreement": 0.0, "n": 6, "wrong_accepted": 1.0}
+    assert numbers["labels"][str(odd)] == {"agreement": 0.0, "n": 6, "wrong_accepted": 0.0}
     assert "**60.0 points**" in capsys.readouterr().out
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.goldens import adapt
-from tests.goldens.compare import HERE, Goldens, compare, read
+from tests.goldens.compare import HERE, Goldens, changed_leaves, compare, read, write
 from tests.tokenizer_shapes import one_token_a_byte
 
 CONFIGS = HERE.parents[1] / "configs"
@@ -369,17 +369,19 @@ def main() -> None:
     help_text = "note differences of these names"
     parser.add_argument("--accept", nargs=2, metavar=("NAMES", "REASON"), help=help_text)
     args = parser.parse_args()
-    _, differences = read()
+    goldens, differences = read()
     for compute, rooms in (PARTS[name] for name in args.only):
         found = json.loads(json.dumps(compute()))
         for name, text in compare(found, rooms).items():
             if args.accept and re.fullmatch(args.accept[0], name):
-                differences[name] = {"reason": args.accept[1], "value": found.get(name)}
+                for names in differences.values():
+                    names.pop(name, None)
+                changed = changed_leaves(goldens.get(name), found.get(name))
+                differences.setdefault(args.accept[1], {})[name] = changed
             else:
                 print(f"{name}: {text}")
     if args.accept:
-        content = json.dumps(differences, ensure_ascii=False, indent=1, sort_keys=True)
-        (HERE / "differences.json").write_text(content + "\n", encoding="utf-8")
+        write({reason: names for reason, names in differences.items() if names})
 
 
 if __name__ == "__main__":
