@@ -115,6 +115,8 @@ class Conversation:
         Items that it has already are not added again; texts that repeat entries and bare questions
         of a `history` are kept and not read.
         """
+        if not items and not replaced:
+            return []
         if before := await self._written_before(request, len(items)):
             return before
         ids = [item["id"] for item in items if "id" in item]
