@@ -100,7 +100,11 @@ def decode_declared(
     inside = _DECLARED.search(raw) if is_html else None
     # A declaration in ASCII is not UTF-16, so the standard takes it for UTF-8.
     label = re.sub("(?i)^utf-?16.*", "utf-8", inside[1].decode("latin-1")) if inside else ""
-    encoding = webencodings.lookup(charset or "") or webencodings.lookup(label)
+    names = [name for name in (charset, label) if name]
+    for name in tuple(names):
+        with suppress(LookupError):
+            names.insert(names.index(name) + 1, codecs.lookup(name).name)  # of Python: latin-1
+    encoding = next(filter(None, map(webencodings.lookup, names)), None)
     if encoding is None and not raw.startswith(_MARKS):
         return None
     if encoding is not None and encoding.name == "gbk":

@@ -84,7 +84,7 @@ def read_html(body: bytes, url: str, charset: str | None) -> Extracted:
     import trafilatura
 
     page = _SCRIPT.sub("", _decode(body, charset))
-    source = page[:_MAX_SOURCE].encode()
+    source = page[:_MAX_SOURCE].strip().encode() or b"<p></p>"
     tree = _parse(source)
     found: Any = trafilatura.bare_extraction(tree, url=url, with_metadata=True, deduplicate=False)
     title, text = ("", "") if found is None else (found.title or "", found.text or "")

@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-import litellm
+import litellm  # LITELLM_LOCAL_MODEL_COST_MAP=True saves a look-up
 
 settings: Any = {"api_base": f"{sys.argv[1]}/v1", "api_key": "none", "model": "openai/scripted"}
 fact = {"role": "user", "content": "Ann lives in Rome."}
