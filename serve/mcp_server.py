@@ -136,8 +136,9 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
             conversation = conversation or await newest_of(context, *scope, missing="")
             if not conversation:
                 named = zip(("goal", *SCOPE), (goal, *scope), strict=True)
-                create = server.log.create, owner, {key: value for key, value in named if value}
-                conversation = (await run_in_threadpool(*create, key.derive("conversation"))).id
+                metadata = {key: value for key, value in named if value}
+                create = partial(server.log.create, owner, metadata, key.derive("conversation"))
+                conversation = (await run_in_threadpool(create)).id
         async with use(conversation, context) as memory, server.settled(key):
             (event,) = await memory.add([text_item(text, name)], key)
             async for _ in memory.read():

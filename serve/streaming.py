@@ -101,7 +101,9 @@ class ResponseForm:
         prompt, completion = _token_counts(answer)
         values = {
             "output": [self._reasoning("completed"), self.message(answer.text, answer.note)],
-            "memory": [entry_object(entry) for entry in answer.entries],
+            "memory": [
+                {**entry_object(entry), "cut": entry.id in answer.cut} for entry in answer.entries
+            ],
             "usage": {
                 "input_tokens": prompt,
                 "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
