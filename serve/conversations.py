@@ -411,6 +411,7 @@ def _step_event(step: Step, parent: int) -> Event:
 
 
 WAITING = Gauge("atommem_requests_waiting", "Requests in work or waiting")
+MAX_SCOPE = 100  # conversations that one search goes through
 MAX_RECENT = 500  # conversations that stay in memory
 
 
@@ -461,6 +462,22 @@ class Conversations:
                 yield
         finally:
             self.requests -= 1
+
+    async def recall(
+        self, owner: str, where: Mapping[str, str], query: str, k: int | None = None
+    ) -> list[tuple[str, Entry, float]]:
+        """Return what the conversations with this metadata recall, best first, with their ids.
+
+        Searches the `MAX_SCOPE` newest of them.
+        """
+        infos = partial(self.log.conversations, owner, where=where, limit=MAX_SCOPE)
+        found = []
+        for info in await run_in_threadpool(infos):
+            async with self.use(info.id, owner) as held:
+                hits = await held.recall(query, k)
+            found += [(info.id, entry, score) for entry, score in hits]
+        k = k or self.model.runtime.run.memory.retrieve_k
+        return sorted(found, key=lambda hit: -hit[2])[:k]
 
     @asynccontextmanager
     async def settled(self, request: RequestKey | None) -> AsyncIterator[None]:

@@ -148,7 +148,7 @@ def _parts(value: Any, kind: str, place: str) -> list[dict[str, Any]]:
             if not isinstance(part.get(_TEXT[found]), str):
                 raise _refusal(where, f"its {_TEXT[found]} is missing")
             if _TEXT[found] == "text":
-                empty = {"annotations": []} if kind == "output_text" else {}
+                empty: dict[str, Any] = {"annotations": []} if kind == "output_text" else {}
                 part = {**empty, **part, "type": kind}
         elif found == "image_url":
             part = {"type": "input_image", "detail": "auto", "image_url": part.get("image_url")}

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Header, Query, Request
@@ -78,6 +79,21 @@ Embedded = Body(embed=True)
 PageLimit = Annotated[int, Query(ge=1, le=100)]
 
 
+def get_scope(
+    user: wire.ConversationId = "",
+    agent: wire.ConversationId = "",
+    session: wire.ConversationId = "",
+    metadata: Annotated[list[str] | None, Query(description="KEY=VALUE")] = None,
+) -> dict[str, str]:
+    """Return the metadata that conversations must have."""
+    named = dict(zip(wire.SCOPE, (user, agent, session), strict=True))
+    parts = [text.partition("=") for text in metadata or ()]
+    return {name: value for name, value in named.items() if value} | {k: v for k, _, v in parts}
+
+
+Scope = Annotated[dict[str, str], Depends(get_scope)]
+
+
 @router.get("/models")
 def list_models(call: ThisCall) -> dict[str, Any]:
     """List the one model."""
@@ -118,11 +134,42 @@ async def create_conversation(
 
 @router.get("/conversations")
 def list_conversations(
-    call: ThisCall, limit: PageLimit = 20, after: wire.ConversationId = ""
+    call: ThisCall, scope: Scope, limit: PageLimit = 20, after: wire.ConversationId = ""
 ) -> dict[str, Any]:
-    """List the owner's conversations, newest first."""
-    found = call.log.conversations(call.owner, after=after, limit=limit + 1)
+    """List the owner's conversations, newest first; with a scope those with this metadata."""
+    found = call.log.conversations(call.owner, after=after, limit=limit + 1, where=scope)
     return wire.page([wire.conversation_object(info) for info in found], limit)
+
+
+@router.delete("/conversations")
+async def delete_conversations(call: ThisCall, scope: Scope) -> dict[str, Any]:
+    """Erase all conversations of a scope with their logs."""
+    if not scope:
+        raise DataError("a scope is missing. Give user, agent, session or metadata=KEY=VALUE.")
+    infos = partial(call.log.conversations, call.owner, where=scope)
+    erased = [info.id for info in await run_in_threadpool(infos)]
+    if not erased:
+        raise NotFoundError("there is no conversation with this metadata.")
+    for conversation in erased:
+        await call.server.erase(conversation, call.owner)
+    return {"object": "conversations.deleted", "deleted": True, "ids": erased}
+
+
+@router.get("/recall")
+async def recall(
+    query: Annotated[str, Query(min_length=1, max_length=4000), wire.CLEAN],
+    call: ThisCall,
+    scope: Scope,
+    k: Annotated[int | None, Query(ge=1, le=10_000)] = None,
+) -> dict[str, Any]:
+    """Return the best entries of all conversations of a scope, each with its conversation."""
+    found = await call.server.recall(call.owner, scope, query, k)
+    return wire.page(
+        [
+            {**wire.entry_object(entry), "score": score, "conversation": conversation}
+            for conversation, entry, score in found
+        ]
+    )
 
 
 @router.get("/conversations/{conversation}")

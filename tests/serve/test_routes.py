@@ -192,3 +192,32 @@ def test_text_of_a_file_is_extracted_and_what_is_left_out_named(http: httpx.Clie
     for data, message in (("AP8=", "a: not utf-8 text, HTML, PDF or docx"), ("?", "not base64")):
         answer = http.post("/v1/extract", json={"name": "a", "data": data})
         assert (answer.status_code, message in answer.json()["error"]["message"]) == (400, True)
+
+
+def test_scope_lists_recalls_and_erases_what_belongs_to_it(http: httpx.Client) -> None:
+    for user, session, text in (
+        ("ann", "1", PARTS[0]),
+        ("ann", "2", PARTS[2]),
+        ("bob", "1", PARTS[1]),
+    ):
+        new_conversation(http, text, user=user, session=session, topic="homes")
+    for query, expected in (
+        ({"user": "ann"}, {PARTS[0], PARTS[2]}),
+        ({"session": "1", "metadata": "topic=homes"}, {PARTS[0], PARTS[1]}),
+        ({"user": "ann", "session": "1"}, {PARTS[0]}),
+        ({"user": "cid"}, set()),
+    ):
+        assert len(http.get("/v1/conversations", params=query).json()["data"]) == len(expected)
+        found = http.get("/v1/recall", params={"query": "Who lives in Oslo?", **query}).json()[
+            "data"
+        ]
+        assert {entry["text"] for entry in found} == expected
+    best = http.get(
+        "/v1/recall", params={"query": "Oslo", "metadata": "topic=homes", "k": 1}
+    ).json()
+    assert [entry["text"] for entry in best["data"]] == [PARTS[1]]
+    assert http.delete("/v1/conversations").status_code == 400
+    assert len(http.delete("/v1/conversations", params={"user": "ann"}).json()["ids"]) == 2
+    assert http.delete("/v1/conversations", params={"user": "ann"}).status_code == 404
+    left = http.get("/v1/conversations", params={"metadata": "topic=homes"}).json()["data"]
+    assert [item["metadata"]["user"] for item in left] == ["bob"]
