@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, runtime_checkable
@@ -180,22 +181,10 @@ class Session:
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens))
         prompt_ids, completion = await agent.complete(observation, view, sampling)
         parsed = agent.parse(completion, observation.phase)
-        step = Step(
-            index=self.steps,
-            observation=observation,
-            view=view,
-            prompt_ids=prompt_ids if agent.keep_prompts else [],
-            token_ids=completion.token_ids,
-            logprobs=completion.logprobs,
-            text=clean(completion.text),
-            finish_reason=completion.finish_reason,
-            actions=parsed.actions,
-            problems=parsed.problems,
-            store_size=view.size,
-            prompt_tokens=len(prompt_ids) or completion.prompt_tokens or 0,
-            completion_tokens=completion.completion_tokens or 0,
-            seconds=time.perf_counter() - started,
-        )
+        step = sampled_step(self.steps, observation, view, len(prompt_ids), completion)
+        step.prompt_ids = prompt_ids if agent.keep_prompts else []
+        step.actions, step.problems = parsed.actions, parsed.problems
+        step.seconds = time.perf_counter() - started
         self.steps += 1
         self.sampled += step.completion_tokens
         return step
@@ -310,15 +299,11 @@ class EpisodeRunner:
             TraceError: The environment shows other observations than `past`.
         """
         episode = Episode(task.id, sample, list(past))
-        started = time.perf_counter()
-        try:
+        with timed(episode):
             await self.factory.prepare(task)
             environment = self.factory()
             episode.stop_reason = await self._take_steps(episode, environment, task)
             set_score(episode, await environment.score())
-        except OutageError as error:
-            episode.stop_reason, episode.error = StopReason.FAILED, str(error)
-        episode.seconds = time.perf_counter() - started
         return episode
 
     async def run_all(
@@ -378,6 +363,35 @@ class EpisodeRunner:
         if max_tokens is not None and session.sampled >= max_tokens:
             return StopReason.TOKEN_LIMIT
         return None
+
+
+def sampled_step(
+    index: int, observation: Observation, view: MemoryView, prompt: int, completion: Completion
+) -> Step:
+    """Return a step whose completion has been sampled after a prompt of so many tokens."""
+    return Step(
+        index=index,
+        observation=observation,
+        view=view,
+        token_ids=completion.token_ids,
+        logprobs=completion.logprobs,
+        text=clean(completion.text),
+        finish_reason=completion.finish_reason,
+        store_size=view.size,
+        prompt_tokens=prompt or completion.prompt_tokens or 0,
+        completion_tokens=completion.completion_tokens or 0,
+    )
+
+
+@contextmanager
+def timed(episode: Episode) -> Iterator[None]:
+    """Note the seconds of an episode; an outage ends it as FAILED."""
+    started = time.perf_counter()
+    try:
+        yield
+    except OutageError as error:
+        episode.stop_reason, episode.error = StopReason.FAILED, str(error)
+    episode.seconds = time.perf_counter() - started
 
 
 def set_score(episode: Episode, score: Score) -> None:

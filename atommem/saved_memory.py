@@ -22,20 +22,13 @@ MEMORY_FILE = "memory.json"
 
 @dataclass(frozen=True)
 class Reading:
-    """A text that was read, or is being read.
+    """A text that was read, or is being read."""
 
-    Attributes:
-        name: Name of the text, also in the entries' source.
-        sha256: Digest of the chunks as shown.
-        steps: Numbers of the steps that read them; fewer than `chunks` after an interruption.
-        stopped: The policy ended it early (``early_stop``).
-    """
-
-    name: str
+    name: str  # also in the entries' source
     chunks: int
-    sha256: str
-    steps: tuple[int, ...] = ()
-    stopped: bool = False
+    sha256: str  # of the chunks as shown
+    steps: tuple[int, ...] = ()  # that read them; fewer than `chunks` after an interruption
+    stopped: bool = False  # the policy ended it early (``early_stop``)
 
     @property
     def complete(self) -> bool:

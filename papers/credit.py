@@ -27,10 +27,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rich.console import Console
-
 from atommem.demo.recipe import BOUNDED, Recipe, quick
-from atommem.demo.run import Demo
 from atommem.envs.scoring.statistics import wilson_interval
 from atommem.envs.synthetic.world import generate
 from atommem.episode import Episode
@@ -49,36 +46,29 @@ class StepCredit(MemoryGRPOTrainer):
     def collect(self, rollout: int) -> Collected:
         """As `MemoryGRPOTrainer.collect`."""
         episodes, advantages, sizes = super().collect(rollout)
-        size = self.args.num_generations or 1
-        by_state = [
-            steps
-            for start in range(0, len(episodes), size)
-            for steps in state_advantages(episodes[start : start + size])
-        ]
-        summed = [
-            [whole + part for whole, part in zip(*steps, strict=True)]
-            for steps in zip(advantages, by_state, strict=True)
-        ]
+        pairs = zip(advantages, state_advantages(episodes), strict=True)
+        summed = [[a + b for a, b in zip(*steps, strict=True)] for steps in pairs]
         return episodes, summed, sizes
 
 
-def state_advantages(group: Sequence[Episode]) -> list[list[float]]:
-    """Return, for each step of a group, its episode's reward minus the mean of its state.
+def state_advantages(episodes: Sequence[Episode]) -> list[list[float]]:
+    """Return, for each step, its episode's reward minus the mean of its state.
 
-    A state is a prompt: everything the policy knows. One that only one episode reached gets 0.
+    A state is a prompt of a task: everything the policy knows. One that only one episode reached
+    gets 0.
     """
-    rewards: dict[tuple[int, ...], list[float]] = defaultdict(list)
-    for episode in group:
+    rewards: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for episode in episodes:
         for step in episode.steps if episode.reward is not None else ():
-            rewards[tuple(step.prompt_ids)].append(episode.reward or 0.0)
+            rewards[episode.task_id, *step.prompt_ids].append(episode.reward or 0.0)
 
-    def advantage(episode: Episode, prompt: tuple[int, ...]) -> float:
-        found = rewards[prompt]
+    def advantage(episode: Episode, prompt: Sequence[int]) -> float:
+        found = rewards[episode.task_id, *prompt]
         if episode.reward is None or len(found) < 2:
             return 0.0
         return episode.reward - sum(found) / len(found)
 
-    return [[advantage(e, tuple(step.prompt_ids)) for step in e.steps] for e in group]
+    return [[advantage(e, step.prompt_ids) for step in e.steps] for e in episodes]
 
 
 class CompressionReward(MemoryGRPOTrainer):
@@ -165,16 +155,6 @@ HARD = 5
 """Entries of the harder world's store."""
 
 
-def make_cold_start(out: Path, recipe: Recipe) -> Path:
-    """Pretrain and cold-start a policy in `out` unless it exists; returns its folder."""
-    folder = out / "cold_start"
-    if not (folder / "atommem_config.json").is_file():
-        demo = Demo(recipe, out, 0, Console(width=120))
-        demo.learn_to_copy()
-        demo.cold_start()
-    return folder
-
-
 def measure(recipe: Recipe, policy: Path, folder: Path) -> dict[str, Any]:
     """Measure EM on both worlds."""
     hard = replace(recipe, settings={"capacities": (str(HARD),)})
@@ -192,8 +172,8 @@ def main() -> int:
     """Train and measure every arm; returns 0 if all beat the cold start."""
     style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
-    start = "Folder of a run of atommem demo --bounded; trained if unset."
-    parser.add_argument("--start", type=Path, help=start)
+    start = "Folder of a run of atommem demo --bounded."
+    parser.add_argument("--start", type=Path, required=True, help=start)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--updates", type=int, default=BOUNDED.updates)
     parser.add_argument("--out", type=Path, default=Path("runs/credit"))
@@ -203,10 +183,7 @@ def main() -> int:
     if options.quick:
         options.updates, options.arms, recipe = 1, ["rerolls"], quick(BOUNDED)
     recipe = replace(recipe, updates=options.updates)
-    if options.start:
-        cold_start = options.start / "cold_start"
-    else:
-        cold_start = make_cold_start(options.out / "demo", recipe)
+    cold_start = options.start / "cold_start"
     result: dict[str, Any] = {"cold start": measure(recipe, cold_start, options.out / "before")}
     for arm in options.arms:
         folder = options.out / arm

@@ -6,55 +6,37 @@ episode's memory, a bank outlives its tasks (arXiv 2505.16067).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from atommem.config import check_choice
 from atommem.embedding.embedder import Embedder, Vectors
-from atommem.errors import ConfigError, DataError
-from atommem.memory.log import (
-    MEMORY,
-    Contents,
-    Entry,
-    Operation,
-    Outcome,
-    Source,
-)
+from atommem.errors import ConfigError
+from atommem.memory.log import MEMORY, Contents, Entry, Operation, Outcome, Source
 from atommem.memory.plan import Plan
 from atommem.memory.rules import Candidate, Merged, Numbers, Refused, RuleSet, StoreState
 from atommem.memory.store import VectorStore, best
 from papers.banks import rule_path
-from papers.inputs import read_json_rows
 
 Similarity = Callable[[str, StoreState], Numbers]
 """Similarity of a query to each record, in the order of `StoreState.ids`."""
 
 _BATCH = 256
 _SYSTEM = "bank"
-_LABELS = {"positive": 1.0, "negative": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """A finished task.
+    """A finished task."""
 
-    Attributes:
-        query: The task's input, by which its record is retrieved.
-        execution: The work done, shown to later tasks.
-        outcome: 1 for success, 0 for failure, or between; None if unknown.
-        details: Further JSON values.
-    """
-
-    query: str
-    execution: str
-    outcome: float | None = None
-    details: Mapping[str, Any] = field(default_factory=dict)
+    query: str  # by which its record is retrieved
+    execution: str  # the work done, shown to later tasks
+    outcome: float | None = None  # from 0 (failure) to 1 (success); None if unknown
+    details: Mapping[str, Any] = field(default_factory=dict)  # JSON values
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +81,6 @@ class Bank:
         evaluator: A name in `EVALUATORS`.
         seed: Seed of rules and evaluators.
         newest_first: Retrieve the newest of equally similar records first.
-
-    Attributes:
-        task: Number of the current task, from 1.
     """
 
     def __init__(
@@ -119,15 +98,11 @@ class Bank:
             raise ConfigError(f"capacity={capacity}: must be at least 1, or None for no limit.")
         check_choice("evaluator", evaluator, tuple(EVALUATORS))
         self._embedder, self._capacity, self._seed = embedder, capacity, seed
-        self._rules, self._evaluator = (
-            RuleSet(rule_path(admission), rule_path(retention)),
-            evaluator,
-        )
-        self._newest_first = newest_first
+        self._rules = RuleSet(rule_path(admission), rule_path(retention))
+        self._evaluator, self._newest_first = evaluator, newest_first
         self._contents, self._store = Contents(), VectorStore(embedder.dim)
         self._last: tuple[str, Vectors] | None = None
-        self._new: list[Operation] = []
-        self.task = 1
+        self.task = 1  # the current one
 
     def records(self) -> list[Entry]:
         """Return all records, oldest first."""
@@ -141,14 +116,12 @@ class Bank:
     ) -> list[tuple[Entry, float]]:
         """Return the `k` records most similar to the current task's input, best first.
 
-        Args:
-            query: The input.
-            k: Number of records.
-            similarity: Replaces the cosine of the vectors.
+        `similarity` replaces the cosine of the vectors.
         """
         if k < 1:
             raise ConfigError(f"k={k}: must be at least 1.")
-        state = self._plan(self.task).state()
+        plan = self._plan(self.task)
+        state = plan.state()
         if similarity is not None:
             scores = np.asarray(similarity(query, state), dtype=np.float32)
         elif len(self):
@@ -159,16 +132,15 @@ class Bank:
             hits = [(-negative, score) for negative, score in best(scores, -state.ids, k)]
         else:
             hits = best(scores, state.ids, k)
-        # Logged at the end of the previous step, so that `last_shown` is the current task.
-        self._apply(Operation(self.task - 1, "retrieve", actor=MEMORY, scores=tuple(hits)))
-        self._flush()
+        plan.step -= 1  # the end of the previous task, so that `last_shown` is the current one
+        plan.add("retrieve", actor=MEMORY, scores=tuple(hits))
+        self._apply(plan)
         return [(self._contents.entries[entry_id], score) for entry_id, score in hits]
 
     async def end(self, experience: Experience) -> tuple[Operation, ...]:
         """Finish the current task: credit retrieved records, add one, delete; return operations.
 
-        Raises:
-            OutageError: The embedder is unreachable; the bank is unchanged.
+        After an `OutageError` of the embedder the bank is unchanged.
         """
         rng = np.random.default_rng((self._seed, self._contents.position, 1))
         verdict = EVALUATORS[self._evaluator](experience, rng)
@@ -177,25 +149,22 @@ class Bank:
             vector = await self._vector(experience.query)
             await self._rules.admission.prepare([experience.query])
         shown, utility = [entry_id for entry_id, _ in self._contents.shown], verdict.utility
-        credit = Operation(self.task, "observe", actor=_SYSTEM)
-        if utility is not None:
-            credit = replace(credit, scores=tuple((entry_id, utility) for entry_id in shown))
-        elif shown:  # rules that count use do so without an outcome too
-            credit = replace(credit, details={"shown": shown})
-        self._apply(credit)
-        self._rules.observe(credit)
+        plan = self._plan(self.task)
+        # Rules that count use do so without an outcome too.
+        details = {"shown": shown} if shown and utility is None else None
+        scores = () if utility is None else tuple((entry_id, utility) for entry_id in shown)
+        plan.add("observe", actor=_SYSTEM, scores=scores, details=details)
+        self._rules.observe(plan.operations[-1])
         if vector is None:
             reason = f"evaluator:{self._evaluator}: {verdict.reason}"
-            self._reject(self.task, experience.query, reason=reason)
+            plan.add("create", Outcome.REJECTED, after=experience.query, reason=reason)
         else:
-            await self._add(experience, vector, self.task)
-        plan = self._plan(self.task)
+            self._add(plan, experience, vector)
         plan.sweep()
-        self._take(plan)
-        if self._contents.shown:  # clear what was retrieved for this task
-            self._apply(Operation(self.task, "retrieve", actor=MEMORY))
+        if plan.contents.shown:  # clear what was retrieved for this task
+            plan.add("retrieve", actor=MEMORY)
         self.task += 1
-        return self._flush()
+        return self._apply(plan)
 
     async def fill(self, experiences: Iterable[Experience]) -> None:
         """Add records of tasks outside the bank; admission rules apply, the evaluator does not."""
@@ -206,75 +175,39 @@ class Bank:
             vectors = await self._embedder.embed(queries, "entry")
             await self._rules.admission.prepare(queries)
             for experience, vector in zip(batch, vectors, strict=True):
-                await self._add(experience, vector, self.task - 1)
-                self._flush()
+                plan = self._plan(self.task - 1)
+                self._add(plan, experience, vector)
+                self._apply(plan)
 
-    async def _add(self, experience: Experience, vector: Vectors, step: int) -> None:
+    def _add(self, plan: Plan, experience: Experience, vector: Vectors) -> None:
         text, details = experience.query, {"execution": experience.execution, **experience.details}
-        candidate = Candidate(
-            text, vector, Source(step), outcome=experience.outcome, details=details
-        )
-        plan = self._plan(step)
+        source, outcome = Source(plan.step), experience.outcome
+        candidate = Candidate(text, vector, source, outcome=outcome, details=details)
         decision = plan.admit(candidate)
-        self._take(plan)
-        cause: dict[str, Any] = {"reason": decision.reason, "score": decision.score}
+        values: dict[str, Any] = {"reason": decision.reason, "score": decision.score, "after": text}
         if isinstance(decision, Refused):
-            self._reject(step, text, actor=_SYSTEM, **cause)
+            plan.add("create", Outcome.REJECTED, actor=_SYSTEM, **values)
             return
+        kind, values["actor"], entry_id = "create", _SYSTEM, plan.contents.newest_id + 1
         if isinstance(decision, Merged):
+            kind, values["actor"] = "update", self._rules.admission_actor
             entry_id = decision.entry_id
-            before = self._contents.entries[entry_id].text
-            cause |= {"before": before, "actor": self._rules.admission_actor}
-        else:
-            entry_id = self._contents.newest_id + 1
-            cause["actor"] = _SYSTEM
-        kind: Any = "update" if isinstance(decision, Merged) else "create"
-        self._apply(
-            Operation(step, kind, entry_id=entry_id, after=text, details=details, **cause), vector
-        )
-        if experience.outcome is not None:
-            scores = ((entry_id, float(experience.outcome)),)
-            self._apply(Operation(step, "outcome", actor=_SYSTEM, scores=scores))
-
-    def _reject(self, step: int, text: str, **cause: Any) -> None:
-        self._apply(Operation(step, "create", Outcome.REJECTED, after=text, **cause))
+            values["before"] = plan.contents.entries[entry_id].text
+        plan.add(kind, vector=vector, entry_id=entry_id, details=details, **values)
+        if outcome is not None:
+            plan.add("outcome", actor=_SYSTEM, scores=((entry_id, float(outcome)),))
 
     def _plan(self, step: int) -> Plan:
         contents = self._contents.copy()
         return Plan(contents, self._store, self._rules, step, self._capacity, self._seed)
 
-    def _take(self, plan: Plan) -> None:
+    def _apply(self, plan: Plan) -> tuple[Operation, ...]:
         self._store.update(plan.vectors)
         self._contents = plan.contents
-        self._new += plan.operations
-
-    def _apply(self, operation: Operation, vector: Vectors | None = None) -> None:
-        self._contents.apply(operation)
-        if vector is not None and operation.entry_id is not None:
-            self._store.update({operation.entry_id: vector})
-        self._new.append(operation)
-
-    def _flush(self) -> tuple[Operation, ...]:
-        operations, self._new = tuple(self._new), []
-        return operations
+        return tuple(plan.operations)
 
     async def _vector(self, query: str) -> Vectors:
         if self._last is None or self._last[0] != query:
             (vector,) = await self._embedder.embed([query], "entry")
             self._last = (query, vector)
         return self._last[1]
-
-
-def read_memento(path: str | Path) -> Iterator[Experience]:
-    """Read a case bank of Memento (arXiv 2508.16153): ``case``, ``plan``, ``case_label`` a line.
-
-    Raises:
-        DataError: A line is not a case.
-    """
-    for number, row in enumerate(read_json_rows(Path(path)), start=1):
-        try:
-            query, plan, label = row["case"], row["plan"], _LABELS[row["case_label"]]
-        except (KeyError, TypeError) as error:
-            message = "needs case, plan and case_label (positive or negative)"
-            raise DataError(f"{path}, row {number}: {message}.") from error
-        yield Experience(str(query), plan if isinstance(plan, str) else json.dumps(plan), label)

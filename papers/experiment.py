@@ -19,8 +19,7 @@ from atommem.arguments import Parser
 from atommem.errors import AtomMemError, check_writable, format_error
 from atommem.files import write_json, write_text
 
-EXIT_CHECK_FAILED = 1
-NOT_INPUTS = ("out", "cache", "check", "run", "part")
+NOT_INPUTS = ("out", "cache", "check")
 """Arguments that do not change results."""
 
 
@@ -48,14 +47,15 @@ def main(
         arguments = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
         for flag in ("out", "cache"):
             check_writable(flag, getattr(arguments, flag), folder=True)
-        with resumable(arguments.cache, name, settings_of(arguments)) as journal:
+        settings = {key: of for key, of in vars(arguments).items() if key not in NOT_INPUTS}
+        with resumable(arguments.cache, name, settings) as journal:
             report = run(arguments, journal)
         if arguments.out is not None:
-            write_json(arguments.out / f"{name}.json", report.to_json())
+            write_json(arguments.out / f"{name}.json", {"holds": report.holds, **asdict(report)})
             write_text(arguments.out / f"{name}.md", report.markdown())
         print(report.markdown())
         print(json.dumps(report.verdict()))
-        return EXIT_CHECK_FAILED if arguments.check and not report.holds else 0
+        return int(arguments.check and not report.holds)
 
     return run_safely(name, command)
 
@@ -150,10 +150,6 @@ class Report:
         self.notes += found["notes"]
         return float(found["seconds"])
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
-        return {"holds": self.holds, **asdict(self)}
-
     def verdict(self) -> dict[str, Any]:
         """Return the summary line: whether the checks hold (None without any), and failures."""
         failed = {
@@ -180,11 +176,7 @@ class Report:
 
 
 class Journal(dict[str, Any]):
-    """JSON values by name, appended to a file; a torn last line is dropped.
-
-    Args:
-        path: The file, created with the first value; None stores in memory only.
-    """
+    """JSON values by name, appended to a file (or in memory); a torn last line is dropped."""
 
     def __init__(self, path: Path | None = None) -> None:
         super().__init__()
@@ -234,11 +226,6 @@ def resumable(folder: Path, name: str, settings: Mapping[str, Any]) -> Iterator[
         path.unlink(missing_ok=True)
         raise
     path.unlink(missing_ok=True)
-
-
-def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments that results depend on."""
-    return {name: value for name, value in vars(arguments).items() if name not in NOT_INPUTS}
 
 
 def _file_states(value: Any) -> list[tuple[str, int, int]]:

@@ -45,11 +45,7 @@ def find_user_file(folder: Path, places: Sequence[str], source: str) -> Path:
 
 
 def read_json_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the objects of a JSON array or of JSON Lines.
-
-    Raises:
-        DataError: The file holds something else.
-    """
+    """Read the objects of a JSON array or of JSON Lines; DataError for another file."""
     text = path.read_text(encoding="utf-8")
     try:
         if text.lstrip().startswith("["):
@@ -118,17 +114,11 @@ class StoredVectors:
 
 @dataclass(frozen=True)
 class Conversation:
-    """One LoCoMo conversation as A-MAC's code reads it.
-
-    Attributes:
-        name: ``conv-26``, ...
-        texts: Each turn, without speaker and image caption.
-        needed: Whether a question of any category lists the turn's id as evidence.
-    """
+    """One LoCoMo conversation as A-MAC's code reads it."""
 
     name: str
-    texts: tuple[str, ...]
-    needed: tuple[bool, ...]
+    texts: tuple[str, ...]  # each turn, without speaker and image caption
+    needed: tuple[bool, ...]  # whether a question of any category lists the turn's id as evidence
 
 
 def read_conversations(folder: Path) -> list[Conversation]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from atommem.embedding.embedder import Vectors
+from atommem.errors import DataError
 from atommem.memory.rules import Numbers, StoreState
 from papers.banks import MemoBank, broken_failure
-from papers.experience import Bank, Experience, read_memento
+from papers.experience import Bank, Experience
 from papers.experiment import Journal, Report, main, progress
 from papers.inputs import (
     StoredVectors,
@@ -34,6 +36,7 @@ SOURCE = (
 )
 HERE = "papers.memobank"
 SEEDS = (0, 1, 2)
+LABELS = {"positive": 1.0, "negative": 0.0}
 SHUFFLED, UNPRUNED = "MemoBankRL, labels shuffled", "  these labels, nothing forgotten"
 Question = tuple[str, tuple[str, ...]]
 """A question with its accepted answers."""
@@ -47,9 +50,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def read_cases(folder: Path) -> list[Experience]:
-    """Read Memento's bank in its order."""
+    """Read Memento's bank (arXiv 2508.16153) in its order."""
     places = ("memento/memory.jsonl", "memory/memory.jsonl", "memory.jsonl")
-    return list(read_memento(find_user_file(folder, places, SOURCE)))
+    path, cases = find_user_file(folder, places, SOURCE), []
+    for number, row in enumerate(read_json_rows(path), start=1):
+        try:
+            query, plan, label = row["case"], row["plan"], LABELS[row["case_label"]]
+        except (KeyError, TypeError) as error:
+            message = "needs case, plan and case_label (positive or negative)"
+            raise DataError(f"{path}, row {number}: {message}.") from error
+        cases.append(
+            Experience(str(query), plan if isinstance(plan, str) else json.dumps(plan), label)
+        )
+    return cases
 
 
 def read_questions(folder: Path) -> list[Question]:
@@ -84,19 +97,13 @@ class AtRandom(MemoBank):
 
 @dataclass(frozen=True)
 class Filled:
-    """A bank after a stream of cases.
+    """A bank after a stream of cases."""
 
-    Attributes:
-        kept: Places in the stream, oldest first.
-        duplicates, invalid, pruned: Cases that were refused, and deleted.
-        prunings: Number of times that the bank was full.
-    """
-
-    kept: list[int]
-    duplicates: int = 0
-    invalid: int = 0
-    pruned: int = 0
-    prunings: int = 0
+    kept: list[int]  # places in the stream, oldest first
+    duplicates: int = 0  # refused
+    invalid: int = 0  # refused
+    pruned: int = 0  # deleted
+    prunings: int = 0  # times that the bank was full
 
 
 @dataclass(frozen=True)
@@ -128,15 +135,12 @@ class Stream:
     ) -> list[Filled]:
         """Fill a bank for each seed.
 
-        Args:
-            paper: `load_published`.
-            pruning: A retention rule; by default as published; empty is a bank without a limit.
-            count_retrievals: Retrieve three cases before each; as published, nothing does.
+        `pruning` is a retention rule, by default as published; empty is a bank without a limit.
+        With `count_retrievals`, three cases are retrieved before each; as published, nothing does.
         """
         if pruning is None:
             pruning = f"memobank(keep={paper['keep']}, least_positive={paper['min_positives']})"
-        fill = partial(self._fill, paper, pruning, count_retrievals)
-        return [asyncio.run(fill(seed)) for seed in SEEDS]
+        return [asyncio.run(self._fill(paper, pruning, count_retrievals, seed)) for seed in SEEDS]
 
     async def _fill(
         self, paper: Mapping[str, Any], pruning: str, count_retrievals: bool, seed: int

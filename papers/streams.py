@@ -24,7 +24,7 @@ from atommem.errors import DataError
 from atommem.memory.log import Entry
 from atommem.memory.rules import Numbers, StoreState
 from atommem.plugins import find
-from papers.experience import Bank, Experience, Similarity
+from papers.experience import EVALUATORS, Bank, Experience, Similarity
 from papers.experiment import Journal, Report, main, progress
 from papers.inputs import read_json_rows
 
@@ -35,17 +35,11 @@ Input = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StreamRow:
-    """One line of a stream.
+    """One line of a stream."""
 
-    Attributes:
-        query: The task's input: a text, or a JSON object as its text.
-        truth: The right result, as the agent's `score` understands it.
-        output: The work done, in a record of the initial memory; None for a task.
-    """
-
-    query: str
-    truth: Any
-    output: str | None = None
+    query: str  # a text, or a JSON object as its text
+    truth: Any  # the right result, as the agent's `score` understands it
+    output: str | None = None  # the work done, in a record of the initial memory
 
 
 class Agent(Protocol):
@@ -154,32 +148,27 @@ SIMILARITIES: Mapping[str, Similarity | None] = {
 """``text`` is the cosine of text embeddings, the bank's own (EHRAgent)."""
 
 
-EVALUATORS = ("fixed", "add_all", "noisy", "strict")
-DELETIONS = ("periodic", "history", "combined")
+DELETIONS = ["periodic", "history", "combined"]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the experiment's flags."""
-    texts = {
-        "stream": "JSON Lines of query and truth; with output for the initial memory.",
-        "agent": "Class with act(row, shown) and score(row, output).",
-        "similarity": f"Of queries: {', '.join(SIMILARITIES)} (%(default)s).",
-        "k": "Records shown for a task (%(default)s).",
-        "evaluators": "Rules of addition (all four of the paper's kinds).",
-        "deletions": "Retention rules, with the last evaluator.",
-        "capacity": "Most records; unlimited if unset.",
-        "embedder_model": "For similarity text; unset: hashed words, which need no model.",
-        "seed": "Of evaluators and rules.",
-    }
-    parser.add_argument("--stream", type=Path, required=True, metavar="FILE", help=texts["stream"])
-    parser.add_argument("--agent", required=True, metavar="MODULE:CLASS", help=texts["agent"])
-    parser.add_argument("--similarity", default="text", help=texts["similarity"])
-    parser.add_argument("--k", type=int, default=4, help=texts["k"])
-    for name, choices in (("evaluators", EVALUATORS), ("deletions", DELETIONS)):
-        parser.add_argument(f"--{name}", nargs="+", default=list(choices), help=texts[name])
-    parser.add_argument("--capacity", type=int, help=texts["capacity"])
-    parser.add_argument("--embedder_model", help=texts["embedder_model"])
-    parser.add_argument("--seed", type=int, default=0, help=texts["seed"])
+    add = parser.add_argument
+    help_text = "JSON Lines of query and truth; with output for the initial memory."
+    add("--stream", type=Path, required=True, metavar="FILE", help=help_text)
+    help_text = "Class with act(row, shown) and score(row, output)."
+    add("--agent", required=True, metavar="MODULE:CLASS", help=help_text)
+    help_text = f"Of queries: {', '.join(SIMILARITIES)} (%(default)s)."
+    add("--similarity", default="text", help=help_text)
+    add("--k", type=int, default=4, help="Records shown for a task (%(default)s).")
+    help_text = "Rules of addition (all four of the paper's kinds)."
+    add("--evaluators", nargs="+", default=list(EVALUATORS), help=help_text)
+    help_text = "Retention rules, with the last evaluator."
+    add("--deletions", nargs="+", default=DELETIONS, help=help_text)
+    add("--capacity", type=int, help="Most records; unlimited if unset.")
+    help_text = "For similarity text; unset: hashed words, which need no model."
+    add("--embedder_model", help=help_text)
+    add("--seed", type=int, default=0, help="Of evaluators and rules.")
 
 
 def run(arguments: argparse.Namespace, journal: Journal) -> Report:
@@ -217,11 +206,7 @@ def run(arguments: argparse.Namespace, journal: Journal) -> Report:
 
 
 def read_stream(path: Path) -> list[StreamRow]:
-    """Read the rows of a file.
-
-    Raises:
-        DataError: A row has no query or truth.
-    """
+    """Read the rows of a file; DataError if one has no query or truth."""
     found = []
     for number, row in enumerate(read_json_rows(path), start=1):
         if not {"query", "truth"} <= row.keys():

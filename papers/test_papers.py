@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from atommem.embedding.embedder import HashingEmbedder
-from atommem.errors import ConfigError, DataError
+from atommem.errors import ConfigError
 from atommem.memory.log import Outcome
 from atommem.memory.rules import StoreState
 from papers import experiment, inputs
 from papers.banks import LINEAR, TraceRetain
-from papers.experience import Bank, Experience, read_memento
+from papers.experience import Bank, Experience
 from papers.experiment import Journal, Report, resumable
 from papers.inputs import StoredVectors, embed_all
 
@@ -255,13 +255,3 @@ async def test_evaluator_decides_which_tasks_are_added(evaluator: str, added: li
             assert operations[-1].outcome is Outcome.REJECTED
             assert f"evaluator:{evaluator}" in operations[-1].reason
     assert [record.outcome for record in bank.records()] == added
-
-
-def test_read_memento_names_the_damaged_line(tmp_path: Path) -> None:
-    path = tmp_path / "memory.jsonl"
-    case = {"case": "q", "plan": "{}", "case_label": "negative"}
-    path.write_text(json.dumps(case) + "\n")
-    assert list(read_memento(path)) == [Experience("q", "{}", 0.0)]
-    path.write_text(f"{json.dumps(case)}\n\n{json.dumps({**case, 'case_label': 'x'})}")
-    with pytest.raises(DataError, match="row 2: needs case"):
-        list(read_memento(path))

@@ -104,8 +104,13 @@ def _add_page(app: FastAPI) -> None:
 async def _error(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        return error_response(400, "invalid_request", f"{place}: {first['msg']}", place)
+        place = ".".join(str(part) for part in first["loc"] if part != "body")
+        param = first.get("ctx", {}).get("name", place)
+        if first["type"] == "extra_forbidden":
+            first |= {"type": "unknown_parameter", "msg": "not a parameter. Leave it out."}
+        code = first["type"] if first["type"].endswith("_parameter") else "invalid_request"
+        message = f"{param}: {first['msg']}".replace(": [", "[", 1)  # the number of an item
+        return error_response(400, code, message, param)
     if isinstance(error, HTTPException):
         return error_response(error.status_code, "http_error", str(error.detail))
     if isinstance(error, ClientDisconnectedError):

@@ -27,12 +27,16 @@ from atommem.serve.schema import (
     conversations,
     events,
     requests,
+    sha256,
     vectors,
 )
 
 _STATE = tuple(column for column in events.c if column.name not in ("conversation", "body"))
 """What `LogState` follows."""
 _Write = tuple[Callable[[sa.Connection], None], "Future[None]"]
+LISTED = "conv_"
+ITEMS = ("item", "ask", "answer")  # the events that are listed
+PARTS = ("conversation", "items")  # of a request that commits more than once
 Unread = dict[int, tuple[int, int]]  # (chunks read, chunks) of an item with some left, by version
 
 
@@ -47,6 +51,7 @@ class LogState:
     operations: tuple[Operation, ...] = ()  # until the session has them
     vectors: TextVectors | None = None
     unread: Unread = field(default_factory=dict)
+    asked: Unread = field(default_factory=dict)  # a question, unread until it has its answer
 
     def advance(self, event: Any) -> None:
         """Follow an event, or a row of its columns but the body."""
@@ -56,9 +61,16 @@ class LogState:
             self.sampled += event.tokens
         if event.kind == "fork":
             self.unread.clear()
-        elif event.kind == "item" and event.chunks:
-            self.unread[event.version] = 0, event.chunks
-        elif event.parent in self.unread:
+            self.asked.clear()
+        elif event.kind == "deleted":
+            self.asked.pop(event.parent, None)
+        elif event.kind in ("item", "ask", "answer"):
+            self.unread |= self.asked
+            self.asked.clear()
+            if event.chunks:
+                texts = self.asked if event.kind == "ask" else self.unread
+                texts[event.version] = 0, event.chunks
+        if event.kind in ("step", "stopped", "deleted") and event.parent in self.unread:
             read, chunks = self.unread[event.parent]
             if event.kind == "step" and read + 1 < chunks:
                 self.unread[event.parent] = read + 1, chunks
@@ -79,10 +91,17 @@ class ConversationLog:
         self._writers = ThreadPoolExecutor(threads, thread_name_prefix="atommem-commit")
 
     def create(
-        self, owner: str, metadata: Mapping[str, str], request: RequestKey | None = None
+        self,
+        owner: str,
+        metadata: Mapping[str, str],
+        request: RequestKey | None = None,
+        prefix: str = LISTED,
     ) -> ConversationInfo:
-        """Create a conversation, or return the one that `request` created before."""
-        new = partial(_new_conversation, owner=owner, metadata=metadata)
+        """Create a conversation, or return the one that `request` created before.
+
+        Only conversations with the prefix `LISTED` are listed.
+        """
+        new = partial(_new_conversation, owner=owner, metadata=metadata, prefix=prefix)
         return self._create(owner, request, new)
 
     def _create(
@@ -102,12 +121,31 @@ class ConversationLog:
         except sa.exc.IntegrityError:  # another gateway handled the same request
             return self._create(owner, request, create)
 
-    def written_by(self, request: RequestKey, conversation: str, count: int) -> list[Event]:
+    def request_key(self, parts: Sequence[bytes], retries: bool) -> RequestKey:
+        """Return the key of a request without one; it `retries`, or an equal one failed before."""
+        key = sha256(*parts)
+        failed = sa.select(requests.c.failed).where(requests.c.key == key)
+        retries = retries or any(row.failed for row in self._rows(failed))
+        return RequestKey(key, key, derived=True, renews=not retries)
+
+    def mark(self, request: RequestKey | None, failed: bool) -> None:
+        """Record whether a request failed; only those without a key of their own need it."""
+        if request is not None and request.derived:
+            keys = [request.key, *(request.derive(name).key for name in PARTS)]
+            with self._write_engine.begin() as connection:
+                rows = requests.update().where(requests.c.key.in_(keys))
+                connection.execute(rows.values(failed=failed))
+
+    def written_by(
+        self, request: RequestKey, conversation: str = "", count: int = 1
+    ) -> list[Event]:
         """Return the first `count` events that a request wrote before."""
         with self.engine.begin() as connection:
             found = _find_request(connection, request)
-        after = found and found.version - 1
-        return [] if after is None else self.events(conversation, after=after, limit=count)
+        if found is None or found.version is None:
+            return []
+        name = conversation or found.conversation
+        return self.events(name, after=found.version - 1, limit=count)
 
     def info(self, conversation: str, owner: str) -> ConversationInfo:
         """Return a conversation; raise NotFoundError if `owner` has none with this id."""
@@ -115,10 +153,11 @@ class ConversationLog:
             return _info(connection, conversation, owner)
 
     def conversations(
-        self, owner: str, *, after: str = "", limit: int | None = None
+        self, owner: str, *, after: str = "", limit: int | None = None, prefix: str = LISTED
     ) -> list[ConversationInfo]:
         columns = conversations.c
         query = sa.select(conversations).where(columns.owner == owner).limit(limit)
+        query = query.where(columns.id.startswith(prefix, autoescape=True))
         query = query.order_by(columns.created_at.desc(), columns.id.desc())
         if after:
             last = self.info(after, owner)
@@ -165,6 +204,10 @@ class ConversationLog:
         def append(connection: sa.Connection) -> None:
             try:
                 connection.execute(events.insert(), rows)
+                if deleted := [event.parent for event in new if event.kind == "deleted"]:
+                    gone = requests.c.version.in_(deleted)
+                    here = requests.c.conversation == conversation
+                    connection.execute(requests.delete().where(here, gone))
                 _record_request(connection, request, conversation, new[0].version)
                 if vector_rows:
                     connection.execute(insert(vectors).on_conflict_do_nothing(), vector_rows)
@@ -238,31 +281,73 @@ class ConversationLog:
             query = query.where(events.c.kind.in_(kinds))
         return [_event(row) for row in self._rows(query)]
 
-    def items(self, conversation: str, kinds: Sequence[str] = ("item",)) -> list[Event]:
-        """Return the events of these kinds that were not deleted, oldest first."""
-        found = self.events(conversation, (*kinds, "deleted"))
-        deleted = {event.parent for event in found if event.kind == "deleted"}
-        return [e for e in found if e.kind != "deleted" and e.version not in deleted]
+    def items(
+        self,
+        conversation: str,
+        kinds: Sequence[str] = ITEMS,
+        *,
+        ids: Sequence[str] = (),
+        newest: bool = False,
+        after: str = "",
+        limit: int | None = None,
+        name: str = "",
+    ) -> list[Event]:
+        """Return the texts, questions and answers that were not deleted, oldest first.
+
+        With `name`, only items whose name begins with it. Raises NotFoundError if the conversation
+        never had the item `after`.
+        """
+        columns, order = events.c, events.c.version
+        here = columns.conversation == conversation
+        deleted = sa.select(columns.parent).where(here, columns.kind == "deleted")
+        query = sa.select(events).where(here, columns.kind.in_(kinds))
+        query = query.where(columns.version.not_in(deleted))
+        if ids:
+            query = query.where(columns.item.in_(ids))
+        if name:
+            found = columns.body[("item", "name")].as_string()
+            query = query.where(sa.func.substr(found, 1, len(name)) == name)
+        if after:
+            rows = self._rows(sa.select(sa.func.max(order)).where(here, columns.item == after))
+            if rows[0][0] is None:
+                raise NotFoundError(f"there is no item {after!r} in this conversation.")
+            query = query.where(order < rows[0][0] if newest else order > rows[0][0])
+        query = query.order_by(order.desc() if newest else order).limit(limit)
+        return [_event(row) for row in self._rows(query)]
+
+    def item(self, owner: str, item: str) -> Event:
+        """Return a text, question or answer of any conversation of `owner`."""
+        query = sa.select(events.c.conversation).join(conversations)
+        query = query.where(conversations.c.owner == owner, events.c.item == item)
+        for row in self._rows(query):
+            for found in self.items(row.conversation, ids=[item]):
+                return found
+        raise NotFoundError(f"there is no item {item!r}.")
+
+    def stopped(self, conversation: str) -> dict[int, str]:
+        """Return why texts were left unread, by the version of each."""
+        found = self.events(conversation, ("stopped",))
+        return {e.parent or 0: e.body["reason"] for e in found if e.body.get("unread")}
 
     def unread(self, conversation: str) -> Unread:
-        return self._state(conversation)[0].unread
+        columns = [column for column in _STATE if column.name != "operations"]
+        return _advance(self._rows(_events_of(conversation, *columns))).unread
 
     def _state(self, conversation: str) -> tuple[LogState, Sequence[sa.Row[Any]]]:
         """Return the state without operations and vectors, and the rows that it follows."""
-        state, rows = LogState(), self._rows(_events_of(conversation, *_STATE))
-        for row in rows:
-            state.advance(row)
-        return state, rows
+        rows = self._rows(_events_of(conversation, *_STATE))
+        return _advance(rows), rows
 
     def response(self, response: str, owner: str) -> tuple[str, Event, Event | None]:
         """Return conversation, question and answer (None: unanswered) of a response."""
-        query = sa.select(events).join(conversations, conversations.c.id == events.c.conversation)
+        query = sa.select(events.c.conversation).join(conversations)
         query = query.where(conversations.c.owner == owner, events.c.response == response)
-        rows = self._rows(query.order_by(events.c.version))
-        if not rows:
-            raise NotFoundError(f"there is no response {response!r}.")
-        answer = _event(rows[1]) if len(rows) > 1 else None
-        return rows[0].conversation, _event(rows[0]), answer
+        for row in self._rows(query.limit(1)):
+            ids = question_id(response), answer_id(response)
+            found = self.items(row.conversation, ids=ids)
+            if found and found[0].kind == "ask":
+                return row.conversation, found[0], found[1] if len(found) > 1 else None
+        raise NotFoundError(f"there is no response {response!r}.")
 
     def fork(
         self, conversation: str, owner: str, at: int | None, request: RequestKey | None = None
@@ -298,6 +383,24 @@ class ConversationLog:
 
         return self._create(owner, request, fork)
 
+    def branch(self, conversation: str, owner: str, ask: Event) -> str:
+        """Return the unlisted conversation of a question, or a copy that ends before later ones."""
+        newest = self.items(conversation, ("ask",), newest=True, limit=1)
+        if newest and newest[0].version == ask.version:
+            return conversation
+        end = min(
+            e.version for e in self.items(conversation, after=str(ask.item)) if e.kind != "answer"
+        )
+
+        def branch(connection: sa.Connection) -> ConversationInfo:
+            info = _new_conversation(connection, owner, {}, "resp_")
+            rows = connection.execute(_events_of(conversation).where(events.c.version < end))
+            made = {"conversation": info.id, "response": None}
+            connection.execute(events.insert(), [{**row, **made} for row in rows.mappings()])
+            return info
+
+        return self._create(owner, None, branch).id
+
     def operations(
         self, conversation: str, first: int = 0, limit: int | None = None
     ) -> list[dict[str, Any]]:
@@ -324,15 +427,30 @@ class ConversationLog:
             return connection.execute(query).all()
 
 
+def question_id(response: str) -> str:
+    return f"msg_q{response.removeprefix('resp_')}"
+
+
+def answer_id(response: str) -> str:
+    return f"msg_a{response.removeprefix('resp_')}"
+
+
+def _advance(rows: Sequence[sa.Row[Any]]) -> LogState:
+    state = LogState()
+    for row in rows:
+        state.advance(row)
+    return state
+
+
 def _events_of(conversation: str, *columns: Any) -> sa.Select[Any]:
     query = sa.select(*(columns or (events,))).order_by(events.c.version)
     return query.where(events.c.conversation == conversation)
 
 
 def _new_conversation(
-    connection: sa.Connection, owner: str, metadata: Mapping[str, str]
+    connection: sa.Connection, owner: str, metadata: Mapping[str, str], prefix: str = LISTED
 ) -> ConversationInfo:
-    name = f"conv_{secrets.token_hex(16)}"
+    name = prefix + secrets.token_hex(16)
     info = ConversationInfo(name, owner, int(time.time()), dict(metadata))
     connection.execute(conversations.insert().values(vars(info)))
     return info
@@ -357,12 +475,16 @@ def _record_request(
     version: int | None = None,
 ) -> None:
     if request is not None:
-        values = {**vars(request), "conversation": conversation, "version": version}
-        connection.execute(requests.insert(), values)
+        if request.renews:
+            connection.execute(requests.delete().where(requests.c.key == request.key))
+        values = {"conversation": conversation, "version": version}
+        connection.execute(
+            requests.insert(), {"key": request.key, "digest": request.digest, **values}
+        )
 
 
 def _find_request(connection: sa.Connection, request: RequestKey | None) -> sa.Row[Any] | None:
-    if request is None:
+    if request is None or request.renews:
         return None
     row = connection.execute(sa.select(requests).where(requests.c.key == request.key)).one_or_none()
     if row is not None and row.digest != request.digest:

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial, wraps
@@ -17,10 +17,11 @@ from starlette.concurrency import run_in_threadpool
 from atommem.actions import STOP_ACTION, first
 from atommem.answering import Answer, answer_steps
 from atommem.episode import Observation, Step
-from atommem.errors import AtomMemError, PromptTooLongError
+from atommem.errors import AtomMemError, ConfigError, DataError, PromptTooLongError
 from atommem.memory.log import Entry, Operation, to_json
 from atommem.rollout import Session
-from atommem.serve.conversation_log import ConversationLog, LogState
+from atommem.serve.conversation_log import ConversationLog, LogState, answer_id, question_id
+from atommem.serve.items import Item, item_of, only_asks, signature, texts_of, with_id
 from atommem.serve.schema import ConflictError, Event, NotFoundError, RequestKey
 from atommem.serve.served_model import STAGES, ServedModel
 from atommem.session_state import SessionState
@@ -76,10 +77,12 @@ class Conversation:
         if newest != self.state.version:
             await self.reload()
 
-    async def recall(self, query: str) -> list[tuple[Entry, float]]:
-        """Return the entries that the policy would be shown for a query, with their scores."""
+    async def recall(
+        self, query: str, k: int | None = None, source: str = ""
+    ) -> list[tuple[Entry, float]]:
+        """Return the entries that the policy would be shown for a query, best first."""
         await self.refresh()
-        return await self.session.memory.search(query)
+        return await self.session.memory.search(query, k, source)
 
     async def reload(self) -> None:
         """Load the session from the log; entries of another embedder are embedded again."""
@@ -97,17 +100,52 @@ class Conversation:
         CONFLICTS.inc()
         await self.reload()
 
+    @_repeated
     async def add(
-        self, items: Sequence[dict[str, Any]], request: RequestKey | None = None
+        self,
+        items: Sequence[Item],
+        request: RequestKey | None = None,
+        replaced: Collection[str] = (),
+        *,
+        history: bool = False,
     ) -> list[Event]:
-        """Commit items; `read` reads them."""
+        """Commit items, which `read` reads, and delete those with the names `replaced`.
+
+        Items that it has already are not added again, and bare questions of a `history` not read.
+        """
+        if before := await self._written_before(request, len(items)):
+            return before
+        ids = [item["id"] for item in items if "id" in item]
+        held = await run_in_threadpool(self._log.items, self.id, ids=ids) if ids else []
+        known = {event.item: event for event in held}
+        goal, found = await self._goal(), list[Event]()
+        for given in items:
+            event = known.get(given.get("id"))
+            if event is not None and signature(item_of(event)) == signature(given):
+                found.append(event)
+                continue
+            if event is not None:  # another item has its id
+                given = {name: value for name, value in given.items() if name != "id"}
+            new = _item(with_id(given), goal)
+            found.append(new if history and only_asks(given) else await self._with_chunks(new))
+            known[new.item] = found[-1]
+        added: list[Event] = [event for event in found if not event.version]
+        if replaced:
+            await self.refresh()
+            earlier = await run_in_threadpool(self._log.items, self.id, ("item",))
+            for name in dict.fromkeys(replaced):
+                if gone := [item for item in earlier if item.source == name]:
+                    added += await self._deleted(gone, name)
+        done = iter(await self._commit(added, request) if added else ())
+        return [event if event.version else next(done) for event in found]
+
+    async def _goal(self) -> str:
         # Another gateway may have changed the goal since this one loaded it.
         info = await run_in_threadpool(self._log.info, self.id, self.owner)
-        new = []
-        for body in items:
-            item = _item(body, info.metadata.get("goal", ""))
-            new.append(replace(item, chunks=len(await _observations_of(self._model, item))))
-        return await self._append(new, request)
+        return info.metadata.get("goal", "")
+
+    async def _with_chunks(self, event: Event) -> Event:
+        return replace(event, chunks=len(await _observations_of(self._model, event)))
 
     async def read(self) -> AsyncIterator[Step]:
         """Read the unread items, one step a chunk; yield each committed step.
@@ -131,29 +169,40 @@ class Conversation:
                 await self.reload_after_conflict()
             except PromptTooLongError as error:
                 await self.reload()
-                await self._stop(item, str(error))
+                await self._stop(item, str(error), unread=True)
                 raise
             else:
                 yield step
 
     async def ask(
-        self, question: str, response: str, request: RequestKey | None = None, streams: bool = False
+        self,
+        question: Item,
+        response: str,
+        request: RequestKey | None = None,
+        streams: bool = False,
+        echo: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[Event | Step | Answer]:
         """Ask a question after reading what is unread; raises like `read`.
+
+        Unless it only asks, the question is a text to be read after its answer, with the next call.
 
         Yields the committed question, each committed step, and last the answer. An error leaves the
         question in the log without an answer. A `request` that asked before continues, or gets its
         committed answer. With `streams` the question is committed at once, not with its first step.
         """
-        ask = Event("ask", {"question": question}, response=response)
-        if streams or request or self.state.unread:
+        ask = _ask(question, response, echo or {})
+        if self._model.reads_questions and not only_asks(ask.body["item"]):
+            body = {**ask.body, "questions": _lines(await self._goal())}
+            ask = await self._with_chunks(replace(ask, body=body))
+        renews = request is None or request.renews
+        if streams or not renews or self.state.unread:
             (ask,) = await self._append([ask], request)
             yield ask
         async for step in self.read():
             yield step
         while (answer := await self._committed_answer(ask, request)) is None:
             try:
-                async for done in self._answer(ask):
+                async for done in self._answer(ask, request):
                     ask = done if isinstance(done, Event) else ask
                     yield done
                 return
@@ -161,12 +210,16 @@ class Conversation:
                 await self.reload_after_conflict()
             except (Exception, asyncio.CancelledError):
                 if not ask.version:
-                    await self._append([ask])
+                    await self._append([ask], request)
                 raise
         yield answer
 
-    async def _answer(self, ask: Event) -> AsyncIterator[Event | Step | Answer]:
-        take_step = partial(self._model.step, self.session)
+    async def _answer(
+        self, ask: Event, request: RequestKey | None
+    ) -> AsyncIterator[Event | Step | Answer]:
+        def take_step(observation: Observation) -> Awaitable[Step]:
+            return self._model.step(self.session, replace(observation, origin=ask.source))
+
         async for step, answer in answer_steps(self.session, ask.body["question"], take_step):
             new = [] if ask.version else [ask]
             version = ask.version or self.state.version + 1
@@ -174,8 +227,11 @@ class Conversation:
             if answer is not None:
                 body: dict[str, Any] = {"text": answer.text, "note": answer.note}
                 body["entries"] = [entry.id for entry in answer.entries]
-                events.append(Event("answer", body, parent=version, response=ask.response))
-            done = await self._commit(events)
+                name = answer_id(str(ask.response))
+                events.append(
+                    Event("answer", body, parent=version, response=ask.response, item=name)
+                )
+            done = await self._commit(events, request if new else None)
             if new:
                 ask = done[0]
                 yield ask
@@ -185,7 +241,7 @@ class Conversation:
 
     async def _committed_answer(self, ask: Event, request: RequestKey | None) -> Answer | None:
         """Return the answer that a repeated request got before, without its steps."""
-        if request is None:
+        if request is None or request.renews:
             return None
         response = str(ask.response)
         _, _, answer = await run_in_threadpool(self._log.response, response, self.owner)
@@ -205,41 +261,45 @@ class Conversation:
             return before[0].operations
         await self.refresh()
         written = await self.session.memory.edit(entry, text, self._last_step)
-        return await self._commit_edit([Event("edit")], written, request)
+        return await self._commit_edit([_edit({}, written)], request)
 
     @_repeated
     async def forget(self, source: str) -> Operations:
-        """Delete the items of a source, with what was written while they were read."""
-        items = await run_in_threadpool(self._log.items, self.id)
+        """Delete the items of a source, with what was written while they were read.
+
+        Raises NotFoundError if nothing came from it.
+        """
+        items = await run_in_threadpool(self._log.items, self.id, ("item", "ask"))
         found = [item for item in items if item.has_source(source)]
         if found:
-            return await self._delete(found, source)
+            return await self._commit_edit(await self._deleted(found, source))
         written = await self.session.memory.forget(source, self._last_step)
-        return await self._commit_edit([Event("edit", {"forget": source})], written)
+        if not written:
+            raise NotFoundError(f"nothing in this conversation came from {source!r}.")
+        return await self._commit_edit([_edit({"forget": source}, written)])
 
     @_repeated
     async def delete_item(self, item_id: str) -> Operations:
-        """Delete an item, with what was written while it was read."""
-        items = await run_in_threadpool(self._log.items, self.id)
-        found = [item for item in items if item.body["id"] == item_id]
+        """Delete a text, question or answer, with what was written at its steps."""
+        found = await run_in_threadpool(self._log.items, self.id, ids=[item_id])
         if not found:
             raise NotFoundError(f"there is no item {item_id!r} in this conversation.")
-        return await self._delete(found, found[0].source)
+        return await self._commit_edit(await self._deleted(found, found[0].source))
 
-    async def _delete(self, items: Sequence[Event], source: str) -> Operations:
+    async def _deleted(self, items: Sequence[Event], source: str) -> list[Event]:
+        """Forget what was written while items were read; return the events of their deletion."""
         steps = await run_in_threadpool(self._log.events, self.id, ("step",))
         deleted = {item.version for item in items}
         read = [step.step or 0 for step in steps if step.parent in deleted]
         written = await self.session.memory.forget(source, self._last_step, steps_shown=read)
-        new = [Event("deleted", {"item": item.body["id"]}, parent=item.version) for item in items]
-        return await self._commit_edit(new, written)
+        new = [Event("deleted", {"item": item.item}, parent=item.version) for item in items]
+        return [replace(new[0], operations=[to_json(each) for each in written]), *new[1:]]
 
     async def _commit_edit(
-        self, new: list[Event], written: Sequence[Operation], request: RequestKey | None = None
+        self, new: Sequence[Event], request: RequestKey | None = None
     ) -> Operations:
-        operations = [to_json(operation) for operation in written]
-        await self._commit([replace(new[0], operations=operations), *new[1:]], request)
-        return operations
+        await self._commit(new, request)
+        return new[0].operations
 
     @property
     def _last_step(self) -> int:
@@ -252,8 +312,9 @@ class Conversation:
             self._observations = {item: await _observations_of(self._model, event)}
         return self._observations[item]
 
-    async def _stop(self, item: int, reason: str) -> None:
-        await self._append([Event("stopped", {"reason": reason}, parent=item)])
+    async def _stop(self, item: int, reason: str, *, unread: bool = False) -> None:
+        body = {"reason": reason, "unread": unread}
+        await self._append([Event("stopped", body, parent=item)])
 
     @_repeated
     async def _append(self, new: Sequence[Event], request: RequestKey | None = None) -> list[Event]:
@@ -262,7 +323,7 @@ class Conversation:
         return before or await self._commit(new, request)
 
     async def _written_before(self, request: RequestKey | None, count: int = 1) -> list[Event]:
-        if request is None:
+        if request is None or request.renews:
             return []
         return await run_in_threadpool(self._log.written_by, request, self.id, count)
 
@@ -292,33 +353,50 @@ class Conversation:
 
 
 async def ask_once(
-    model: ServedModel, items: Sequence[Mapping[str, Any]], question: str, response: str
+    model: ServedModel, items: Sequence[Item], question: Item, response: str
 ) -> AsyncIterator[Event | Step | Answer]:
     """Read items and answer a question as `Conversation.ask` does, and store nothing."""
-    yield Event("ask", {"question": question}, response=response)
+    ask = _ask(question, response, {})
+    yield ask
     session = Session(model.agent, f"call_{secrets.token_hex(16)}")
-    for body in items:
-        for observation in await _observations_of(model, _item(body, goal=question)):
+    for item in map(with_id, (item for item in items if not only_asks(item))):
+        for observation in await _observations_of(model, _item(item, ask.body["question"])):
             step = await model.step(session, observation)
             yield step
             if first(step.actions, STOP_ACTION.name):
                 break
-    async for step, answer in answer_steps(session, question, partial(model.step, session)):
+    take_step = partial(model.step, session)
+    async for step, answer in answer_steps(session, ask.body["question"], take_step):
         yield step
         if answer is not None:
             yield answer
 
 
-def _item(body: Mapping[str, Any], goal: str) -> Event:
-    questions = [line for line in goal.splitlines() if line.strip()]
-    return Event("item", {**body, "questions": questions})
+def _item(item: Item, goal: str) -> Event:
+    return Event("item", {"item": item, "questions": _lines(goal)}, item=item["id"])
+
+
+def _ask(question: Item, response: str, echo: Mapping[str, Any]) -> Event:
+    item = {**question, "id": question_id(response)}
+    body = {"item": item, "question": "\n".join(texts_of(item)), "questions": [], "echo": echo}
+    return Event("ask", body, response=response, item=item["id"])
+
+
+def _lines(goal: str) -> list[str]:
+    return [line for line in goal.splitlines() if line.strip()]
 
 
 async def _observations_of(model: ServedModel, item: Event) -> Sequence[Observation]:
-    parts, questions = item.body["parts"], item.body["questions"]
-    text = parts[0] if len(parts) == 1 else parts
+    texts, questions = texts_of(item.body["item"]), item.body["questions"]
+    if not texts:
+        return []
+    text = texts[0] if len(texts) == 1 else texts
     shown = await run_in_threadpool(model.agent.factory.reading, text, questions)
     return [replace(each, origin=f"{item.source}, {each.origin}") for each in shown]
+
+
+def _edit(body: Mapping[str, Any], written: Sequence[Operation]) -> Event:
+    return Event("edit", body, operations=[to_json(operation) for operation in written])
 
 
 def _step_event(step: Step, parent: int) -> Event:
@@ -383,6 +461,19 @@ class Conversations:
                 yield
         finally:
             self.requests -= 1
+
+    @asynccontextmanager
+    async def settled(self, request: RequestKey | None) -> AsyncIterator[None]:
+        """Record whether the work of a request fails: an equal one then continues it."""
+        try:
+            yield
+        except (NotFoundError, DataError, ConfigError, PromptTooLongError):
+            raise  # an equal request would fail again
+        except BaseException:
+            await run_in_threadpool(self.log.mark, request, True)
+            raise
+        if request is not None and not request.renews:
+            await run_in_threadpool(self.log.mark, request, False)
 
     async def erase(self, conversation: str, owner: str) -> None:
         """Erase a conversation with its log; raises NotFoundError."""

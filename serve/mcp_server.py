@@ -20,13 +20,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute, Route
 
 from atommem.answering import Answer
+from atommem.errors import DataError
 from atommem.serve.conversations import Conversation, Conversations
+from atommem.serve.items import text_item
 from atommem.serve.middleware import LOCAL, LOGGER, error_location
 from atommem.serve.wire import (
     CLEAN,
     SERVE_ERRORS,
     ConversationId,
-    Message,
     Name,
     NonBlank,
     Text,
@@ -82,13 +83,16 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         """Read a text into a memory; a policy decides what to keep. Returns when it is read."""
         steps = 0
         async with _tool_errors():
-            item = Message(content=text, name=name).body()
+            if not text.strip():
+                raise DataError("text: it is blank. Give the text to read.")
+            owner = owner_of(context)
+            parts = [part.encode() for part in ("mcp", owner, conversation, goal, name, text)]
+            key = await run_in_threadpool(server.log.request_key, parts, False)
             if not conversation:
-                metadata = {"goal": goal} if goal else {}
-                owner = owner_of(context)
-                conversation = (await run_in_threadpool(server.log.create, owner, metadata)).id
-        async with use(conversation, context) as memory:
-            (event,) = await memory.add([item])
+                create = server.log.create, owner, {"goal": goal} if goal else {}
+                conversation = (await run_in_threadpool(*create, key.derive("conversation"))).id
+        async with use(conversation, context) as memory, server.settled(key):
+            (event,) = await memory.add([text_item(text, name)], key)
             async for _ in memory.read():
                 steps += 1
                 await context.report_progress(steps, event.chunks)
@@ -122,7 +126,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         """Ask the memory. The policy searches it before it answers, or answers null."""
         response = f"resp_{secrets.token_hex(16)}"
         async with use(conversation, context) as memory:
-            *_, answer = [event async for event in memory.ask(question, response)]
+            *_, answer = [event async for event in memory.ask(text_item(question), response)]
         assert isinstance(answer, Answer)
         entries = [entry.text for entry in answer.entries]
         note = {"note": answer.note} if answer.note else {}

@@ -50,10 +50,15 @@ async def recall(
     conversation: ConversationId,
     query: Annotated[str, Query(min_length=1, max_length=4000), CLEAN],
     call: ThisCall,
+    k: Annotated[int | None, Query(ge=1, le=10_000)] = None,
+    source: Name = "",
 ) -> dict[str, Any]:
-    """Return the entries that the policy would be shown for a query, without calling a model."""
+    """Return the entries that the policy would be shown for a query, without calling a model.
+
+    `k` replaces the policy's number; of texts whose name begins with `source`, if given.
+    """
     async with call.use(conversation) as held:
-        found = await held.recall(query)
+        found = await held.recall(query, k, source)
     return page([{**entry_object(entry), "score": score} for entry, score in found])
 
 

@@ -1,9 +1,8 @@
 """Routes of OpenAI's API: conversations and their items, responses, chat completions, models."""
 
-import hashlib
 import secrets
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Header, Query, Request
@@ -11,16 +10,17 @@ from starlette.concurrency import run_in_threadpool
 
 from atommem.errors import DataError
 from atommem.serve import wire
+from atommem.serve.conversation_log import LISTED
 from atommem.serve.conversations import Conversation, Conversations, ask_once
-from atommem.serve.schema import ConversationInfo, Event, NotFoundError, RequestKey
+from atommem.serve.items import Item, item_of, listed, new_items, texts_of, unread_parts
+from atommem.serve.schema import ConversationInfo, Event, NotFoundError, RequestKey, sha256
 from atommem.serve.streaming import AskEvents, ChatForm, ResponseForm, respond, until_disconnect
 
 router = APIRouter(prefix="/v1")
-_LISTED = ("item", "ask", "answer")
 
 
 class Call:
-    """A request as its route sees it: server, owner, and identity of a repeated request."""
+    """A request as its route sees it: server, owner, and its identity if it writes."""
 
     def __init__(self, request: Request, key: RequestKey | None) -> None:
         self.request, self.key = request, key
@@ -32,24 +32,37 @@ class Call:
         return self.server.use(conversation, self.owner)
 
     async def read(
-        self, conversation: str, new: Sequence[dict[str, Any]], key: RequestKey | None
+        self,
+        conversation: str,
+        new: Sequence[Item],
+        key: RequestKey | None,
+        replaced: Sequence[str] = (),
     ) -> list[Event]:
-        async with self.use(conversation) as memory:
-            done = await memory.add(new, key)
+        async with self.server.settled(self.key), self.use(conversation) as memory:
+            done = await memory.add(new, key, replaced)
             async for _ in memory.read():
                 pass
             return done
 
 
+_RETRIES = "X-Stainless-Retry-Count"  # of OpenAI's clients
 _Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
 
 
-async def get_call(request: Request, key: _Key = None) -> Call:
-    if key is None:
-        return Call(request, None)
-    scope, body = request.scope, await request.body()
-    digest = _sha256(request.method.encode(), scope["raw_path"], scope["query_string"], body)
-    return Call(request, RequestKey(_sha256(request.state.owner.encode(), key.encode()), digest))
+async def get_call(
+    request: Request, key: _Key = None, retries: Annotated[str, Header(alias=_RETRIES)] = "0"
+) -> Call:
+    call = Call(request, None)
+    if request.method == "POST":
+        scope, owner = request.scope, call.owner.encode()
+        parts = scope["raw_path"], scope["query_string"], await request.body()
+        if key is not None:
+            digest = sha256(request.method.encode(), *parts)
+            call.key = RequestKey(sha256(owner, key.encode()), digest)
+        else:
+            parts = (b"POST", owner, *parts)
+            call.key = await run_in_threadpool(call.log.request_key, parts, retries != "0")
+    return call
 
 
 ThisCall = Annotated[Call, Depends(get_call)]
@@ -63,10 +76,6 @@ def get_info(conversation: wire.ConversationId, call: ThisCall) -> ConversationI
 Info = Annotated[ConversationInfo, Depends(get_info)]
 Embedded = Body(embed=True)
 PageLimit = Annotated[int, Query(ge=1, le=100)]
-
-
-def _sha256(*parts: bytes) -> str:
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 @router.get("/models")
@@ -93,18 +102,16 @@ def retrieve_model(model: str, call: ThisCall) -> dict[str, Any]:
 
 @router.post("/conversations")
 async def create_conversation(
-    call: ThisCall,
-    metadata: Annotated[wire.Metadata | None, Embedded] = None,
-    items: Annotated[wire.Items | None, Embedded] = None,
+    call: ThisCall, body: wire.ConversationCreate | None = None
 ) -> dict[str, Any]:
     """Create a conversation, and read its items before returning.
 
     ``goal`` in the metadata, one question a line, is shown while reading.
     """
-    new = [item.body() for item in items or ()]
-    info = await run_in_threadpool(call.log.create, call.owner, metadata or {}, call.key)
-    if new:
-        reading = call.read(info.id, new, call.key and call.key.derive("items"))
+    body = body or wire.ConversationCreate()
+    info = await run_in_threadpool(call.log.create, call.owner, body.metadata or {}, call.key)
+    if body.items:
+        reading = call.read(info.id, body.items, call.key and call.key.derive("items"))
         await until_disconnect(call.request, reading)
     return wire.conversation_object(info)
 
@@ -141,16 +148,17 @@ async def delete_conversation(conversation: wire.ConversationId, call: ThisCall)
 
 @router.post("/conversations/{conversation}/items")
 async def create_items(
-    conversation: wire.ConversationId, items: Annotated[wire.Items, Embedded], call: ThisCall
+    conversation: wire.ConversationId, body: wire.ItemsCreate, call: ThisCall
 ) -> dict[str, Any]:
     """Commit texts, and read them, one turn a chunk, before returning.
 
+    Texts with the names `replace` are deleted in the same commit.
     If this fails or is cut off, committed items stay listed and the next call continues to read
-    them; the same call with the same ``Idempotency-Key`` does not add them again.
+    them; the same call does not add them again.
     """
-    reading = call.read(conversation, [item.body() for item in items], call.key)
+    reading = call.read(conversation, body.items, call.key, body.replace)
     done = await until_disconnect(call.request, reading)
-    return wire.page([wire.item_object(event) for event in done])
+    return wire.page([listed(event) for event in done])
 
 
 @router.get("/conversations/{conversation}/items")
@@ -160,115 +168,148 @@ def list_items(
     limit: PageLimit = 20,
     order: Annotated[str, Query(pattern="^(asc|desc)$")] = "desc",
     after: wire.ConversationId = "",
+    name: wire.Name = "",
 ) -> dict[str, Any]:
-    """List texts, questions and answers, newest first by default."""
-    items = _items(info, call)
-    if order == "desc":
-        items.reverse()
-    return wire.page(items[_index(items, after) + 1 :] if after else items, limit)
+    """List texts, questions and answers, newest first by default.
+
+    With `name`, only texts whose name begins with it.
+    """
+    newest = order == "desc"
+    found = call.log.items(info.id, newest=newest, after=after, limit=limit + 1, name=name)
+    return wire.page(_listed(call, info, found), limit)
 
 
 @router.get("/conversations/{conversation}/items/{item}")
 def retrieve_item(item: str, info: Info, call: ThisCall) -> dict[str, Any]:
     """Return a text, a question or an answer."""
-    items = _items(info, call)
-    return items[_index(items, item)]
+    for found in _listed(call, info, call.log.items(info.id, ids=[item])):
+        return found
+    raise NotFoundError(f"there is no item {item!r} in this conversation.")
 
 
-def _items(info: ConversationInfo, call: Call) -> list[dict[str, Any]]:
-    unread = call.log.unread(info.id)
-    return [wire.item_object(event, unread) for event in call.log.items(info.id, _LISTED)]
-
-
-def _index(items: Sequence[dict[str, Any]], name: str) -> int:
-    ids = [item["id"] for item in items]
-    if name not in ids:
-        raise NotFoundError(f"there is no item {name!r} in this conversation.")
-    return ids.index(name)
+def _listed(call: Call, info: ConversationInfo, found: Sequence[Event]) -> list[dict[str, Any]]:
+    unread, stopped = call.log.unread(info.id), call.log.stopped(info.id)
+    return [listed(event, unread, stopped) for event in found]
 
 
 @router.post("/responses", response_model=None)
 async def create_response(body: wire.ResponseCreate, call: ThisCall) -> Any:
-    """Answer a question; without a conversation, from a memory that lives for this call."""
-    response = _response_id(call)
-    form = ResponseForm(response, call.server.model.name, body.conversation)
-    return await respond(call.request, _ask(call, response, body), form, body.stream)
+    """Answer a question.
+
+    Without a conversation the response has an unlisted one of its own, which those that name it as
+    ``previous_response_id`` continue; with ``store`` false its memory lives for this call.
+    """
+    response = await _response_id(call)
+    form = ResponseForm(response, call.server.model.name, body.conversation, body.echo)
+    return await respond(call.request, _ask(call, response, body), form, bool(body.stream))
 
 
 @router.get("/responses/{response}")
-def retrieve_response(response: wire.Name, call: ThisCall) -> dict[str, Any]:
+def retrieve_response(response: wire.Name, call: ThisCall, stream: bool = False) -> dict[str, Any]:
     """Return a response; ``incomplete`` if nobody answers it and it has no answer."""
+    if stream:
+        raise DataError("stream=true: a stored response is returned whole. Leave it out.")
     conversation, ask, answer = call.log.response(response, call.owner)
-    form = ResponseForm(response, call.server.model.name, conversation, ask.created_at)
+    model, echo = call.server.model.name, ask.body["echo"]
+    form = ResponseForm(response, model, conversation, echo, ask.created_at)
     if answer is None:
         answering = response in call.server.answering
         return form.response("in_progress") if answering else form.incomplete("interrupted")
     text = answer.body["text"]
-    output = [wire.answer_message(response, text, answer.body.get("note", ""))]
+    output = [form.message(text, answer.body.get("note", ""))]
     if text is None:
         return form.incomplete("no_answer", output=output)
     return form.response("completed", output=output)
 
 
+@router.delete("/responses/{response}")
+async def delete_response(response: wire.Name, call: ThisCall) -> dict[str, Any]:
+    """Delete question and answer; without a conversation also what only they had read."""
+    found = await run_in_threadpool(call.log.response, response, call.owner)
+    conversation, *items = found
+    async with call.use(conversation) as held:
+        for item in items:
+            if item is not None:
+                await held.delete_item(str(item.item))
+        others = await run_in_threadpool(call.log.items, conversation, ("ask",))
+    if not others and not conversation.startswith(LISTED):
+        await call.server.erase(conversation, call.owner)
+    return {"id": response, "object": "response", "deleted": True}
+
+
 @router.post("/chat/completions", response_model=None)
 async def create_chat_completion(body: wire.ChatCreate, call: ThisCall) -> Any:
     """Answer the last message after reading those before it that the conversation does not have."""
-    response = _response_id(call)
-    form = ChatForm(response.replace("resp_", "chatcmpl-"), call.server.model.name)
-    return await respond(call.request, _ask(call, response, body), form, body.stream)
+    response = await _response_id(call)
+    usage = bool(body.stream_options and body.stream_options.include_usage)
+    name = response.replace("resp_", "chatcmpl-")
+    form = ChatForm(name, call.server.model.name, usage)
+    return await respond(call.request, _ask(call, response, body), form, bool(body.stream))
 
 
-def _response_id(call: Call) -> str:
-    return f"resp_{call.key.key[:32] if call.key else secrets.token_hex(16)}"
+async def _response_id(call: Call) -> str:
+    key = call.key
+    if key is not None and not key.renews:
+        for ask in await run_in_threadpool(call.log.written_by, key):
+            return str(ask.response)
+    named = key is not None and not key.derived
+    return f"resp_{key.key[:32] if named else secrets.token_hex(16)}"
 
 
 async def _ask(call: Call, response: str, body: wire.AskCreate) -> AskEvents:
     server, key = call.server, call.key
     if body.model is not None:
         _check_model(server, body.model)
-    *new, last = body.messages
-    question, conversation = "\n".join(last.parts), body.conversation
-    if last.role != "user" or not question:
+    *new, last = await _with_references(call, body.messages)
+    if last.get("role") != "user" or not texts_of(last):
         raise DataError("the last message asks: it must be a user's and not blank.")
+    if skipped := unread_parts(last):
+        raise DataError(f"the last message has a part of type {skipped[0]!r}. Only text can ask.")
+    conversation, previous = body.conversation, None
+    if isinstance(body, wire.ResponseCreate):
+        if conversation and body.previous_response_id:
+            raise DataError("conversation and previous_response_id: give one of them.")
+        if body.previous_response_id:
+            found = call.log.response, body.previous_response_id, call.owner
+            conversation, previous, _ = await run_in_threadpool(*found)
+        elif body.store is not False and not conversation:
+            arguments = call.owner, {}, key and key.derive("conversation"), "resp_"
+            conversation = (await run_in_threadpool(call.log.create, *arguments)).id
     if conversation is None:
         async with server.admit():
-            items = [message.body() for message in new if message.parts]
-            async for event in ask_once(server.model, items, question, response):
+            async for event in ask_once(server.model, new, last, response):
                 yield event
         return
     server.answering.add(response)
     try:
-        async with call.use(conversation) as memory:
+        async with server.settled(key), AsyncExitStack() as stack:
+            memory = await stack.enter_async_context(call.use(conversation))
+            if previous is not None and not conversation.startswith(LISTED):
+                branch = call.log.branch, conversation, call.owner, previous
+                if (name := await run_in_threadpool(*branch)) != conversation:
+                    memory = await stack.enter_async_context(call.use(name))
             if isinstance(body, wire.ChatCreate):
-                events = await run_in_threadpool(server.log.items, conversation, _LISTED)
-                new = _new_messages(events, new)
-            items = [message.body() for message in new if message.parts]
-            if items:
-                await memory.add(items, key and key.derive("items"))
-            async for event in memory.ask(question, response, key, streams=body.stream):
+                events = await run_in_threadpool(server.log.items, memory.id)
+                new = await run_in_threadpool(new_items, [*map(item_of, events)], new)
+            await memory.add(new, key and key.derive("items"), history=True)
+            async for event in memory.ask(last, response, key, bool(body.stream), body.echo):
                 yield event
     finally:
         server.answering.discard(response)
 
 
+async def _with_references(call: Call, items: Sequence[Item]) -> list[Item]:
+    """Replace references by the items of this owner that they name."""
+    found = []
+    for item in items:
+        if item["type"] != "item_reference":
+            found.append(item)
+        elif not item["id"].startswith("rs_"):  # the steps of an answer, which are in the log
+            event = await run_in_threadpool(call.log.item, call.owner, item["id"])
+            found.append(item_of(event))
+    return found
+
+
 def _check_model(server: Conversations, name: str) -> None:
     if name != server.model.name:
         raise NotFoundError(f"there is no model {name!r}. This server has {server.model.name!r}.")
-
-
-def _new_messages(events: Sequence[Event], messages: list[wire.Message]) -> list[wire.Message]:
-    """Return the messages after those in the conversation: chat clients send the whole history."""
-    known = [
-        (item["role"], [part["text"] for part in item["content"]])
-        for item in map(wire.item_object, events)
-    ]
-    start = 0
-    for number, message in enumerate(messages):
-        # As an answer, as a text, and as a question.
-        forms = message.texts, message.parts, ["\n".join(message.parts)]
-        same = [(message.role, form) for form in forms]
-        found = next((at for at in range(start, len(known)) if known[at] in same), None)
-        if found is None:
-            return messages[number:]
-        start = found + 1
-    return []

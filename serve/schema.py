@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from atommem.errors import AtomMemError, ConfigError
 
-VERSION = 2  # version of the tables; a database of another version is refused
+VERSION = 3  # version of the tables; a database of another version is refused
 
 metadata = sa.MetaData()
 _Json = sa.JSON(none_as_null=True)
@@ -50,6 +50,7 @@ events = sa.Table(
     sa.Column("chunks", sa.Integer),
     sa.Column("tokens", sa.Integer),
     sa.Column("response", sa.String(64), index=True),
+    sa.Column("item", sa.String(80), index=True),
     sa.Column("checkpoint", sa.String(64), nullable=False),
     sa.Column("embedder", sa.String(256), nullable=False),
     sa.Column("body", _Json, nullable=False),
@@ -58,9 +59,10 @@ events = sa.Table(
 )
 """The key (conversation, version) orders a conversation: of two gateways that write the same
 version, the second fails and retries on top of the first. Kinds: ``item`` (a text to read in
-``chunks`` steps), ``ask``, ``step`` (of the item or question ``parent``; ``tokens`` were sampled),
-``answer`` and ``stopped`` (of ``parent``), ``edit`` (by the owner), ``deleted`` (the item
-``parent``), ``fork``. ``operations`` are those of the memory's log that the event wrote."""
+``chunks`` steps), ``ask`` (whose text is read in ``chunks`` steps after its answer), ``step`` (of
+the item or question ``parent``; ``tokens`` were sampled), ``answer`` and ``stopped`` (of
+``parent``), ``edit`` (by the owner), ``deleted`` (``parent``), ``fork``. Texts, questions and
+answers have an ``item`` id. ``operations`` are those of the memory's log that the event wrote."""
 
 vectors = sa.Table(
     "vectors",
@@ -79,9 +81,11 @@ requests = sa.Table(
     sa.Column("digest", sa.String(64), nullable=False),
     _conversation_id(nullable=False, index=True),
     sa.Column("version", sa.Integer),
+    sa.Column("failed", sa.Boolean, nullable=False, default=False),
 )
-"""Results of requests with an ``Idempotency-Key``, committed with what the request wrote: the
-conversation it created, or the first event (``version``) it appended."""
+"""Results of requests, committed with what the request wrote: the conversation it created, or the
+first event (``version``) it appended. A request without an ``Idempotency-Key`` is one with an equal
+request that `failed` before."""
 
 
 class NotFoundError(AtomMemError):
@@ -117,6 +121,7 @@ class Event:
     chunks: int | None = None
     tokens: int | None = None
     response: str | None = None
+    item: str | None = None
     operations: Sequence[Mapping[str, Any]] = ()
     version: int = 0
     created_at: int = 0
@@ -126,7 +131,7 @@ class Event:
     @property
     def source(self) -> str:
         """The name that entries have as the source of text from this item."""
-        return str(self.body["name"] or self.body["id"])
+        return str(self.body.get("item", {}).get("name") or self.item)
 
     def has_source(self, name: str) -> bool:
         """Whether `name` is its source, or the whole whose part it is."""
@@ -135,13 +140,23 @@ class Event:
 
 @dataclass(frozen=True)
 class RequestKey:
-    """A request with an ``Idempotency-Key``: SHA-256 of owner and key, and of the request."""
+    """Identity of a request: SHA-256 of owner and ``Idempotency-Key``, and of the request.
+
+    Without that header (`derived`) both are of the request. One that `renews` is written anew,
+    whatever an equal request wrote before.
+    """
 
     key: str
     digest: str
+    derived: bool = False
+    renews: bool = False
 
     def derive(self, name: str) -> RequestKey:
-        return RequestKey(hashlib.sha256(f"{self.key}/{name}".encode()).hexdigest(), self.digest)
+        return replace(self, key=sha256(self.key.encode(), name.encode()))
+
+
+def sha256(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def open_database(url: str) -> sa.Engine:

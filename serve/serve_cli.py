@@ -48,6 +48,9 @@ class ServeConfig:
     active: int = setting(64, "Most turns at the same time.")
     max_requests: int = setting(320, "Most requests in work or waiting; more are refused (429).")
     turn_seconds: float = setting(300.0, "Longest time of a turn (503).")
+    reads_questions: bool = setting(
+        True, "Read what a message that asks tells, after its answer (conversations)."
+    )
     drain_seconds: int = setting(30, "Time for open requests after SIGTERM.")
 
 
@@ -134,6 +137,7 @@ def _listen(arguments: argparse.Namespace, model: ServedModel, keys: dict[str, s
 
     model.active = asyncio.Semaphore(arguments.active)
     model.turn_seconds = arguments.turn_seconds
+    model.reads_questions = arguments.reads_questions
     conversations = Conversations(
         model, ConversationLog(open_database(arguments.db)), max_requests=arguments.max_requests
     )

@@ -33,7 +33,8 @@ class ServedModel:
     """The model that all conversations of a server share, under its `name` in the API.
 
     Every event stores `checkpoint`, a fingerprint. `trained` is its ``atommem_config.json``, empty
-    for a model that was not trained here. `active` bounds the steps at a time.
+    for a model that was not trained here. `active` bounds the steps at a time. With
+    `reads_questions` conversations also read the messages that ask, unless they only ask.
     """
 
     runtime: Runtime
@@ -42,6 +43,7 @@ class ServedModel:
     trained: Mapping[str, Any] = field(default_factory=dict)
     active: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(64))
     turn_seconds: float = 300.0
+    reads_questions: bool = True
 
     def __post_init__(self) -> None:
         self.agent = self.runtime.agent

@@ -14,8 +14,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from atommem.answering import Answer
 from atommem.episode import Step
 from atommem.memory.log import Operation, Outcome
+from atommem.serve.conversation_log import LISTED, answer_id
+from atommem.serve.items import answer_item
 from atommem.serve.schema import Event
-from atommem.serve.wire import SERVE_ERRORS, answer_message, entry_object, public_error
+from atommem.serve.wire import SERVE_ERRORS, entry_object, public_error
 
 AskEvents = AsyncGenerator[Event | Step | Answer, None]  # as of `Conversation.ask`
 _Result = TypeVar("_Result")
@@ -60,9 +62,15 @@ class ResponseForm:
     """
 
     def __init__(
-        self, response: str, model: str, conversation: str | None, created_at: int | None = None
+        self,
+        response: str,
+        model: str,
+        conversation: str | None,
+        echo: Mapping[str, Any],
+        created_at: int | None = None,
     ) -> None:
         self._id = response
+        listed = conversation is not None and conversation.startswith(LISTED)
         self._head: dict[str, Any] = {
             **dict.fromkeys(("error", "incomplete_details", "instructions")),
             **dict.fromkeys(("previous_response_id", "temperature", "top_p", "usage")),
@@ -70,12 +78,12 @@ class ResponseForm:
             "object": "response",
             "created_at": int(time.time()) if created_at is None else created_at,
             "model": model,
-            "conversation": None if conversation is None else {"id": conversation},
-            "metadata": {},
+            "conversation": {"id": conversation} if listed else None,
             "output": [],
             "parallel_tool_calls": False,
             "tool_choice": "none",
             "tools": [],
+            **echo,
         }
         self._numbers = itertools.count()
         self._summaries: list[dict[str, Any]] = []
@@ -91,10 +99,7 @@ class ResponseForm:
     def whole(self, answer: Answer) -> dict[str, Any]:
         prompt, completion = _token_counts(answer)
         values = {
-            "output": [
-                self._reasoning("completed"),
-                answer_message(self._id, answer.text, answer.note),
-            ],
+            "output": [self._reasoning("completed"), self.message(answer.text, answer.note)],
             "memory": [entry_object(entry) for entry in answer.entries],
             "usage": {
                 "input_tokens": prompt,
@@ -107,6 +112,11 @@ class ResponseForm:
         if answer.text is None:
             return self.incomplete("no_answer", **values)
         return self.response("completed", **values)
+
+    def message(self, text: str | None, note: str) -> dict[str, Any]:
+        """Return the message of an answer."""
+        item = answer_item(answer_id(self._id), text, note)
+        return {**item, "status": "incomplete" if text is None else "completed"}
 
     def begin(self) -> str:
         response, item = self.response("in_progress"), self._reasoning("in_progress")
@@ -167,19 +177,20 @@ class ResponseForm:
 class ChatForm:
     """Form of ``/v1/chat/completions``, like `ResponseForm`: steps as ``reasoning_content``."""
 
-    def __init__(self, chat: str, model: str) -> None:
+    def __init__(self, chat: str, model: str, include_usage: bool = False) -> None:
+        self._include_usage = include_usage
         self._head = {"id": chat, "created": int(time.time()), "model": model}
 
     def whole(self, answer: Answer) -> dict[str, Any]:
-        prompt, completion = _token_counts(answer)
         message = {"role": "assistant", "content": answer.text or "", "refusal": None}
-        usage = {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-        }
         choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
-        return {**self._head, "object": "chat.completion", "choices": [choice], "usage": usage}
+        form = {"object": "chat.completion", "choices": [choice], "usage": self._usage(answer)}
+        return {**self._head, **form}
+
+    def _usage(self, answer: Answer) -> dict[str, int]:
+        prompt, completion = _token_counts(answer)
+        counts = {"prompt_tokens": prompt, "completion_tokens": completion}
+        return {**counts, "total_tokens": prompt + completion}
 
     def begin(self) -> str:
         return self._chunk({"role": "assistant", "content": ""})
@@ -188,15 +199,21 @@ class ChatForm:
         return self._chunk({"reasoning_content": step_summary(step) + "\n"})
 
     def end(self, answer: Answer) -> str:
-        text = self._chunk({"content": answer.text or ""})
-        return f"{text}{self._chunk({}, 'stop')}data: [DONE]\n\n"
+        text = self._chunk({"content": answer.text or ""}) + self._chunk({}, "stop")
+        if self._include_usage:
+            text += self._data([], self._usage(answer))
+        return f"{text}data: [DONE]\n\n"
 
     def fail(self, message: str) -> str:
         return _data({"error": {"message": message, "type": "server_error"}})
 
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> str:
-        choice = {"index": 0, "delta": delta, "finish_reason": reason}
-        return _data({**self._head, "object": "chat.completion.chunk", "choices": [choice]})
+        return self._data([{"index": 0, "delta": delta, "finish_reason": reason}])
+
+    def _data(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> str:
+        last = {"usage": usage} if self._include_usage else {}
+        form = {**self._head, "object": "chat.completion.chunk", "choices": choices}
+        return _data({**form, **last})
 
 
 async def respond(

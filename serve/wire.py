@@ -1,11 +1,11 @@
 """The API's format: requests as pydantic models, and the objects of answers."""
 
-import secrets
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse
 
 from atommem.errors import (
@@ -19,7 +19,8 @@ from atommem.errors import (
 from atommem.memory.log import Entry
 from atommem.process import StepTimeoutError
 from atommem.serve.conversations import BusyError
-from atommem.serve.schema import ConversationInfo, Event, KeyReusedError, NotFoundError
+from atommem.serve.items import Item, parse_items, texts_of, unread_parts
+from atommem.serve.schema import ConversationInfo, KeyReusedError, NotFoundError
 from atommem.text_safety import clean
 
 _RETRY_AFTER = {429: "1", 503: "5"}  # seconds, by status
@@ -39,77 +40,125 @@ SERVE_ERRORS = (AtomMemError, StepTimeoutError)  # errors with a message for the
 CLEAN = AfterValidator(clean)  # after bounds of the length, whose errors would count "items"
 Text = Annotated[str, CLEAN]
 NonBlank = Annotated[Text, Field(pattern=r"\S")]
-Name = Annotated[str, Field(max_length=200), CLEAN]
+Name = Annotated[str, Field(max_length=1000), CLEAN]
 ConversationId = Annotated[str, Field(max_length=64), CLEAN]
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _Value = Annotated[str, Field(max_length=4096), CLEAN]
 Metadata = Annotated[dict[ConversationId, _Value], Field(max_length=16)]
 
 
-class TextPart(BaseModel):
-    """A part of a message. Images, files and URLs are refused."""
-
-    type: Literal["text", "input_text", "output_text"] = "input_text"
-    text: Text
-
-
-class Message(BaseModel):
-    """A message or a text to read; each part is read in steps of its own."""
-
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"] = "user"
-    content: Text | list[TextPart]
-    name: Name = ""  # source name of its text; by default its id
-
-    @property
-    def texts(self) -> list[str]:
-        if isinstance(self.content, str):
-            return [self.content]
-        return [part.text for part in self.content]
-
-    @property
-    def parts(self) -> list[str]:
-        """Its texts as read: without blank ones, and after the role unless that is user."""
-        texts = [text for text in self.texts if text.strip()]
-        if texts and self.role != "user":
-            texts[0] = f"{self.role}: {texts[0]}"
-        return texts
-
-    def body(self) -> dict[str, Any]:
-        if not self.parts:
-            raise DataError("an item is blank: there is nothing to read.")
-        item_id = f"msg_{secrets.token_hex(16)}"
-        return {"id": item_id, "role": self.role, "parts": self.parts, "name": self.name}
+def _written(items: list[Item]) -> list[Item]:
+    """Refuse texts of the user that are blank: there is nothing to read or keep."""
+    for number, item in enumerate(items):
+        is_text = item["type"] == "message" and item["role"] == "user"
+        if is_text and not (texts_of(item) or unread_parts(item)):
+            message = {"message": f"[{number}]: the item is blank. Leave it out."}
+            raise PydanticCustomError("invalid_item", "{message}", message)
+    return items
 
 
-Items = Annotated[list[Message], Field(min_length=1, max_length=20)]
+Input = Annotated[list[Any], BeforeValidator(parse_items)]
+Items = Annotated[Input, Field(max_length=20), AfterValidator(_written)]  # as OpenAI's at most 20
+_Messages = Annotated[Input, Field(min_length=1, max_length=2000)]
 
 
-def _as_items(value: Any) -> Any:
-    return [{"content": value}] if isinstance(value, str) else value
+class ConversationCreate(BaseModel, extra="forbid"):
+    """Body of ``POST /v1/conversations``."""
+
+    metadata: Metadata | None = None
+    items: Items | None = None
+
+
+class ItemsCreate(BaseModel, extra="forbid"):
+    """Body of ``POST /v1/conversations/ID/items``; texts with the names `replace` are deleted."""
+
+    items: Items
+    replace: list[Name] = []
 
 
 def _as_id(value: Any) -> Any:
     return value.get("id") or value if isinstance(value, dict) else value
 
 
-class AskCreate(BaseModel):
+_HARMLESS = frozenset(
+    """
+    temperature top_p seed presence_penalty frequency_penalty max_tokens max_completion_tokens
+    max_output_tokens max_tool_calls instructions tools functions parallel_tool_calls reasoning
+    reasoning_effort verbosity truncation include service_tier store user safety_identifier
+    prompt_cache_key prompt_cache_retention prompt_cache_options stream_options context_management
+    """.split()  # noqa: SIM905
+)
+"""Parameters of OpenAI's API that are accepted and echoed: the policy samples as it was set up."""
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "n": (1,),
+    "tool_choice": ("auto", "none"),
+    "function_call": ("auto", "none"),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "modalities": (["text"],),
+    "logit_bias": ({},),
+    "stop": ([], ""),
+    **dict.fromkeys(("prompt", "audio", "prediction", "web_search_options", "moderation"), ()),
+}
+"""Parameters that change what an answer is, with the values that are supported."""
+
+
+class AskCreate(BaseModel, extra="allow"):
     """Fields of both bodies that ask: the last message asks, those before it are read."""
 
     model: Name | None = None
     conversation: Annotated[ConversationId | None, BeforeValidator(_as_id)] = None
-    stream: bool = False
-    messages: Annotated[list[Message], Field(min_length=1, max_length=2000)]
+    metadata: Metadata | None = None
+    stream: bool | None = False
+    messages: _Messages
+
+    @model_validator(mode="after")
+    def _check_parameters(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            if name in ("text", "response_format") and isinstance(value, dict):
+                kind = value.get("format", value)
+                supported = not kind or kind.get("type", "text") == "text"
+            else:
+                supported = name in _HARMLESS or value in _SUPPORTED.get(name, ())
+            if value is not None and not supported:
+                known = name in _SUPPORTED or name in ("text", "response_format")
+                code = "unsupported_parameter" if known else "unknown_parameter"
+                fix = f"{str(value)[:80]!r} is not supported" if known else "not a parameter"
+                raise PydanticCustomError(code, "{fix}. Leave it out.", {"name": name, "fix": fix})
+        return self
+
+    @property
+    def echo(self) -> dict[str, Any]:
+        """The parameters that a response repeats."""
+        extra = {
+            name: value for name, value in (self.model_extra or {}).items() if value is not None
+        }
+        extra.pop("stream_options", None)
+        return {**extra, "metadata": self.metadata or {}}
 
 
 class ResponseCreate(AskCreate):
     """Body of ``POST /v1/responses``."""
 
-    messages: Annotated[Items, BeforeValidator(_as_items), Field(alias="input")]
+    messages: Annotated[_Messages, Field(alias="input")]
+    previous_response_id: Name | None = None
+    store: bool | None = True
+
+    @property
+    def echo(self) -> dict[str, Any]:
+        own = {"previous_response_id": self.previous_response_id, "store": self.store}
+        return {**super().echo, **own}
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool | None = False
 
 
 class ChatCreate(AskCreate):
     """Body of ``POST /v1/chat/completions``; a conversation reads only new messages."""
+
+    stream_options: StreamOptions | None = None
 
 
 def public_error(error: Exception) -> tuple[int, str, str]:
@@ -137,39 +186,6 @@ def conversation_object(info: ConversationInfo) -> dict[str, Any]:
         "object": "conversation",
         "created_at": info.created_at,
         "metadata": info.metadata,
-    }
-
-
-def item_object(event: Event, unread: Container[int] = ()) -> dict[str, Any]:
-    """Return a text, question or answer as OpenAI's message item."""
-    body = event.body
-    response = event.response or f"resp_{event.version}"
-    if event.kind == "answer":
-        return answer_message(response, body["text"], body.get("note", ""))
-    if event.kind == "ask":
-        return _item(f"msg_q{response.removeprefix('resp_')}", "user", [body["question"]])
-    status = "in_progress" if event.version in unread else "completed"
-    name = {"name": body["name"]} if body["name"] else {}
-    item = _item(body["id"], body["role"], body["parts"], status)
-    return {**item, "created_at": event.created_at, **name}
-
-
-def _item(
-    item_id: str, role: str, texts: Sequence[str], status: str = "completed"
-) -> dict[str, Any]:
-    content = [{"type": "input_text", "text": text} for text in texts]
-    return {"id": item_id, "type": "message", "role": role, "status": status, "content": content}
-
-
-def answer_message(response: str, text: str | None, note: str = "") -> dict[str, Any]:
-    """Return the message of an answer, with a ``note`` if there is one (see `Answer`)."""
-    return {
-        "id": f"msg_a{response.removeprefix('resp_')}",
-        "type": "message",
-        "role": "assistant",
-        "status": "incomplete" if text is None else "completed",
-        "content": [{"type": "output_text", "text": text or "", "annotations": []}],
-        **({"note": note} if note else {}),
     }
 
 

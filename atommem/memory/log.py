@@ -34,48 +34,35 @@ class Outcome(StrEnum):
 class Source:
     """The origin of a text.
 
-    Attributes:
-        step: The step whose completion wrote it.
-        piece: The name of the chunk or page that was shown then. For a search: the call and the
-            addresses that it found, joined by `BETWEEN`.
-        start, end: The chunk's span of characters in the whole text.
+    `piece` names the chunk or page that was shown then. For a search: the call and the addresses
+    that it found, joined by `BETWEEN`.
     """
 
-    step: int
+    step: int  # whose completion wrote it
     piece: str | None = None
-    start: int | None = None
+    start: int | None = None  # the chunk's span of characters in the whole text
     end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A record of the store with the statistics that rules use; replaced, never changed.
+    """A record of the store with the statistics that rules use; replaced, never changed."""
 
-    Attributes:
-        id: Unique in its memory; never reused.
-        created, updated: The steps at which it was created and last written.
-        shown, last_shown: The number of steps at which the policy saw it, and the last one.
-        last_similarity, best_similarity, mean_similarity: Cosine to the query, over its retrievals.
-        outcome, score: Of the present text: the reward of its episode, and a rule's rating.
-        uses, mean_outcome: The number of observed tasks it was shown for, and their mean outcome.
-        details: Further JSON values (records of an experience bank).
-    """
-
-    id: int
+    id: int  # unique in its memory; never reused
     text: str
-    created: int
-    updated: int
-    shown: int = 0
-    last_shown: int | None = None
-    last_similarity: float | None = None
-    best_similarity: float | None = None
+    created: int  # the step
+    updated: int  # the step at which it was last written
+    shown: int = 0  # the number of steps at which the policy saw it
+    last_shown: int | None = None  # the last of these
+    last_similarity: float | None = None  # cosine to the query at its last retrieval
+    best_similarity: float | None = None  # over its retrievals
     source: Source | None = None
-    outcome: float | None = None
-    mean_similarity: float | None = None
-    score: float | None = None
-    uses: int = 0
-    mean_outcome: float | None = None
-    details: Mapping[str, Any] | None = None
+    outcome: float | None = None  # of the present text: the reward of its episode
+    mean_similarity: float | None = None  # over its retrievals
+    score: float | None = None  # of the present text: a rule's rating
+    uses: int = 0  # observed tasks that it was shown for
+    mean_outcome: float | None = None  # over these tasks
+    details: Mapping[str, Any] | None = None  # further JSON values (records of an experience bank)
 
 
 @dataclass(frozen=True, slots=True)

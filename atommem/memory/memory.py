@@ -25,7 +25,7 @@ from atommem.memory.log import (
 )
 from atommem.memory.plan import Plan, ResolvedAction
 from atommem.memory.rules import RuleSet
-from atommem.memory.store import TextVectors, VectorStore, digests_of, embed_texts
+from atommem.memory.store import TextVectors, VectorStore, best, digests_of, embed_texts
 from atommem.tokens import Tokenizer, cut_to_tokens
 
 
@@ -147,13 +147,25 @@ class WorkingMemory:
             plan.add(READ, before=self._contents.query, **cause)
         return self._commit(plan, None if READ in written else self._query_vector)
 
-    async def search(self, query: str) -> list[tuple[Entry, float]]:
-        """Return the entries that a read of `query` would show, best first."""
+    async def search(
+        self, query: str, k: int | None = None, source: str = ""
+    ) -> list[tuple[Entry, float]]:
+        """Return the entries that a read of `query` would show, best first.
+
+        `k` replaces ``retrieve_k``; of pieces whose name begins with `source`, if given.
+        """
         text = self._cut(query, self._config.query_tokens)
         vector = await self._embed_query(text or None)
         if vector is None:
             return []
-        return [(self._contents.find(key), score) for key, score in self._search(vector)]
+        if not source:
+            hits = self._search(vector, k)
+        else:
+            pieces = {entry.id: entry.source and entry.source.piece for entry in self.entries()}
+            named = [key for key, piece in pieces.items() if (piece or "").startswith(source)]
+            ids = np.array(named, np.int64)
+            hits = best(self._store.rows(ids) @ vector, ids, k or self._config.retrieve_k)
+        return [(self._contents.find(key), score) for key, score in hits]
 
     def append(self, operation: Operation) -> None:
         """Append an ``outcome`` or ``observe`` operation, which changes no text."""
@@ -237,12 +249,12 @@ class WorkingMemory:
                 changes[key] = self._store.rows([entry.id])[0]
         self._past.update(changes)
 
-    def _search(self, vector: Vectors) -> list[tuple[int, float]]:
+    def _search(self, vector: Vectors, k: int | None = None) -> list[tuple[int, float]]:
         """Return the best matches with their scores: entries, and with `read_past` what they were.
 
         Of equal scores, the present text comes first.
         """
-        k = self._config.retrieve_k
+        k = k or self._config.retrieve_k
         hits = [*self._store.search(vector, k), *self._past.search(vector, k)]
         return sorted(hits, key=lambda hit: -hit[1])[:k] if len(self._past) else hits
 

@@ -279,17 +279,12 @@ class _Step:
 
 @dataclass(frozen=True)
 class Note:
-    """What a sentence of a text is worth: a ``create``, ``update`` or ``delete``.
-
-    Attributes:
-        sentence: As it stands in the text; the note is taken where it is read.
-        replaces: Text of the entry that an update or delete addresses.
-    """
+    """What a sentence of a text is worth: a ``create``, ``update`` or ``delete``."""
 
     kind: str
-    sentence: str
+    sentence: str  # as it stands in the text; the note is taken where it is read
     text: str = ""
-    replaces: str = ""
+    replaces: str = ""  # text of the entry that an update or delete addresses
 
 
 class NotesExpert(ScriptedExpert):

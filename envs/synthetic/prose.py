@@ -47,29 +47,19 @@ class Statement:
 
 @dataclass(frozen=True, eq=False)
 class Prose:
-    """Sentences for statements, and statements from sentences (see ``world.yaml``).
-
-    Attributes:
-        facts: Wordings of a fact by relation; the first is the one used in notes.
-        questions: Wording of the question by number of hops.
-        filler: Sentences without a statement.
-        unknown: The boxed answer if it is not known.
-        box, instruction: An answer, ``{value}`` in its box; an order to write an ``{action}``.
-        name_pattern: Regular expression of a name.
-        names: Beginnings and ends of the names of each kind.
-    """
+    """Sentences for statements, and statements from sentences (see ``world.yaml``)."""
 
     name: str
-    facts: Mapping[str, Sequence[str]]
+    facts: Mapping[str, Sequence[str]]  # wordings by relation; the first is used in notes
     correction: str
     withdrawal: str
-    questions: Mapping[int, str]
-    filler: Sequence[str]
-    unknown: str
-    box: str
-    instruction: str
-    name_pattern: str = r"[A-Z][a-z]+"
-    names: _Parts = field(default_factory=lambda: _PARTS)
+    questions: Mapping[int, str]  # wording by number of hops
+    filler: Sequence[str]  # sentences without a statement
+    unknown: str  # the boxed answer if it is not known
+    box: str  # an answer, ``{value}`` in its box
+    instruction: str  # an order to write an ``{action}``
+    name_pattern: str = r"[A-Z][a-z]+"  # a regular expression
+    names: _Parts = field(default_factory=lambda: _PARTS)  # beginnings and ends, by kind
     space: str = " "
 
     def names_of(self, kind: str, count: int) -> list[str]:

@@ -6,7 +6,6 @@ divergences from the authors' methods.
 """
 
 import re
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -25,10 +24,10 @@ from atommem.envs.longdoc.evidence import gold_documents
 from atommem.envs.question_answering import QAEnvironments
 from atommem.envs.task import Task, document_text, joined_text
 from atommem.episode import Episode, StopReason
-from atommem.errors import ConfigError, DataError, OutageError, PromptTooLongError
+from atommem.errors import ConfigError, DataError, PromptTooLongError
 from atommem.eval.methods.recorder import Recorder, Setup
 from atommem.prompts import PromptBuilder
-from atommem.rollout import EpisodeRunner, set_score
+from atommem.rollout import EpisodeRunner, set_score, timed
 from atommem.tokens import cut_position, token_offsets
 
 PROMPTS: dict[str, Any] = yaml.safe_load(
@@ -86,13 +85,9 @@ class Baseline(ABC):
         """Run one episode; an outage ends it as FAILED. Raises PolicyError if refused."""
         episode = Episode(task_id=task.id, sample=sample)
         record = Recorder(self.setup, self.plain, self.remembering, episode, task)
-        started = time.perf_counter()
-        try:
+        with timed(episode):
             set_score(episode, await self.drive(record, episode, task))
             episode.metrics |= record.metrics
-        except OutageError as error:
-            episode.stop_reason, episode.error = StopReason.FAILED, str(error)
-        episode.seconds = time.perf_counter() - started
         return episode
 
     def make_prompts(

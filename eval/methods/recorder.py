@@ -28,7 +28,7 @@ from atommem.memory.log import Contents, MemoryView, Operation, Retrieved
 from atommem.memory.store import VectorStore
 from atommem.policy.contract import MessagePolicy, Policy, request_sampling
 from atommem.prompts import PromptBuilder
-from atommem.rollout import begins_in_thinking
+from atommem.rollout import begins_in_thinking, sampled_step
 from atommem.run import RunConfig
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
@@ -108,20 +108,10 @@ class Recorder:
             prompt_ids = prompts.build(shown, view)
             completion = await setup.policy.complete(prompt_ids, sampling)
         self.thinking = begins_in_thinking(setup.policy, prompts, completion)
-        step = Step(
-            index=index,
-            observation=replace(shown, stream=()),  # the stream's text stands in the prompt
-            view=view,
-            token_ids=completion.token_ids,
-            logprobs=completion.logprobs,
-            text=clean(completion.text),
-            finish_reason=completion.finish_reason,
-            store_size=size,
-            prompt_tokens=len(prompt_ids) or completion.prompt_tokens or 0,
-            seconds=time.perf_counter() - started,
-            prompt=prompts.text(shown, view),
-            completion_tokens=completion.completion_tokens or 0,
-        )
+        observation = replace(shown, stream=())  # the stream's text stands in the prompt
+        step = sampled_step(index, observation, view, len(prompt_ids), completion)
+        step.store_size, step.prompt = size, prompts.text(shown, view)
+        step.seconds = time.perf_counter() - started
         episode.steps.append(step)
         return step
 

@@ -1,21 +1,31 @@
 """LangGraph's long-term memory in a served conversation: `AtomMemStore`.
 
 The policy reads each value that is put and decides what to remember; the value itself is stored
-unchanged. `search` with a query ranks values by the entries written from them.
+unchanged, and one that is put again replaces the earlier one with what was remembered of it.
+`search` with a query ranks values by the entries written from them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
+from uuid import uuid4
 
-import httpx
-from langgraph.store.base import BaseStore, InvalidNamespaceError, Op, PutOp, Result, SearchOp
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    InvalidNamespaceError,
+    Op,
+    PutOp,
+    Result,
+    SearchOp,
+)
 from langgraph.store.memory import InMemoryStore
+from openai import OpenAI
 
 _Place = tuple[tuple[str, ...], str]
 
@@ -27,10 +37,10 @@ class AtomMemStore(BaseStore):
         url: The server, without ``/v1``.
         conversation: Its conversation; default: a new one (see the attribute `conversation`).
         api_key: The server's key.
-        client: Replaces the HTTP client.
+        options: Of `openai.OpenAI`, which retries a server that is busy or restarts.
 
     Raises:
-        httpx.HTTPStatusError: The server refuses a request.
+        openai.APIError: The server refuses a request.
     """
 
     supports_ttl = False
@@ -40,13 +50,10 @@ class AtomMemStore(BaseStore):
         url: str = "http://127.0.0.1:8765",
         conversation: str | None = None,
         api_key: str = "none",
-        client: httpx.Client | None = None,
+        **options: Any,
     ) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"}
-        self._client = client or httpx.Client(base_url=url, headers=headers, timeout=600)
-        created = conversation or self._send("POST", "/v1/conversations", json={})["id"]
-        self.conversation: str = created
-        self._path = f"/v1/conversations/{created}"
+        self._client = OpenAI(base_url=f"{url}/v1", api_key=api_key, timeout=600, **options)
+        self.conversation: str = conversation or self._client.conversations.create().id
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Run operations in order."""
@@ -56,9 +63,9 @@ class AtomMemStore(BaseStore):
                 self._put(op)
                 results.append(None)
             elif isinstance(op, SearchOp) and op.query:
-                results.append(self._search(op))
+                results.append(self._search(op, op.query))
             else:  # LangGraph's own store implements filters, order and namespaces
-                results += self._values().batch([op])
+                results += self._values(op).batch([op])
         return results
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
@@ -66,32 +73,42 @@ class AtomMemStore(BaseStore):
         return await asyncio.to_thread(self.batch, list(ops))
 
     def _put(self, op: PutOp) -> None:
-        name = _name(op.namespace, op.key)
+        items, name = self._client.conversations.items, _name(op.namespace, op.key)
         if op.value is not None:
-            item = {"content": _content(op.value), "name": name}
-            self._send("POST", f"{self._path}/items", json={"items": [item]})
+            item: Any = {"content": _content(op.value), "name": name}
+            once = {"Idempotency-Key": str(uuid4())}
+            earlier = {"replace": [name]}
+            items.create(self.conversation, items=[item], extra_headers=once, extra_body=earlier)
             return
-        for item in list(self._items()):
-            if item.get("name") == name:
-                self._send("DELETE", f"{self._path}/items/{item['id']}")
+        for found in self._items(name):
+            if found["name"] == name:
+                items.delete(found["id"], conversation_id=self.conversation)
 
-    def _search(self, op: SearchOp) -> list[Any]:
-        """Rank values by the best entry that came from each."""
-        (matching,) = self._values().batch([op._replace(query=None, limit=10**9, offset=0)])
+    def _search(self, op: SearchOp, query: str) -> list[Any]:
+        """Rank values by the best entry that came from each; those without an entry come last."""
+        everything = op._replace(query=None, limit=10**9, offset=0)
+        (matching,) = self._values(op).batch([everything])
         values = {(item.namespace, item.key): item for item in matching}
+        end = op.offset + op.limit
         ranked: dict[_Place, Any] = {}
-        for entry in self._send("GET", f"{self._path}/recall", params={"query": op.query})["data"]:
-            piece = (entry.get("source") or {}).get("piece") or ""
-            place = _place(piece.rpartition(", ")[0])
-            if place in values and place not in ranked:
-                values[place].score = entry["score"]
-                ranked[place] = values[place]
-        return list(ranked.values())[op.offset : op.offset + op.limit]
+        k, found = 2 * end, list[Any]()
+        while len(ranked) < min(end, len(values)) and len(found) in (0, k):
+            k = min(4 * k, 10_000)
+            params = {"query": query, "k": k, "source": _prefix(op)}
+            path = f"/conversations/{self.conversation}/recall"
+            page: Any = self._client.get(path, cast_to=object, options={"params": params})
+            for entry in (found := page["data"]):
+                piece = (entry.get("source") or {}).get("piece") or ""
+                place = _place(piece.rpartition(", ")[0])
+                if place in values and place not in ranked:
+                    values[place].score = entry["score"]
+                    ranked[place] = values[place]
+        return list((ranked | values).values())[op.offset : end]
 
-    def _values(self) -> InMemoryStore:
-        """Return all values as they were last put."""
+    def _values(self, op: Op) -> InMemoryStore:
+        """Return the values that an operation may concern."""
         store = InMemoryStore()
-        for item in self._items():
+        for item in self._items(_prefix(op)):
             place = _place(item.get("name", ""))
             text = "\n".join(part["text"] for part in item["content"])
             try:
@@ -99,26 +116,28 @@ class AtomMemStore(BaseStore):
             except InvalidNamespaceError:  # a text of another client
                 continue
             value: Any = store.get(*place)
-            value.updated_at = datetime.fromtimestamp(item.get("created_at", 0), UTC)
-            value.created_at = min(value.created_at, value.updated_at)
+            value.created_at = value.updated_at = datetime.fromtimestamp(item["created_at"], UTC)
         return store
 
-    def _items(self) -> Iterator[dict[str, Any]]:
-        """Yield the texts of the conversation, oldest first."""
-        query: dict[str, Any] = {"order": "asc", "limit": 100}
-        while True:
-            page = self._send("GET", f"{self._path}/items", params=query)
-            yield from page["data"]
-            if not page["has_more"]:
-                return
-            query["after"] = page["last_id"]
+    def _items(self, prefix: str) -> list[dict[str, Any]]:
+        """Return the texts whose names begin with `prefix`, oldest first."""
+        query = {"name": prefix}
+        pages = self._client.conversations.items.list(
+            self.conversation, order="asc", limit=100, extra_query=query
+        )
+        return [item.to_dict() for item in pages]
 
-    def _send(self, method: str, path: str, **arguments: Any) -> Any:
-        return self._client.request(method, path, **arguments).raise_for_status().json()
+
+def _prefix(op: Op) -> str:
+    if isinstance(op, GetOp):
+        return _name(op.namespace, op.key)
+    namespace = op.namespace_prefix if isinstance(op, SearchOp) else ()
+    return _name(namespace, "") if namespace else ""
 
 
 def _name(namespace: tuple[str, ...], key: str) -> str:
-    return "/".join(quote(part, safe="") for part in (*namespace, key))
+    parts = (part.replace("%", "%25").replace("/", "%2F") for part in (*namespace, key))
+    return "/".join(parts)
 
 
 def _place(name: str) -> _Place:
@@ -129,8 +148,8 @@ def _place(name: str) -> _Place:
 def _content(value: dict[str, Any]) -> str:
     """Return the text to read: that of ``{"text": ...}``, other values as JSON."""
     text = value.get("text")
-    if len(value) == 1 and isinstance(text, str) and text.strip() and _value(text) == value:
-        return text
+    if len(value) == 1 and isinstance(text, str) and text.strip() and "\0" not in text:
+        return text if _value(text) == value else json.dumps(value, ensure_ascii=False)
     return json.dumps(value, ensure_ascii=False)
 
 

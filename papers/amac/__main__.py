@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from atommem.errors import DataError
 from papers.amac.admission import (
     Array,
     Decisions,
@@ -50,13 +51,11 @@ def run(arguments: argparse.Namespace, journal: Journal) -> Report:
     conversations = read_conversations(arguments.data)
     report = Report("amac", paper["source"])
     test = next((one for one in conversations if one.name == paper["test"]), None)
-    if test is None:
-        names = ", ".join(one.name for one in conversations)
-        report.check("the test conversation", False, names, f"{paper['test']} in locomo10.json")
-    else:
-        progress("amac: the first 100 turns of the test conversation")
-        others = [one for one in conversations if one is not test]
-        report.step("table 1", journal, lambda part: published_rows(part, paper, test, others))
+    if test is None or len(conversations) < 2:
+        raise DataError(f"{arguments.data}: needs {paper['test']} and another one. {LOCOMO}")
+    progress("amac: the first 100 turns of the test conversation")
+    others = [one for one in conversations if one is not test]
+    report.step("table 1", journal, lambda part: published_rows(part, paper, test, others))
     progress("amac: whole conversations, vectors")
     texts = [text for conversation in conversations for text in conversation.texts]
     vectors = embed_all(texts, arguments.embedder_model, arguments.cache)
@@ -195,12 +194,11 @@ def controls(
         "A-MAC, constant U": published,
         "type prior >= .7 alone": turns.features[:, 4] >= 0.7,
     }
-    if others:
-        words = np.array([float(len(text.split())) for other in others for text in other.texts])
-        labels = np.array([flag for other in others for flag in other.needed])
-        fitted = best_threshold(words, labels)
-        name = f"at least {fitted:.0f} words (fitted on the {len(others)} other conversations)"
-        rules[name] = lengths >= fitted
+    words = np.array([float(len(text.split())) for other in others for text in other.texts])
+    labels = np.array([flag for other in others for flag in other.needed])
+    fitted = best_threshold(words, labels)
+    name = f"at least {fitted:.0f} words (fitted on the {len(others)} other conversations)"
+    rules[name] = lengths >= fitted
     rules[f"at least {best} words (fitted on these turns: an upper bound)"] = lengths >= best
     rules["admit everything"] = np.ones(len(needed), bool)
     rows: list[list[Any]] = [

@@ -289,23 +289,22 @@ def leave_one_out(report: Report, conversations: Sequence[Conversation], vectors
             for c, t in zip(support, priors, strict=True)
         ],
     }
-    if len(conversations) > 1:
-        streams = [
-            Stream((part @ part.T).astype(np.float64), prior, truth)
-            for part, prior, truth in zip(parts, priors, needed, strict=True)
-        ]
-        choices = sorted({*settings()})
-        progress(f"amac: as described, {len(choices)} settings of weights and threshold")
-        every = {one: [admit_as_described(stream, one) for stream in streams] for one in choices}
-        chosen = fit_without_each(streams, every)
-        rules["A-MAC as described"] = [every[choice][i] for i, choice in enumerate(chosen)]
-        lengths = [np.array([float(len(text.split())) for text in part]) for part in texts]
-        rules["at least L words"] = fit_threshold(lengths, needed)
-        columns = zip(support, map(novelties, parts), priors, strict=True)
-        factors = [np.column_stack(column) for column in columns]
-        rules["logistic, A-MAC's factors"] = fit_logistic(factors, needed)
-        surface = [surface_features(*pair) for pair in zip(texts, parts, strict=True)]
-        rules["logistic, six surface features"] = fit_logistic(surface, needed)
+    streams = [
+        Stream((part @ part.T).astype(np.float64), prior, truth)
+        for part, prior, truth in zip(parts, priors, needed, strict=True)
+    ]
+    choices = sorted({*settings()})
+    progress(f"amac: as described, {len(choices)} settings of weights and threshold")
+    every = {one: [admit_as_described(stream, one) for stream in streams] for one in choices}
+    chosen = fit_without_each(streams, every)
+    rules["A-MAC as described"] = [every[choice][i] for i, choice in enumerate(chosen)]
+    lengths = [np.array([float(len(text.split())) for text in part]) for part in texts]
+    rules["at least L words"] = fit_threshold(lengths, needed)
+    columns = zip(support, map(novelties, parts), priors, strict=True)
+    factors = [np.column_stack(column) for column in columns]
+    rules["logistic, A-MAC's factors"] = fit_logistic(factors, needed)
+    surface = [surface_features(*pair) for pair in zip(texts, parts, strict=True)]
+    rules["logistic, six surface features"] = fit_logistic(surface, needed)
     rules["type prior >= .7"] = [prior >= 0.7 for prior in priors]
     rules["admit everything"] = [np.ones(len(truth), dtype=bool) for truth in needed]
     compare_rules(report, [conversation.name for conversation in conversations], rules, needed)

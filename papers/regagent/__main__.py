@@ -63,19 +63,9 @@ def run(arguments: argparse.Namespace, journal: Journal) -> Report:
     return report
 
 
-def success(outcomes: Sequence[Outcome]) -> float:
-    """Return the mean percent over worlds."""
-    return float(np.mean([outcome.success for outcome in outcomes]))
-
-
-def size(outcomes: Sequence[Outcome]) -> float:
-    """Return the mean number of records at the end."""
-    return float(np.mean([outcome.size for outcome in outcomes]))
-
-
-def following(outcomes: Sequence[Outcome]) -> float:
-    """Return the mean r."""
-    return float(np.mean([outcome.following for outcome in outcomes]))
+def mean(outcomes: Sequence[Outcome], name: str = "success") -> float:
+    """Return the mean of a figure over worlds."""
+    return float(np.mean([getattr(outcome, name) for outcome in outcomes]))
 
 
 def errors(outcomes: Sequence[Outcome]) -> list[float | None]:
@@ -95,10 +85,12 @@ def additions(report: Report, runs: Runs) -> None:
     for name, row in published.items():
         found = runs.outcomes(name)
         every = [outcome.success for outcome in found]
-        ours = [success(found), f"{min(every):.1f} to {max(every):.1f}", round(size(found))]
-        rows.append([name, row["success"], row["size"], row.get("r"), *ours, following(found)])
-        apart.append(abs(success(found) - row["success"]))
-        ratios.append(abs(size(found) / row["size"] - 1))
+        ours = [mean(found), f"{min(every):.1f} to {max(every):.1f}", round(mean(found, "size"))]
+        rows.append(
+            [name, row["success"], row["size"], row.get("r"), *ours, mean(found, "following")]
+        )
+        apart.append(abs(mean(found) - row["success"]))
+        ratios.append(abs(mean(found, "size") / row["size"] - 1))
     columns = ["records added", "success", "size", "r"]
     columns += ["success, ours", "over seeds", "size, ours", "r, ours"]
     title = f"Table 1, published and ours (mean of {len(runs.seeds)} seeds)"
@@ -116,7 +108,7 @@ def additions(report: Report, runs: Runs) -> None:
     rows = []
     for name, row in published.items():
         found = runs.with_follower(runs.rules(name), runs.follower, worlds)
-        rows.append([name, row["success"], success(found), round(size(found))])
+        rows.append([name, row["success"], mean(found), round(mean(found, "size"))])
     title = "With w from N(0, .16 I), where the difficulty depends on the seed"
     report.table(title, ["records added", "success", "success, ours", "size, ours"], rows, 2)
 
@@ -129,10 +121,10 @@ def deletions(report: Report, runs: Runs) -> None:
         for deletion in DELETIONS:
             found = runs.outcomes(name, deletion=deletion)
             kept, gone = errors(found)
-            ours = [success(found), round(size(found)), kept, gone]
+            ours = [mean(found), round(mean(found, "size")), kept, gone]
             rows.append([f"{name}, {deletion}", *cells[deletion], *ours])
             if deletion == "history":
-                ratios.append(abs(size(found) / cells[deletion][1] - 1))
+                ratios.append(abs(mean(found, "size") / cells[deletion][1] - 1))
                 above.append(bool(kept is not None and gone is not None and gone > kept))
     columns = ["added, deleted by", "success", "size", "success, ours", "size, ours"]
     columns += ["error retained", "error deleted"]
@@ -151,7 +143,7 @@ def neighbours(report: Report, runs: Runs) -> None:
     for name, cells in runs.paper["table5"].items():
         for k, (published, r) in cells.items():
             found = runs.outcomes(name, k=k)
-            rows.append([f"{name}, K {k}", published, r, success(found), following(found)])
+            rows.append([f"{name}, K {k}", published, r, mean(found), mean(found, "following")])
     report.table("Table 5, K", ["", "success", "r", "success, ours", "r, ours"], rows, 2)
 
 
@@ -162,7 +154,7 @@ def history_settings(report: Report, runs: Runs) -> None:
         for value, published in runs.paper["table6"][setting].items():
             found = runs.outcomes("strict", deletion=deletion, **{setting: value})
             printed = published if isinstance(published, list) else [published, None, None]
-            ours = [success(found), *errors(found), round(size(found))]
+            ours = [mean(found), *errors(found), round(mean(found, "size"))]
             rows.append([f"{setting} {value:g}", *printed, *ours])
     names = ["success", "error retained", "deleted"]
     columns = ["strict", *names, *(f"{name}, ours" for name in [*names, "size"])]
@@ -199,9 +191,9 @@ def copy_strength(report: Report, runs: Runs) -> None:
     for label, follower in arms.items():
         names = ("fixed", *CHAIN)
         found = {name: runs.with_follower(runs.rules(name), follower) for name in names}
-        scores = [success(outcomes) for outcomes in found.values()]
+        scores = [mean(outcomes) for outcomes in found.values()]
         gaps.append(scores[-1] - scores[1])
-        rows.append([label, *scores, gaps[-1], following(found["add all"])])
+        rows.append([label, *scores, gaps[-1], mean(found["add all"], "following")])
     title = "Success by how much of the answer is the first record's output"
     columns = ["agent", "fixed", *CHAIN, "strict - add all", "r, add all"]
     report.table(title, columns, rows, 1)
@@ -232,7 +224,7 @@ def under_a_limit(report: Report, runs: Runs) -> None:
             for limited in by:
                 deletion = "periodic" if limited == "constrained" else "none"
                 changes = {"limit": limit, "limited_by": limited, "deletion": deletion}
-                cells.append(success(runs.outcomes(name, **changes)))
+                cells.append(mean(runs.outcomes(name, **changes)))
             rows.append(cells)
     title = "Success under a limit (ours: the paper has it for other agents)"
     report.table(title, ["added", *by.values()], rows, 1)
@@ -240,32 +232,27 @@ def under_a_limit(report: Report, runs: Runs) -> None:
 
 def variants(report: Report, runs: Runs) -> None:
     """Add what the paper leaves open, or its code does otherwise."""
+    truth, order = "stored outputs replaced by the truth", "component after component"
     history: dict[str, Any] = {"deletion": "history"}
-    truth = "stored outputs replaced by the truth"
-    same: dict[str, tuple[str, dict[str, Any]]] = {
-        "strict": ("strict", {}),
-        f"strict, {truth}": ("strict", {"truth": True}),
-        f"add all, {truth}": ("add all", {"truth": True}),
-        "strict, history, one record a step (AgentDriver's code)": (
-            "strict",
-            {**history, "sliding": True},
+    sliding, least = {**history, "sliding": True}, {**history, "n": runs.paper["n"] - 1}
+    found = {
+        "strict": runs.outcomes("strict"),
+        f"strict, {truth}": runs.outcomes("strict", truth=True),
+        f"add all, {truth}": runs.outcomes("add all", truth=True),
+        "strict, history, one record a step (AgentDriver's code)": runs.outcomes(
+            "strict", **sliding
         ),
-        "strict, history, at least n retrievals (text, code)": (
-            "strict",
-            {**history, "n": runs.paper["n"] - 1},
-        ),
+        "strict, history, at least n retrievals (text, code)": runs.outcomes("strict", **least),
     }
-    shifted: dict[str, tuple[str, dict[str, Any]]] = {
-        "strict, component after component": ("strict", {}),
-        "strict, periodic, component after component": ("strict", {"deletion": "periodic"}),
-        "add all, component after component": ("add all", {}),
-    }
-    found = {label: runs.outcomes(name, **changes) for label, (name, changes) in same.items()}
     worlds = [world.in_order() for world in runs.worlds]
-    for label, (name, changes) in shifted.items():
-        found[label] = runs.with_follower(runs.rules(name, **changes), runs.follower, worlds)
-    rows: list[list[Any]] = [
-        [label, success(outcomes), round(size(outcomes)), following(outcomes)]
+    for label, rules in {
+        f"strict, {order}": runs.rules("strict"),
+        f"strict, periodic, {order}": runs.rules("strict", deletion="periodic"),
+        f"add all, {order}": runs.rules("add all"),
+    }.items():
+        found[label] = runs.with_follower(rules, runs.follower, worlds)
+    rows = [
+        [label, mean(outcomes), round(mean(outcomes, "size")), mean(outcomes, "following")]
         for label, outcomes in found.items()
     ]
     report.table("Variants", ["", "success", "size", "r"], rows, 2)

@@ -22,22 +22,14 @@ Limited = Literal["constrained", "fifo", "random", "failures_first"]
 
 @dataclass(frozen=True)
 class World:
-    """One seed's task stream.
+    """One seed's task stream."""
 
-    Attributes:
-        weights: w, shape (dim,).
-        known, known_outputs: The initial memory: (m, dim) and (m,), outputs with noise.
-        inputs: The stream: (n, dim).
-        draws: A standard normal number for each task, the same under every rule.
-        components: The Gaussian of each task.
-    """
-
-    weights: Array
-    known: Array
-    known_outputs: Array
-    inputs: Array
-    draws: Array
-    components: Ints
+    weights: Array  # w: (dim,)
+    known: Array  # the initial memory: (m, dim)
+    known_outputs: Array  # with noise: (m,)
+    inputs: Array  # the stream: (n, dim)
+    draws: Array  # a standard normal number a task, the same under every rule
+    components: Ints  # the Gaussian of each task
 
     @cached_property
     def truths(self) -> Array:
@@ -57,13 +49,10 @@ class World:
 
 
 def make_world(seed: int, scales: Mapping[str, Any], initial: int, n: int) -> World:
-    """Draw a world: each input comes from one of several Gaussians of unit variance.
+    """Draw a world of initial records and tasks from Gaussians of unit variance.
 
-    Args:
-        seed: Seed of everything.
-        scales: ``weight_norm`` (length of w) or ``weight_sd`` (w from N(0, sd^2 I)), ``means``
-            of the Gaussians, ``dim``, and ``noise``, the largest error of an initial output.
-        initial, n: Initial records, and tasks.
+    `scales` has ``weight_norm`` (length of w) or ``weight_sd`` (w from N(0, sd^2 I)), ``means`` of
+    the Gaussians, ``dim``, and ``noise``, the largest error of an initial output.
     """
     rng = np.random.default_rng(seed)
     direction = rng.normal(size=scales["dim"])
@@ -124,9 +113,7 @@ def ridge_follower(settings: Mapping[str, Any]) -> Follower:
 class Records:
     """Inputs, outputs and retrieval statistics; deleted rows are compacted.
 
-    Args:
-        inputs, outputs, truths: The initial records: (m, dim), (m,), (m,).
-        room: Largest number of added records.
+    The initial records are (m, dim), (m,), (m,); `room` is the largest number of added ones.
     """
 
     def __init__(self, inputs: Array, outputs: Array, truths: Array, room: int) -> None:
@@ -210,51 +197,32 @@ class Records:
 
 @dataclass(frozen=True)
 class Rules:
-    """Management of the memory.
+    """Management of the memory."""
 
-    Attributes:
-        tolerance: Largest error of an added record; infinite adds all, negative none.
-        k, period, alpha, n, beta: As in the paper.
-        limit: Most records (the paper's resource-constrained setting).
-        limited_by: The rule that deletes above the limit.
-        sliding: Delete one record a step by history, like AgentDriver's code.
-        truth: Store the true output (error-free variant).
-    """
-
-    tolerance: float
+    tolerance: float  # largest error of an added record; infinite adds all, negative none
     deletion: Deletion = "none"
     k: int = 6
     period: int = 500
     alpha: float = 0
     n: int = 5
     beta: float = 0.5
-    limit: int | None = None
-    limited_by: Limited = "constrained"
-    sliding: bool = False
-    truth: bool = False
+    limit: int | None = None  # most records (the paper's resource-constrained setting)
+    limited_by: Limited = "constrained"  # the rule that deletes above the limit
+    sliding: bool = False  # delete one record a step by history, like AgentDriver's code
+    truth: bool = False  # store the true output (error-free variant)
 
 
 @dataclass
 class Outcome:
-    """Result of one run.
+    """Result of one run."""
 
-    Attributes:
-        success: Percent of tasks with an error of at most 1.
-        size: Records at the end.
-        errors: Error of every task: (n,).
-        following: Pearson's r of the running means of input and output similarity to the first
-            retrieved record.
-        retained, deleted: Errors of records that were retrieved more than five times.
-        records: The final memory.
-    """
-
-    success: float
-    size: int
-    errors: Array
-    following: float
-    retained: Array
-    deleted: Array
-    records: Records = field(repr=False)
+    success: float  # percent of tasks with an error of at most 1
+    size: int  # records at the end
+    errors: Array  # of every task: (n,)
+    following: float  # r of running means of input and output similarity to the first record
+    retained: Array  # errors of records retrieved more than five times
+    deleted: Array  # the same
+    records: Records = field(repr=False)  # at the end
 
 
 def run_stream(world: World, follower: Follower, rules: Rules, success: float = 1.0) -> Outcome:

@@ -22,6 +22,7 @@ RULE_PATHS = {
     "novelty": f"{__name__}:Novelty",
     "type_prior": f"{__name__}:TypePrior",
     "linear": f"{__name__}:Linear",
+    "oracle": f"{__name__}:GreedyOracle",
     "traceretain": rule_path("traceretain"),
 }
 """Rules by the names that tables give them."""

@@ -32,19 +32,12 @@ ADVERSARIAL = 5
 
 @dataclass(frozen=True)
 class Stream:
-    """Texts in their order, and questions that are asked when all were read.
+    """Texts in their order, and questions that are asked when all were read."""
 
-    Attributes:
-        name: Unique; a scorer that was fitted on a stream is never tested on it.
-        texts: One entry each.
-        questions: Texts of the questions, if known.
-        evidence: For each question the places of the texts that it needs.
-    """
-
-    name: str
+    name: str  # a scorer that was fitted on a stream is never tested on it
     texts: tuple[str, ...]
-    questions: tuple[str, ...]
-    evidence: tuple[tuple[int, ...], ...]
+    questions: tuple[str, ...]  # texts, if known
+    evidence: tuple[tuple[int, ...], ...]  # for each question the places of the texts that it needs
 
     def needs(self) -> list[int]:
         """Return how many questions need each text."""
@@ -73,10 +66,9 @@ def read_streams(path: Path) -> list[Stream]:
         raise DataError(f"{path}: {message} ({error!r}).") from error
     streams = []
     for name, pairs in labelled.items():
-        evidence = tuple((place,) for place, (_, count) in enumerate(pairs) for _ in range(count))
-        streams.append(
-            Stream(name, tuple(text for text, _ in pairs), ("",) * len(evidence), evidence)
-        )
+        texts, counts = zip(*pairs, strict=True)
+        evidence = tuple((place,) for place, count in enumerate(counts) for _ in range(count))
+        streams.append(Stream(name, texts, ("",) * len(evidence), evidence))
     return streams
 
 
@@ -133,16 +125,12 @@ async def keep(item: Embedded, retention: str, capacity: int | None, seed: int =
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of questions: all and any evidence kept, and recall; shapes (questions,).
-
-    Attributes:
-        references: Number of kept texts over all questions.
-    """
+    """Scores of questions: all and any evidence kept, and recall; shapes (questions,)."""
 
     all_kept: Vectors
     any_kept: Vectors
     recall: Vectors
-    references: int
+    references: int  # number of kept texts over all questions
 
 
 def score(item: Embedded, places: Sequence[int]) -> Scores:

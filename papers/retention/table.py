@@ -7,23 +7,23 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from atommem.errors import ConfigError
-from atommem.files import write_text
+from atommem.files import write_json, write_text
 from atommem.memory.rules import Numbers
-from papers.retention.rules import FEATURES, RULE_PATHS, GreedyOracle, text_features
+from papers import experiment
+from papers.amac.admission import novelties
+from papers.retention.rules import FEATURES, RULE_PATHS, text_features
 from papers.retention.streams import Embedded, Scores, keep, score
 
 CAPACITIES = (20, 50, 100, 200)
 RULES = ("fifo", "reject", "random", "type_prior", "redundancy", "novelty", "length")
-LEARNED: dict[str, dict[str, Any]] = {"linear": {}, "linear + embedding": {"embedding": True}}
-"""Scorers, and how they are fitted."""
+LEARNED = {"linear": False, "linear + embedding": True}
+"""Scorers, and whether they weigh vectors."""
 ORACLE, UNLIMITED = "oracle", "unlimited"
-ALL_READ = "novelty of all read", "linear + embedding, of all read"
-"""Rankings of all texts at the end; their novelty sees texts that no store kept."""
 RANDOM, SEEDS = "random", 5
 """The random rule's row is the mean of several seeds."""
 Weights = dict[str, Any]
@@ -34,28 +34,17 @@ def features_of(item: Embedded) -> Numbers:
 
     Novelty compares with all earlier texts; a rule at work sees only its store.
     """
-    cosines = item.texts @ item.texts.T
-    rows = []
-    for place, text in enumerate(item.stream.texts):
-        novelty = 1.0 - float(cosines[place, :place].max()) if place else 1.0
-        rows.append([{**text_features(text), "novelty": novelty}[name] for name in FEATURES])
+    rows = [
+        [{**text_features(text), "novelty": novelty}[name] for name in FEATURES]
+        for text, novelty in zip(item.stream.texts, novelties(item.texts), strict=True)
+    ]
     return np.array(rows)
 
 
-def fit(
-    streams: Sequence[Embedded],
-    *,
-    embedding: bool = False,
-    ridge: float = 1.0,
-    standardise: bool = False,
-) -> Weights:
+def fit(streams: Sequence[Embedded], *, embedding: bool = False) -> Weights:
     """Fit weights of the rule `linear`: ridge logistic regression of whether a text is needed.
 
-    Args:
-        streams: Labelled texts, without those that the scorer is tested on.
-        embedding: Weigh the numbers of the text's vector too.
-        ridge: L2 penalty on all weights but the bias (of standardised features).
-        standardise: Also standardise the numbers of the vector.
+    With `embedding`, the numbers of the text's vector are weighed too.
 
     Raises:
         ConfigError: All texts are needed, or none.
@@ -70,9 +59,8 @@ def fit(
         vectors = np.concatenate([item.texts for item in streams])
         inputs = np.concatenate([inputs, vectors], axis=1)
     mean, spread = inputs.mean(axis=0), inputs.std(axis=0) + 1e-9
-    if not standardise:
-        mean[len(FEATURES) :], spread[len(FEATURES) :] = 0.0, 1.0
-    model = LogisticRegression(C=1 / ridge, solver="newton-cholesky", tol=1e-8)
+    mean[len(FEATURES) :], spread[len(FEATURES) :] = 0.0, 1.0
+    model = LogisticRegression(C=1.0, solver="newton-cholesky", tol=1e-8)
     model.fit((inputs - mean) / spread, needed)
     weights = model.coef_[0] / spread
     named = dict(zip(FEATURES, map(float, weights[: len(FEATURES)]), strict=True))
@@ -90,29 +78,19 @@ def save(weights: Weights, path: Path) -> Path:
     return path
 
 
-class NeedsOfTurns(GreedyOracle):
-    """The oracle for the streams that `fill` evaluates."""
-
-    needs: ClassVar[dict[str, int]] = {}
-
-    def __init__(self) -> None:
-        super().__init__(self.needs)
-
-
 @dataclass(frozen=True)
 class Cell:
-    """Means over all questions of all streams.
+    """Means over all questions of all streams."""
 
-    Attributes:
-        all_kept, any_kept: Questions whose evidence was kept, all of it or any.
-        recall: Evidence recall among the entries shown.
-        references: Evidence references kept, of all questions together.
-    """
+    all_kept: float  # questions whose evidence was kept
+    any_kept: float  # or any of it
+    recall: float  # of evidence among the entries shown
+    references: float  # evidence references kept, of all questions together
 
-    all_kept: float
-    any_kept: float
-    recall: float
-    references: float
+    @property
+    def figures(self) -> tuple[float, float, float]:
+        """All and any evidence kept, and recall."""
+        return self.all_kept, self.any_kept, self.recall
 
     @classmethod
     def of(cls, runs: Sequence[Sequence[Scores]]) -> Cell:
@@ -135,15 +113,9 @@ async def fill(
     capacities: Iterable[int] = CAPACITIES,
     rules: Sequence[str] = RULES,
 ) -> Table:
-    """Fill the table. Learned scorers are fitted on the other streams.
-
-    Args:
-        streams: With their vectors.
-        capacities: Entries of a store.
-        rules: Rules beside the learned ones and the oracle.
-    """
+    """Fill the table. Learned scorers are fitted on the other streams."""
     table: Table = {}
-    NeedsOfTurns.needs = {
+    needs = {
         f"{item.stream.name} {place}": count
         for item in streams
         for place, count in enumerate(item.stream.needs())
@@ -151,16 +123,15 @@ async def fill(
     }
     with tempfile.TemporaryDirectory() as folder:
         names = {name: [name] * len(streams) for name in rules}
-        for name, settings in LEARNED.items() if len(streams) > 1 else ():
-            paths = [
-                save(
-                    fit(_others(item, streams), **settings),
-                    Path(folder, f"{name.count('+')}-{left}.json"),
-                )
-                for left, item in enumerate(streams)
-            ]
-            names[name] = [f"{RULE_PATHS['linear']}(weights={path})" for path in paths]
-        names[ORACLE] = [f"{__name__}:NeedsOfTurns"] * len(streams)
+        for name, embedding in LEARNED.items() if len(streams) > 1 else ():
+            names[name] = []
+            for left, item in enumerate(streams):
+                others = [other for other in streams if other is not item]
+                path = Path(folder, f"{embedding}-{left}.json")
+                save(fit(others, embedding=embedding), path)
+                names[name].append(f"{RULE_PATHS['linear']}(weights={path})")
+        write_json(Path(folder, "needs.json"), needs)
+        names[ORACLE] = [f"{RULE_PATHS['oracle']}(needs={folder}/needs.json)"] * len(streams)
         for name, of_streams in names.items():
             table[name] = {}
             for capacity in capacities:
@@ -170,60 +141,21 @@ async def fill(
                     kept = [await keep(*pair, capacity, seed) for pair in pairs]
                     runs.append([score(*pair) for pair in zip(streams, kept, strict=True)])
                 table[name][str(capacity)] = Cell.of(runs)
-    for name, rank in zip(ALL_READ, (_novelty, _fitted), strict=True):
-        ranked = [np.argsort(-rank(item, streams), kind="stable") for item in streams]
-        table[name] = {}
-        for capacity in capacities:
-            first = [order[:capacity].tolist() for order in ranked]
-            run = [score(*pair) for pair in zip(streams, first, strict=True)]
-            table[name][str(capacity)] = Cell.of([run])
     everything = [score(item, range(len(item.stream.texts))) for item in streams]
     table[UNLIMITED] = {"all": Cell.of([everything])}
     return table
 
 
-def _others(item: Embedded, streams: Sequence[Embedded]) -> list[Embedded]:
-    return [other for other in streams if other.stream.name != item.stream.name]
-
-
-def draw_random(streams: Sequence[Embedded], capacity: int, count: int) -> list[Cell]:
-    """Draw `count` random choices of `capacity` texts at the end.
-
-    The rule `random` differs: it drops one at every create, so old texts are rare.
-    """
-    rng = np.random.default_rng(0)
-    cells = []
-    for _ in range(count):
-        drawn = [rng.permutation(len(item.texts))[:capacity].tolist() for item in streams]
-        cells.append(Cell.of([[score(*pair) for pair in zip(streams, drawn, strict=True)]]))
-    return cells
-
-
-def _novelty(item: Embedded, streams: Sequence[Embedded]) -> Numbers:
-    return features_of(item)[:, FEATURES.index("novelty")]
-
-
-def _fitted(item: Embedded, streams: Sequence[Embedded]) -> Numbers:
-    """Return scores with standardised vectors, fitted on other streams; 0 without any."""
-    others = _others(item, streams)
-    if not others:
-        return np.zeros(len(item.texts))
-    found = fit(others, embedding=True, standardise=True, ridge=60.0)
-    weights = np.array([found["weights"][name] for name in FEATURES])
-    scores: Numbers = features_of(item) @ weights + item.texts @ np.array(found["vector"])
-    return scores
-
-
 def markdown(table: Table) -> str:
     """Render all / any evidence kept / evidence recall."""
     columns = list(next(iter(table.values())))
-    lines = [f"| kept | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
+    rows = []
     for name, row in table.items():
-        cells = [""] * len(columns)
-        for place, column in enumerate(columns):
-            if one := row.get(column):
-                cells[place] = f"{one.all_kept:.3f}/{one.any_kept:.3f}/{one.recall:.3f}"
+        cells = [
+            "/".join(f"{value:.3f}" for value in one.figures) if one else None
+            for one in map(row.get, columns)
+        ]
         if "all" in row:
             cells[-1] = f"recall {row['all'].recall:.3f}"
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([name, *cells])
+    return experiment.Table("Evidence kept: all/any/recall", ["kept", *columns], rows).markdown()

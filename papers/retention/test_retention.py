@@ -31,7 +31,7 @@ from papers.retention.streams import (
     score,
 )
 from papers.retention.table import ORACLE, UNLIMITED, fill, markdown
-from papers.retention.worlds import ArmComparison, Column, em, make_columns, near_specialist
+from papers.retention.worlds import ArmComparison, em, near_specialist
 
 TEXTS = tuple(
     f"in {1990 + i} Ann moved to town number {i} with her dog" if i % 3 == 0 else f"oh well {i}"
@@ -153,13 +153,6 @@ def test_needs_of_tasks_by_hand_and_with_the_answer() -> None:
     for task, texts in zip(tasks, needs_of(tasks).values(), strict=True):
         values = {one.value for one in get_prose("compact").statements(" ".join(texts))}
         assert {answer for question in task.questions for answer in question.answers} <= values
-
-
-def test_columns_differ_in_their_tasks() -> None:
-    columns = make_columns([2, 3])
-    ids = [task.id for column in columns for task in column.tasks(2)]
-    assert len({*ids}) == len(ids) == 12
-    assert Column("spare", 2).name == "spare 2"
 
 
 def make_records(right: list[bool], seeds: int = 1) -> list[EpisodeRecord]:

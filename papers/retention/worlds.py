@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -30,6 +29,7 @@ from atommem.eval.runner import evaluate
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import Episode, EpisodeRunner
 from atommem.run import build_agent, make_run, stored_settings
+from papers.experiment import Table
 from papers.inputs import load_demo
 from papers.retention.rules import RULE_PATHS, GreedyOracle
 from papers.retention.streams import embed_streams, labelled, needs_of
@@ -134,11 +134,7 @@ def run_arms(
     count: int,
     scripted: bool = False,
 ) -> dict[str, dict[str, Records]]:
-    """Evaluate arms on columns with a policy, or a faultless script; resumes in `out`.
-
-    Returns:
-        Records by column and arm.
-    """
+    """Return records by column and arm of a policy, or a faultless script; resumes in `out`."""
     local = LocalPolicy.from_pretrained(folder)
     stored = stored_settings(str(folder))
     found: dict[str, dict[str, Records]] = {}
@@ -194,13 +190,7 @@ def em(records: Records) -> float:
 class ArmComparison:
     """The arms of one column, over all training seeds.
 
-    Args:
-        arms: Records of the same tasks.
-        chosen: The first so many tasks select the best rule, and enter no figure.
-
-    Attributes:
-        own: The best "own" arm of the first tasks.
-        rule: The best "writes" arm of them.
+    The first `chosen` tasks select the best "own" and the best "writes" arm, and enter no figure.
     """
 
     def __init__(self, arms: Arms, chosen: int) -> None:
@@ -209,8 +199,7 @@ class ArmComparison:
         if not all(self.arms.values()) or not all(first.values()):
             raise ConfigError(f"n: must be more than {chosen}, the tasks that select the rule.")
         self.own, self.rule = (
-            max((arm for arm in self._rules(kind)), key=lambda arm: em(first[arm]))
-            for kind in ("own", "writes")
+            max(self._rules(kind), key=lambda arm: em(first[arm])) for kind in ("own", "writes")
         )
 
     def _rules(self, kind: str) -> list[str]:
@@ -317,20 +306,13 @@ def verdicts(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def format_em(found: Mapping[str, Any]) -> str:
     """Format EM in percent of every arm, a column for each world and capacity."""
-    lines = []
+    tables = []
     for writer in ("policy", "scripted"):
         columns = {name: part[writer]["rows"] for name, part in found.items()}
-        lines += [f"| {writer} | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
-        for arm in next(iter(columns.values())):
-            cells = " | ".join(f"{100 * rows[arm]:.1f}" for rows in columns.values())
-            lines.append(f"| {arm} | {cells} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def save_claims(found: Mapping[str, Any], path: Path) -> None:
-    """Write every figure."""
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        arms = next(iter(columns.values()))
+        rows = [[arm, *(100 * of[arm] for of in columns.values())] for arm in arms]
+        tables.append(Table(f"EM, {writer}", [writer, *columns], rows, 1).markdown())
+    return "\n".join(tables)
 
 
 def _number(record: EpisodeRecord) -> int:

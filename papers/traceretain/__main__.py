@@ -125,22 +125,14 @@ def cross_entropy(
 
 @dataclass
 class Bench:
-    """Runs one rule on one stream.
-
-    Attributes:
-        paper: `load_published`.
-        vectors: Vectors of all tasks' texts.
-        pool: Games that streams are drawn from.
-        tasks: Length of a stream.
-        weights: File of the method's weights.
-    """
+    """Runs one rule on one stream."""
 
     paper: Mapping[str, Any]
     player: Player
-    vectors: StoredVectors
-    pool: Sequence[Game]
-    tasks: int
-    weights: Path
+    vectors: StoredVectors  # of all tasks' texts
+    pool: Sequence[Game]  # games that streams are drawn from
+    tasks: int  # length of a stream
+    weights: Path  # file of the method's weights
     arms: dict[str, Arm] = field(default_factory=lambda: dict(ARMS))
 
     def tune(self, games: Sequence[Game]) -> None:

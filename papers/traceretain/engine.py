@@ -8,19 +8,17 @@ its things. Success and steps are the engine's.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from atommem.errors import ConfigError, OutageError
 from papers.experience import Bank, Experience
@@ -38,37 +36,17 @@ _THING = re.compile(r"\ba ([a-z]+ \d+)")
 
 
 def find_engine(flag: str | None) -> str:
-    """Return the interpreter that has the engine: the flag's, ALFWORLD_PYTHON, or this one.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """Return the interpreter that has the engine: the flag's, or ALFWORLD_PYTHON."""
     found = flag or os.environ.get("ALFWORLD_PYTHON")
-    if found is None and importlib.util.find_spec("alfworld") is not None:
-        found = sys.executable
     if found is None or not Path(found).is_file():
         raise ConfigError(f"alfworld_python={found}: no such interpreter. {INSTALL}")
     return found
 
 
-class Games(Protocol):
-    """An engine that plays one game at a time."""
-
-    def load(self, problem: str, plan: bool = False) -> Mapping[str, Any]:
-        """Start a game; returns ``text``, ``won``, and the planner's commands as ``plan``."""
-        ...
-
-    def step(self, command: str) -> Mapping[str, Any]:
-        """Return ``text`` and ``won``; an impossible command does nothing."""
-        ...
-
-
 class Engine:
     """One process of `engine_worker.py`, started by the first request. A context manager.
 
-    Args:
-        python: The interpreter that has the engine.
-        log: File for everything that the engine prints.
+    `python` is the interpreter that has the engine, `log` a file for everything that it prints.
     """
 
     def __init__(self, python: str, log: Path) -> None:
@@ -90,11 +68,11 @@ class Engine:
             self._process.kill()
 
     def load(self, problem: str, plan: bool = False) -> Mapping[str, Any]:
-        """Start a game."""
+        """Start a game; returns ``text``, ``won``, and the planner's commands as ``plan``."""
         return self._ask({"problem": problem, "plan": plan})
 
     def step(self, command: str) -> Mapping[str, Any]:
-        """Send one command."""
+        """Return ``text`` and ``won``; an impossible command does nothing."""
         return self._ask({"command": command})
 
     def _ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -124,7 +102,7 @@ class _Ended(Exception):  # noqa: N818
 
 
 class _Episode:
-    def __init__(self, engine: Games, game: Game, hint: Hint, limit: int) -> None:
+    def __init__(self, engine: Engine, game: Game, hint: Hint, limit: int) -> None:
         self.engine, self.game, self.hint, self.limit = engine, game, hint, limit
         self.steps, self.won = 0, False
         self.seen: dict[str, list[str]] = {}  # receptacle -> its visible contents
@@ -190,7 +168,7 @@ class _Episode:
             self.do(f"move {thing} to {target}")
 
 
-def play(engine: Games, game: Game, hint: Hint, limit: int) -> Played:
+def play(engine: Engine, game: Game, hint: Hint, limit: int) -> Played:
     """Play one episode of at most `limit` steps."""
     engine.load(game.problem)
     episode = _Episode(engine, game, hint, limit)
@@ -204,15 +182,9 @@ AGENT_VERSION = "1"
 
 
 class Player:
-    """Plays each game with each hint once; agent and engine are deterministic.
+    """Plays each game with each hint once in `limit` steps; agent and engine are deterministic."""
 
-    Args:
-        engine: Plays.
-        journal: Stores outcomes.
-        limit: Most steps.
-    """
-
-    def __init__(self, engine: Games, journal: Journal, limit: int) -> None:
+    def __init__(self, engine: Engine, journal: Journal, limit: int) -> None:
         self._engine, self._journal = engine, journal
         self.limit = limit
         self.played = 0
@@ -275,15 +247,10 @@ async def run_tasks(
     failures: int = 0,
     write: bool = True,
 ) -> Stream:
-    """Play the games in order.
+    """Play the games in order, without a memory if `bank` is None.
 
-    Args:
-        player: Plays the episodes.
-        games: The stream.
-        bank: None is an agent without memory.
-        retrieved: Records shown for a task.
-        failures: Failed records of the same task after each real one (the noisy writes).
-        write: Whether the bank is written to.
+    Each task is shown `retrieved` records. `failures` failed records of the same task follow each
+    real one (the noisy writes).
     """
     stream = Stream(player.limit)
     for game in games:

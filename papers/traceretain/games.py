@@ -25,22 +25,14 @@ LAMP = "desklamp"
 
 @dataclass(frozen=True)
 class Game:
-    """One game.
-
-    Attributes:
-        name: Unique.
-        family: One of `FAMILIES`.
-        object, receptacle: Types that the task is about; the receptacle of ``look`` is empty.
-        receptacles: Names as the engine shows them (``cabinet 3``), in the agent's search order.
-        problem: In PDDL, for the engine's domain.
-    """
+    """One game."""
 
     name: str
-    family: str
+    family: str  # one of `FAMILIES`
     object: str
-    receptacle: str
-    receptacles: tuple[str, ...]
-    problem: str
+    receptacle: str  # empty in a ``look``
+    receptacles: tuple[str, ...]  # names as the engine shows them, in the agent's search order
+    problem: str  # in PDDL, for the engine's domain
 
     @property
     def task(self) -> str:
@@ -55,13 +47,7 @@ class Game:
 
 
 def make_games(count: int, seed: int, house: Mapping[str, Any]) -> list[Game]:
-    """`count` games, families in turn.
-
-    Args:
-        count: How many.
-        seed: Of all of them.
-        house: `load_published`.
-    """
+    """Make games, families in turn; `house` is `load_published`."""
     rng = random.Random(f"games:{seed}")
     return [
         _make_game(f"{seed}-{i}", FAMILIES[i % len(FAMILIES)], rng, house) for i in range(count)

@@ -86,14 +86,16 @@ async function refresh() {
 async function showItems() {
   const { data } = await get(path("/items?limit=100"));
   $("#items").replaceChildren(...data.reverse().map((item) => {
+    const parts = item.content ?? [{ text: item.output ?? `${item.name ?? item.type} ${item.arguments ?? item.input ?? ""}` }];
     const asked = item.id.startsWith("msg_q");
-    const answered = item.content[0]?.type === "output_text";
+    const answered = parts[0]?.type === "output_text";
     const kind = asked ? "question" : answered ? "answer" : `text ${item.name ?? ""}`;
     const state = item.status === "completed" ? "" : `, ${item.status}`;
     const meta = element("span", { className: "meta" }, `${kind}${state} `);
-    if (!asked && !answered) meta.append(button("Delete", () => edit("DELETE", `/items/${item.id}`)));
-    const note = item.note ? [element("span", { className: "meta" }, item.note)] : [];
-    return element("li", {}, meta, item.content.map((part) => part.text).join("\n"), ...note);
+    meta.append(button("Delete", () => edit("DELETE", `/items/${item.id}`)));
+    const reason = item.note ?? item.incomplete_details?.reason;
+    const note = reason ? [element("span", { className: "meta" }, reason)] : [];
+    return element("li", {}, meta, parts.map((part) => part.text ?? part.refusal ?? part.type ?? part).join("\n"), ...note);
   }));
   $("#items").scrollTop = $("#items").scrollHeight;
 }

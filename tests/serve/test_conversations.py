@@ -13,9 +13,9 @@ import pytest
 
 from atommem.errors import OutageError, PromptTooLongError
 from atommem.serve.conversations import Conversations
+from atommem.serve.items import text_item
 from atommem.serve.schema import Event, NotFoundError
 from atommem.serve.streaming import ChatForm, respond
-from atommem.serve.wire import Message
 from tests.serve.servers import (
     ask,
     entries,
@@ -65,6 +65,9 @@ def test_item_beyond_the_context_is_stopped_and_later_items_are_read(tmp_path: P
         gate.error = None
         http.post(f"{path}/items", json=items("short")).raise_for_status()
         ask(http, path, "Who?")
+        shown = http.get(f"{path}/items", params={"order": "asc"}).json()["data"]
+        assert [item["status"] for item in shown[:2]] == ["incomplete", "completed"]
+        assert "9 tokens" in shown[0]["incomplete_details"]["reason"]
         kinds = event_kinds(server.conversations, path)
         asked = ["ask", "step", "step", "answer"]
         assert kinds == ["item", "stopped", "ask", "item", "step", *asked]
@@ -119,9 +122,9 @@ async def test_deleted_item_and_forgotten_source_are_not_read(conversations: Con
     name = conversations.log.create("local", {}).id
     texts = ("Ann lives in Rome.", "Bob lives in Oslo.", "Cid sings.")
     async with conversations.use(name, "local") as held:
-        bodies = [Message(content=text, name=text.split()[0]).body() for text in texts]
+        bodies = [text_item(text, text.split()[0]) for text in texts]
         *_, item = await held.add(bodies)
-        await held.delete_item(item.body["id"])
+        await held.delete_item(item.item)
         await held.forget("Ann")
         [step async for step in held.read()]
         found = [entry.text for entry in held.session.memory.contents.entries.values()]
@@ -140,7 +143,7 @@ async def test_another_gateway_shows_nothing_forgotten_or_erased(
             return len(await held.recall("PIN"))
 
     async with conversations.use(name, "local") as held:
-        await held.add([Message(content="My PIN is 1234.", name="letter").body()])
+        await held.add([text_item("My PIN is 1234.", "letter")])
         [step async for step in held.read()]
         assert await recalled() == 1
         await held.forget("letter")

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
+from atommem.errors import OutageError
 from atommem.serve.app import make_app, run
 from atommem.servers.vllm_process import free_port
 from tests.serve.servers import (
@@ -230,3 +232,68 @@ def test_key_belongs_to_one_request_of_one_owner(tmp_path: Path) -> None:
         assert bob.post("/v1/conversations", json={}, headers=once).json()["id"] != name
         ann.delete(f"/v1/conversations/{name}").raise_for_status()
         assert ann.post("/v1/conversations", json={}, headers=once).json()["id"] != name
+
+
+@pytest.mark.slow
+def test_equal_request_after_a_failure_writes_once(tmp_path: Path) -> None:
+    """Each POST without a key, after an outage and after a client that was gone."""
+    with gated(tmp_path / "log.db") as (gate, server, http):
+        name = new_conversation(http).rpartition("/")[2]
+        fact, question = (
+            {"role": "user", "content": "Ann sings."},
+            {"role": "user", "content": "Who?"},
+        )
+        requests: list[tuple[str, dict[str, Any]]] = [
+            ("/v1/conversations", items("Dan runs.")),
+            (f"/v1/conversations/{name}/items", items("Eve reads.", "Eve writes.")),
+            ("/v1/responses", {"conversation": name, "input": [fact, question]}),
+            ("/v1/responses", {"conversation": name, "input": [fact, question], "stream": True}),
+            ("/v1/responses", {"input": [fact, question]}),
+            ("/v1/chat/completions", {"conversation": name, "messages": [fact, question]}),
+        ]
+        for route, body in requests:
+            written = []
+            for failure in ("none", "outage", "outage", "gone"):
+                before = count_listed(server)
+                if failure == "outage":
+                    gate.error = OutageError("gone")
+                    for _ in range(2):
+                        failed = http.post(route, json=body)
+                        assert failed.status_code == 503 or "response.failed" in failed.text
+                    gate.error = None
+                if failure == "gone":
+                    gate.shut()
+                    with suppress(httpx.ReadTimeout):
+                        http.post(route, json=body, timeout=httpx.Timeout(30, read=0.3))
+                    assert gate.cancelled.wait(10)
+                    time.sleep(0.2)  # until the failure is recorded
+                    gate.open.set()
+                http.post(route, json=body).raise_for_status()
+                written.append(
+                    [
+                        after - count
+                        for after, count in zip(count_listed(server), before, strict=True)
+                    ]
+                )
+            assert written == [written[0]] * 4, route
+
+
+def count_listed(server: Running) -> list[int]:
+    log = server.conversations.log
+    found = log.conversations("local", prefix="")
+    counts = [
+        len(log.items(info.id, [kind])) for info in found for kind in ("item", "ask", "answer")
+    ]
+    return [len(found), *(sum(counts[kind::3]) for kind in range(3))]
+
+
+def test_retry_of_openai_s_client_after_a_lost_answer_writes_once(tmp_path: Path) -> None:
+    with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
+        for route, body in (
+            ("/v1/conversations", items("Dan runs.")),
+            ("/v1/responses", {"input": "I sing. Who sings?"}),
+        ):
+            first = http.post(route, json=body).json()["id"]
+            again = http.post(route, json=body, headers={"X-Stainless-Retry-Count": "1"})
+            assert again.json()["id"] == first
+            assert http.post(route, json=body).json()["id"] != first

@@ -63,13 +63,13 @@ def test_streamed_response_has_a_summary_part_for_each_step(server: Running) -> 
         type(event).model_validate(event.model_dump())  # the type of openai.types
 
 
-def test_response_without_conversation_stores_nothing(server: Running) -> None:
+def test_response_with_store_false_stores_nothing(server: Running) -> None:
     client = server.client()
-    before = len(server.conversations.log.conversations("local"))
+    before = len(server.conversations.log.conversations("local", prefix=""))
     question: Any = [message("Ann lives in Rome."), message("Where does Ann live?")]
-    answer = client.responses.create(model="scripted", input=question)
+    answer = client.responses.create(model="scripted", input=question, store=False)
     assert (answer.output_text, answer.conversation) == ("Ann lives in Rome.", None)
-    assert len(server.conversations.log.conversations("local")) == before
+    assert len(server.conversations.log.conversations("local", prefix="")) == before
 
 
 def test_chat_reads_new_messages_once_and_streams(server: Running) -> None:
@@ -81,7 +81,10 @@ def test_chat_reads_new_messages_once_and_streams(server: Running) -> None:
     ]
     once = create(model="scripted", messages=history)
     assert once.choices[0].message.content == "Ann lives in Rome."
-    chunks = list(create(model="scripted", messages=history, stream=True))
+    usage = {"include_usage": True}
+    streamed = create(model="scripted", messages=history, stream=True, stream_options=usage)
+    *chunks, last_chunk = streamed
+    assert (last_chunk.usage, last_chunk.choices) == (once.usage, [])
     for answer in (once, *chunks):
         type(answer).model_validate(answer.model_dump())
     texts = [chunk.choices[0].delta.content or "" for chunk in chunks]
@@ -97,7 +100,7 @@ def test_chat_reads_new_messages_once_and_streams(server: Running) -> None:
     ]
     create(model="scripted", messages=history, **body)
     listed: Any = server.client().conversations.items.list(conversation, order="asc").data
-    expected = ["system: Be brief.", *(item["content"] for item in history[1:])]
+    expected = [item["content"] for item in history]
     assert [item.content[0].text for item in listed] == [*expected, "Bob lives in Oslo."]
     last = listed[-1]
     items = server.client().conversations.items
@@ -163,6 +166,22 @@ def test_deleted_source_and_item_take_their_entries_along(http: httpx.Client) ->
     assert entries(http, path) == {4: PARTS[2]}, "the other item of the name stays"
     assert item not in http.get(f"{path}/items").text
     assert entries(http, path, at=1) == {1: PARTS[0]}, "the log keeps it"
+
+
+def test_replaced_text_is_gone_and_recall_ranks_within_a_source(http: httpx.Client) -> None:
+    path = new_conversation(http)
+    for number in range(8):
+        new = items(f"pizza pizza u{number}", name=f"u{number}/food")
+        http.post(f"{path}/items", json=new).raise_for_status()
+    for text in ("I like soup.", "I like pizza with olives."):
+        body = {**items(text, name="ann/food"), "replace": ["ann/food"]}
+        http.post(f"{path}/items", json=body).raise_for_status()
+    query = {"query": "soup pizza", "source": "ann/"}
+    found = http.get(f"{path}/recall", params=query).json()["data"]
+    assert [entry["text"] for entry in found] == ["I like pizza with olives."]
+    assert len(http.get(f"{path}/recall", params={"query": "pizza", "k": 8}).json()["data"]) == 8
+    listed = http.get(f"{path}/items", params={"name": "ann/"}).json()["data"]
+    assert [item["content"][0]["text"] for item in listed] == ["I like pizza with olives."]
 
 
 def test_text_of_a_file_is_extracted_and_what_is_left_out_named(http: httpx.Client) -> None:

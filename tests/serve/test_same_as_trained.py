@@ -25,13 +25,17 @@ MEMORY = MemoryConfig(retrieve_k=3, entry_tokens=12)
 
 
 def without_names(operations: Iterable[Operation]) -> list[Operation]:
-    """Sources without the name of the text, which only a served one has."""
+    """Sources without the name of the text or question, which only a served one has."""
     return [
         item
         if item.source is None or item.source.piece is None
-        else replace(item, source=replace(item.source, piece=item.source.piece.split(", ")[-1]))
+        else replace(item, source=replace(item.source, piece=_chunk(item.source.piece)))
         for item in operations
     ]
+
+
+def _chunk(piece: str) -> str | None:
+    return None if piece.startswith("msg_q") else piece.split(", ")[-1]
 
 
 @pytest.mark.slow

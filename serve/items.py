@@ -1,0 +1,267 @@
+"""Items of conversations: one table of their types, which every route reads and writes."""
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from atommem.serve.schema import Event
+from atommem.text_safety import clean
+
+Item = dict[str, Any]  # as OpenAI's API lists it, without the fields of `_SERVER`
+
+ROLES = ("user", "assistant", "system", "developer")
+_TEXT = dict.fromkeys(("text", "input_text", "output_text", "summary_text"), "text")
+_TEXT |= {"reasoning_text": "text", "refusal": "refusal"}
+"""Types of a part whose text is read, with the field that holds it."""
+_UNREAD = ("input_image", "image_url", "input_file", "file", "input_audio")
+_SERVER = {"status", "created_at", "incomplete_details"}  # fields that the server sets
+_CHAT = {"refusal", "annotations", "audio", "function_call", "tool_calls", "tool_call_id"}
+_CHAT |= {"reasoning_content", "reasoning"}
+_ID = re.compile(r"[A-Za-z]+_[\w-]{1,60}")
+_QUESTION = re.compile(r"[^.,;:!?\n\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]*[?\u061f\uff1f]")
+
+
+@dataclass(frozen=True)
+class ItemType:
+    """A type of items: its required fields, and the texts of an item that the policy reads."""
+
+    fields: tuple[str, ...]
+    texts: Callable[[Item], list[str]]
+
+
+def _message_texts(item: Item) -> list[str]:
+    if item["role"] in ("system", "developer"):  # instructions
+        return []
+    return _after(item["role"], _part_texts(item["content"]))
+
+
+def _part_texts(parts: Any) -> list[str]:
+    if isinstance(parts, str):
+        parts = [{"type": "text", "text": parts}]
+    texts = [str(part[_TEXT[part["type"]]]) for part in parts if part["type"] in _TEXT]
+    return [text for text in texts if text.strip()]
+
+
+def _after(role: str, texts: list[str]) -> list[str]:
+    """Put the role in front of texts that are not the user's."""
+    return texts if role == "user" else [f"{role}: {text}" for text in texts[:1]] + texts[1:]
+
+
+TYPES = {
+    "message": ItemType(("role", "content"), _message_texts),
+    "function_call": ItemType(
+        ("call_id", "name", "arguments"),
+        lambda item: [f"assistant: {item['name']}({item['arguments']})"],
+    ),
+    "function_call_output": ItemType(
+        ("call_id", "output"), lambda item: _after("tool", _part_texts(item["output"]))
+    ),
+    "custom_tool_call": ItemType(
+        ("call_id", "name", "input"), lambda item: [f"assistant: {item['name']}({item['input']})"]
+    ),
+    "custom_tool_call_output": ItemType(
+        ("call_id", "output"), lambda item: _after("tool", _part_texts(item["output"]))
+    ),
+    "reasoning": ItemType((), lambda item: []),
+    "item_reference": ItemType(("id",), lambda item: []),
+}
+
+
+def text_item(text: str, name: str = "") -> Item:
+    """Return a text of the user as an item; `name` is its name as a source."""
+    named = {"name": name} if name else {}
+    return {"type": "message", "role": "user", "content": _parts([text], "input_text", ""), **named}
+
+
+def parse_items(value: Any) -> list[Item]:
+    """Return the items of a text, or of a list of items or chat messages."""
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise _refusal("", "not a text or a list of items")
+    return [item for number, each in enumerate(value) for item in _parse(each, f"[{number}]")]
+
+
+def _parse(value: Any, place: str) -> list[Item]:
+    if not isinstance(value, dict):
+        raise _refusal(place, "not an object")
+    given = {name: part for name, part in _cleaned(value).items() if part is not None}
+    if given.get("role") in ("tool", "function") and "type" not in given:  # of a chat
+        call = given.get("tool_call_id") or given.get("name")
+        return [_result(call, given.get("content", ""), place)]
+    calls = given.get("tool_calls") or []
+    if given.get("function_call"):
+        calls = [{"id": given["function_call"].get("name"), "function": given["function_call"]}]
+    found = [_call(call, place) for call in calls]
+    if found and not given.get("content"):
+        return found
+    kind = given.setdefault("type", "message")
+    if kind not in TYPES:
+        raise _refusal(place, f"items of type {kind!r} are not supported. Leave them out")
+    if kind == "message":
+        given = _message(given, place)
+    for name in TYPES[kind].fields:
+        if name not in given:
+            raise _refusal(place, f"{name} is missing")
+        if not isinstance(given[name], (str, list) if name in ("content", "output") else str):
+            raise _refusal(f"{place}.{name}", "not a text")
+    if isinstance(given.get("output"), list):
+        given["output"] = _parts(given["output"], "input_text", f"{place}.output")
+    if len(str(given.get("name", ""))) > 1000:
+        raise _refusal(f"{place}.name", "more than 1000 characters")
+    if not _ID.fullmatch(str(given.get("id", ""))) and kind != "item_reference":
+        given.pop("id", None)
+    return [{name: part for name, part in given.items() if name not in _SERVER}, *found]
+
+
+def _message(given: Item, place: str) -> Item:
+    role = given.setdefault("role", "user")
+    if role not in ROLES:
+        raise _refusal(f"{place}.role", f"{role!r} is not one of {', '.join(ROLES)}")
+    content = given.get("content", [])
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if given.get("refusal"):
+        content = [*content, {"type": "refusal", "refusal": given["refusal"]}]
+    kind = "output_text" if role == "assistant" else "input_text"
+    kept = {name: value for name, value in given.items() if name not in _CHAT}
+    return {**kept, "content": _parts(content, kind, f"{place}.content")}
+
+
+def _parts(value: Any, kind: str, place: str) -> list[dict[str, Any]]:
+    """Return the parts of a content; texts become those of type `kind`."""
+    if not isinstance(value, list):
+        raise _refusal(place, "not a text or a list of parts")
+    parts = []
+    for number, part in enumerate(value):
+        if isinstance(part, str):
+            part = {"type": "text", "text": part}
+        found = part.get("type") if isinstance(part, dict) else None
+        where = f"{place}[{number}]"
+        if found in _TEXT:
+            if not isinstance(part.get(_TEXT[found]), str):
+                raise _refusal(where, f"its {_TEXT[found]} is missing")
+            if _TEXT[found] == "text":
+                empty = {"annotations": []} if kind == "output_text" else {}
+                part = {**empty, **part, "type": kind}
+        elif found == "image_url":
+            part = {"type": "input_image", "detail": "auto", "image_url": part.get("image_url")}
+            if isinstance(part["image_url"], dict):
+                url = part["image_url"]
+                part |= {"image_url": url.get("url"), "detail": url.get("detail") or "auto"}
+        elif found not in _UNREAD:
+            raise _refusal(where, f"parts of type {found!r} are not supported. Leave them out")
+        parts.append(part)
+    return parts
+
+
+def _call(call: Any, place: str) -> Item:
+    """Return the call of a chat's message as an item."""
+    name = "function" if isinstance(call, dict) and "function" in call else "custom"
+    body = call.get(name) if isinstance(call, dict) else None
+    field = "arguments" if name == "function" else "input"
+    if not isinstance(body, dict) or not all(isinstance(body.get(k), str) for k in ("name", field)):
+        raise _refusal(f"{place}.tool_calls", "not calls with a name and arguments")
+    kind = "function_call" if name == "function" else "custom_tool_call"
+    made = {"call_id": str(call.get("id")), "name": body["name"], field: body[field]}
+    return {"type": kind, **made}
+
+
+def _result(call: Any, content: Any, place: str) -> Item:
+    output = content if isinstance(content, str) else _parts(content, "input_text", place)
+    return {"type": "function_call_output", "call_id": str(call), "output": output}
+
+
+def _refusal(place: str, problem: str) -> PydanticCustomError:
+    message = clean(f"{place}: {problem}.".removeprefix(": "))
+    return PydanticCustomError("invalid_item", "{message}", {"message": message})
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, list):
+        return [_cleaned(part) for part in value]
+    if isinstance(value, dict):
+        return {clean(str(name)): _cleaned(part) for name, part in value.items()}
+    return value
+
+
+def texts_of(item: Item) -> list[str]:
+    """Return what the policy reads of an item, each text in steps of its own."""
+    return TYPES[item["type"]].texts(item)
+
+
+def unread_parts(item: Item) -> list[str]:
+    """Return the types of the parts that no policy reads, such as pictures."""
+    parts = item.get("content") or item.get("output") or []
+    return [part["type"] for part in parts if isinstance(part, dict) and part["type"] in _UNREAD]
+
+
+def only_asks(item: Item) -> bool:
+    """Return whether the user asks one bare question, which tells nothing to remember."""
+    texts = texts_of(item) if item.get("role") == "user" else []
+    return len(texts) == 1 and _QUESTION.fullmatch(texts[0].strip()) is not None
+
+
+def with_id(item: Item) -> Item:
+    """Return an item with its id, or a new one."""
+    return {"id": f"{_prefix(item)}_{secrets.token_hex(16)}", **item}
+
+
+def _prefix(item: Item) -> str:
+    kinds = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+    return kinds.get(item["type"], "item")
+
+
+def signature(item: Item) -> str:
+    """Return what makes two items the same, whatever their ids: to match histories."""
+    own = {"id", "name", "note"} if item["type"] == "message" else {"id"}
+    return json.dumps({name: item[name] for name in sorted(item.keys() - own)}, sort_keys=True)
+
+
+def new_items(held: Sequence[Item], items: Sequence[Item]) -> list[Item]:
+    """Return the items of a history that are not held: both are compared as sequences."""
+    known, given = ([signature(item) for item in each] for each in (held, items))
+    changes = SequenceMatcher(None, known, given, autojunk=False).get_opcodes()
+    return [item for kind, _, _, i, j in changes if kind != "equal" for item in items[i:j]]
+
+
+def item_of(event: Event) -> Item:
+    """Return the item of a text, question or answer in the log."""
+    if event.kind != "answer":
+        return dict(event.body["item"])
+    text, note = event.body["text"], event.body.get("note", "")
+    return answer_item(str(event.item), text, note)
+
+
+def answer_item(item_id: str, text: str | None, note: str = "") -> Item:
+    """Return the message of an answer, with a ``note`` if there is one (see `Answer`)."""
+    content = [{"type": "output_text", "text": text or "", "annotations": []}]
+    item = {"id": item_id, "type": "message", "role": "assistant", "content": content}
+    return {**item, "note": note} if note else item
+
+
+def listed(
+    event: Event, unread: Mapping[int, Any] = {}, stopped: Mapping[int, str] = {}
+) -> dict[str, Any]:
+    """Return an item as the API lists it: ``incomplete`` if some of it was not read."""
+    item, status, reason = item_of(event), "completed", stopped.get(event.version)
+    if event.version in unread:
+        status = "in_progress"
+    elif event.kind == "answer":
+        status = "incomplete" if event.body["text"] is None else "completed"
+    elif reason is None and (skipped := unread_parts(item)):
+        reason = f"not read: {', '.join(skipped)}"
+    found = {**item, "status": status}
+    if event.kind != "answer":
+        found["created_at"] = event.created_at
+    if reason is not None:
+        found |= {"status": "incomplete", "incomplete_details": {"reason": reason}}
+    return found

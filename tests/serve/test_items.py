@@ -1,0 +1,229 @@
+"""Items: what a route returns every route takes, and it comes back as it went in."""
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.serve.servers import Running, entries, new_conversation
+
+FACT = {"role": "user", "content": "Ann lives in Rome."}
+QUESTION = {"role": "user", "content": "Where does Ann live?"}
+_OWN = ("created_at", "status", "incomplete_details")
+
+text = st.text(max_size=20)
+words = st.text(min_size=1, max_size=20).filter(str.strip)
+part = st.one_of(
+    st.fixed_dictionaries({"type": st.just("input_text"), "text": words}),
+    st.fixed_dictionaries({"type": st.just("output_text"), "text": text}),
+    st.fixed_dictionaries({"type": st.just("refusal"), "refusal": text}),
+    st.fixed_dictionaries({"type": st.just("input_image"), "image_url": text}),
+)
+items = st.one_of(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["assistant", "system", "developer"])},
+        optional={"content": st.one_of(st.none(), text, st.lists(part, max_size=3))},
+    ),
+    st.fixed_dictionaries(
+        {
+            "role": st.just("user"),
+            "content": st.one_of(
+                words,
+                st.lists(part, max_size=2).map(
+                    lambda parts: [*parts, {"type": "text", "text": "x"}]
+                ),
+            ),
+        }
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("function_call"), "call_id": words, "name": words, "arguments": text}
+    ),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("function_call_output"),
+            "call_id": words,
+            "output": st.one_of(text, st.lists(part, max_size=2)),
+        }
+    ),
+    st.fixed_dictionaries({"type": st.just("reasoning"), "summary": st.just([])}),
+)
+
+
+def listed(http: httpx.Client, path: str) -> list[dict[str, Any]]:
+    query = {"order": "asc", "limit": 100}
+    found = http.get(f"{path}/items", params=query).raise_for_status().json()["data"]
+    return [{k: v for k, v in item.items() if k not in _OWN} for item in found]
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(items, max_size=5))
+def test_whatever_a_route_returns_every_route_takes(server: Running, new: list[Any]) -> None:
+    with server.http() as http:
+        path = new_conversation(http)
+        http.post(f"{path}/items", json={"items": new}).raise_for_status()
+        body = {"conversation": path.rpartition("/")[2], "input": [*new[:1], FACT, QUESTION]}
+        answer = http.post("/v1/responses", json=body).raise_for_status().json()
+        held = listed(http, path)
+        history = [*held, *answer["output"], QUESTION]
+        copy = new_conversation(http)
+        copied = http.post(f"{copy}/items", json={"items": held}).raise_for_status().json()["data"]
+        assert [{k: v for k, v in item.items() if k not in _OWN} for item in copied] == held
+        assert listed(http, copy) == held
+        http.post(f"{copy}/items", json={"items": held}).raise_for_status()
+        assert listed(http, copy) == held, "what a conversation has is not added again"
+        for route, name in (("responses", "input"), ("chat/completions", "messages")):
+            for more in ({}, {"conversation": copy.rpartition("/")[2]}):
+                http.post(f"/v1/{route}", json={name: history, **more}).raise_for_status()
+        for item in listed(http, path):
+            http.delete(f"{path}/items/{item['id']}").raise_for_status()
+        assert listed(http, path) == []
+
+
+def test_output_fed_back_and_previous_response_continue(server: Running) -> None:
+    create: Any = server.client().responses.create
+    first = create(model="scripted", input=[FACT, QUESTION])
+    assert (first.output_text, first.conversation) == (FACT["content"], None)
+    again = create(model="scripted", input=[FACT, QUESTION, *first.output, QUESTION])
+    assert again.output_text == FACT["content"]
+    told = create(
+        model="scripted",
+        input="Bob lives in Oslo. Who?",
+        previous_response_id=first.id,
+        metadata={"a": "b"},
+    )
+    assert (told.previous_response_id, told.metadata) == (first.id, {"a": "b"})
+    names = {
+        "Where does Bob live?": "Bob lives in Oslo. Who?",
+        "Where does Ann live?": FACT["content"],
+    }
+    for question, expected in names.items():
+        answer = create(model="scripted", input=question, previous_response_id=told.id)
+        assert answer.output_text == expected
+    branch = create(model="scripted", input="Where does Bob live?", previous_response_id=first.id)
+    assert branch.output_text == FACT["content"], "a branch does not know what came later"
+    reference: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
+    assert (
+        create(model="scripted", input=[FACT, *reference, QUESTION]).output_text == FACT["content"]
+    )
+    assert server.client().responses.retrieve(told.id).metadata == {"a": "b"}
+    server.client().responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        server.client().responses.retrieve(first.id)
+    stored = create(model="scripted", input="Who?", store=False)
+    with pytest.raises(openai.NotFoundError):
+        create(model="scripted", input="Who?", previous_response_id=stored.id)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"background": True}, "background"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"inputs": "Who?"}, "inputs"),
+    ],
+)
+def test_parameters_that_change_the_answer_are_refused_by_name(
+    http: httpx.Client, body: dict[str, Any], param: str
+) -> None:
+    for route, name in (("responses", "input"), ("chat/completions", "messages")):
+        found = http.post(f"/v1/{route}", json={name: [QUESTION], **body})
+        assert (found.status_code, found.json()["error"]["param"]) == (400, param)
+    harmless = {"temperature": 0.3, "user": "ann", "n": None, "tools": [], "store": False}
+    assert (
+        http.post("/v1/responses", json={"input": "Who?", **harmless}).json()["temperature"] == 0.3
+    )
+
+
+def test_items_that_cannot_be_read_are_refused_by_place(http: httpx.Client) -> None:
+    for item, message in (
+        (
+            {"role": "user", "content": [{"type": "blob"}]},
+            "items[1].content[0]: parts of type 'blob'",
+        ),
+        ({"type": "computer_call"}, "items[1]: items of type 'computer_call'"),
+        ({"type": "function_call", "name": "f"}, "items[1]: call_id is missing"),
+        ({"role": "tutor", "content": "x"}, "items[1].role: 'tutor' is not one of user"),
+        (7, "items[1]: not an object"),
+    ):
+        answer = http.post("/v1/conversations", json={"items": [FACT, item]})
+        assert message in answer.json()["error"]["message"]
+    picture = [{"type": "image_url", "image_url": {"url": "data:,x"}}]
+    asked = {"messages": [{"role": "user", "content": picture}]}
+    assert http.post("/v1/chat/completions", json=asked).status_code == 400
+    path = new_conversation(http)
+    body = {"items": [{"role": "user", "content": picture}]}
+    (item,) = http.post(f"{path}/items", json=body).json()["data"]
+    reason = {"reason": "not read: input_image"}
+    assert (item["status"], item["incomplete_details"]) == ("incomplete", reason)
+
+
+def test_chat_with_tools_and_changing_system_message_is_read_once(server: Running) -> None:
+    client = server.client()
+    create: Any = client.chat.completions.create
+    conversation = client.conversations.create().id
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    history: list[Any] = [
+        FACT,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Bob sings."},
+    ]
+    for turn in range(3):
+        clock = {"role": "system", "content": f"It is 10:0{turn}."}
+        answer = create(
+            model="scripted",
+            messages=[clock, *history, QUESTION],
+            extra_body={"conversation": conversation},
+        )
+        content = answer.choices[0].message.content
+        history += [QUESTION, {"role": "assistant", "content": content}]
+    with server.http() as http:
+        held = entries(http, f"/v1/conversations/{conversation}")
+    assert [*held.values()] == [FACT["content"], "assistant: look({})", "tool: Bob sings."]
+    create(
+        model="scripted",
+        messages=[*history[3:], QUESTION],
+        extra_body={"conversation": conversation},
+    )
+    with server.http() as http:
+        assert entries(http, f"/v1/conversations/{conversation}") == held, (
+            "a history without its start"
+        )
+
+
+def test_what_is_told_in_the_message_that_asks_is_remembered(http: httpx.Client) -> None:
+    path = new_conversation(http)
+    name = path.rpartition("/")[2]
+
+    def ask(question: str) -> str:
+        body = {"conversation": name, "input": question}
+        return http.post("/v1/responses", json=body).json()["output"][1]["content"][0]["text"]
+
+    ask("I live in Rome.")
+    assert (
+        http.get(f"{path}/items", params={"order": "asc"}).json()["data"][0]["status"]
+        == "in_progress"
+    )
+    assert ask("Where do I live?") == "I live in Rome."
+    assert ask("Where do I live?") == "I live in Rome."
+    assert entries(http, path) == {1: "I live in Rome."}
+    question = listed(http, path)[0]["id"]
+    http.delete(f"{path}/items/{question}").raise_for_status()
+    assert entries(http, path) == {}
+
+
+def test_iteration_goes_on_after_items_before_the_cursor_are_deleted(server: Running) -> None:
+    client = server.client()
+    new: Any = [{"role": "user", "content": f"{number} sings."} for number in range(9)]
+    conversation = client.conversations.create(items=new).id
+    found = 0
+    for item in client.conversations.items.list(conversation, limit=2):
+        client.conversations.items.delete(str(item.id), conversation_id=conversation)
+        found += 1
+    assert found == 9
