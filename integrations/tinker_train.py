@@ -12,8 +12,8 @@ import math
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,12 +21,11 @@ import httpx
 import tinker
 import torch
 from rich.console import Console
-from transformers import TrainerControl, TrainerState, get_scheduler
+from transformers import DefaultFlowCallback, TrainerControl, TrainerState, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 
 from atommem.chat_format import turn_ends
 from atommem.config import check_choice, save_config, setting
-from atommem.environment import find_environment
 from atommem.episode import Episode
 from atommem.errors import ConfigError
 from atommem.integrations.engine import EnginePolicy
@@ -46,7 +45,6 @@ from atommem.train.console import GRPO_COLUMNS, ConsoleTable, MetricsFile
 from atommem.train.episode_logs import (
     EPISODES,
     SYNC,
-    EpisodeFiles,
     RolloutLog,
     check_failed,
     rollout_entry,
@@ -64,7 +62,12 @@ from atommem.train.rollout.rollouts import (
     run_groups,
 )
 from atommem.train.settings import Settings, Stage
-from atommem.train.stages import make_rollouts, prepare_reporters
+from atommem.train.stages import (
+    episode_arguments,
+    make_rollouts,
+    prepare_reporters,
+    run_facts,
+)
 from atommem.train.stop_request import StopRequest
 from atommem.train.train_config import TrainConfig, check_refused
 
@@ -102,11 +105,10 @@ class TinkerTrainer:
         self.settings, self.service = settings, service
         self.args: TinkerConfig = settings.args
         args, self.tokenizer = self.args, load_tokenizer(settings.model)
-        self._stored = settings.stored_with(self.tokenizer)
+        found = episode_arguments(settings, self.tokenizer)
+        self.tasks, self.held_out = found["tasks"], found["held_out"]
+        self._files, self._stored = found["on_episodes"], found["settings"]
         self.base_model = str(settings.model.model_name_or_path)
-        kind = find_environment(settings.run.environment.environment)
-        self.tasks: list[Any] = list(kind.read_tasks(args.data))
-        self.held_out: list[Any] = list(kind.read_tasks(args.eval_data)) if args.eval_data else []
         groups = (args.generation_batch_size or 0) // (args.num_generations or 1)
         self._order = TaskOrder(len(self.tasks), groups, bool(args.shuffle_dataset), args.seed)
         self.state = TrainerState()
@@ -120,11 +122,11 @@ class TinkerTrainer:
         else:
             epochs = args.num_train_epochs * self._order.updates_per_epoch
             self.state.max_steps = math.ceil(epochs)
+        self.state.compute_steps(args, self.state.max_steps)
         self._rates = learning_rates(args, self.state.max_steps)
         self._loss = policy_loss(args)
-        described = [kind.describe(task) for task in self.tasks]
-        self._files = EpisodeFiles(args, described, settings.run.memory)
-        self._rollout_log = RolloutLog(described, settings.run.memory)
+        agent = self.runner.agent
+        self._rollout_log = RolloutLog(map(agent.factory.describe, self.tasks), agent.memory)
         table = ConsoleTable(GRPO_COLUMNS, Console(highlight=False))
         reporters = [make() for make in get_reporting_integration_callbacks(args.report_to)]
         self._callbacks = [table, MetricsFile(), *reporters]
@@ -163,7 +165,8 @@ class TinkerTrainer:
             try:
                 self._train()
             except (TrainingInterrupted, RolloutFailedError, DivergedError) as stop:
-                self.save()
+                with suppress(tinker.TinkerError):  # the server may be what ended the run
+                    self.save()
                 raise type(stop)(f"{str(stop).rstrip('.')}. {self._resume_hint()}") from stop
             except tinker.TinkerError as error:
                 message = f"the Tinker server failed: {error}. {self._resume_hint()}"
@@ -171,14 +174,17 @@ class TinkerTrainer:
         self._call("on_train_end")
 
     def _train(self) -> None:
-        state, args = self.state, self.args
+        state, args, flow = self.state, self.args, DefaultFlowCallback()
         if self.held_out and args.eval_on_start and not state.global_step:
             self.evaluate()
         while state.global_step < state.max_steps:
             self._update()
-            if self.held_out and state.global_step % int(args.eval_steps or 1) == 0:
+            control = flow.on_step_end(args, state, TrainerControl())
+            if state.global_step % self._order.updates_per_epoch == 0:
+                flow.on_epoch_end(args, state, control)
+            if control.should_evaluate:
                 self.evaluate()
-            if args.save_strategy != "no" and state.global_step % int(args.save_steps) == 0:
+            if control.should_save:
                 self.save()
 
     def _resume_hint(self) -> str:
@@ -281,7 +287,7 @@ class TinkerTrainer:
         jobs = held_out_jobs(self.held_out, self.args)
         records = self._run(run_held_out(self.runner, jobs, self.args))
         self._rollout_log.sums([], self.runner.agent.activity)  # its time is not the next update's
-        metrics = {f"eval_{name}": value for name, value in held_out_metrics(records).items()}
+        metrics = held_out_metrics(records, self.args)
         self.log(metrics)
         return metrics
 
@@ -345,9 +351,7 @@ def run(settings: Settings) -> Path:
     resume = checkpoints.checkpoint_to_resume(args, settings.run.memory)
     prepare_reporters(args)
     trainer = TinkerTrainer(settings, connect(args.base_url), resume)
-    facts = {name: value for part in settings.stored for name, value in asdict(part).items()}
-    facts |= {"checkpoint": trainer.base_model, "atommem_version": version("atommem")}
-    args.facts = facts
+    args.facts = run_facts(settings, trainer.base_model)
     try:
         trainer.train()
     finally:

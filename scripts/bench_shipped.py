@@ -117,7 +117,7 @@ def servers(pair: Pair, folder: Path) -> Iterator[dict[str, str]]:
         line = r"^# +(\S+)=(\S+) vllm serve \S+ (--[^#\n]*)"
         ((variable, value, words),) = re.findall(line, pair.path.read_text(), re.M)
         model, log, env = folder / "model", folder / "server.log", {variable: value}
-        with vllm_server(model, log, *words.split(), env=env) as server:
+        with vllm_server(model, log, *shlex.split(words), env=env) as server:
             yield {"vllm_server_base_url": server.url}
     elif pair.recipe == WEB:
         from tests.loopback import serving

@@ -153,12 +153,22 @@ class ConversationLog:
             return _info(connection, conversation, owner)
 
     def conversations(
-        self, owner: str, *, after: str = "", limit: int | None = None, prefix: str = LISTED
+        self,
+        owner: str,
+        *,
+        after: str = "",
+        limit: int | None = None,
+        prefix: str = LISTED,
+        where: Mapping[str, str | None] = {},
     ) -> list[ConversationInfo]:
+        """Return the conversations with the metadata `where` (None: without it), newest first."""
         columns = conversations.c
         query = sa.select(conversations).where(columns.owner == owner).limit(limit)
         query = query.where(columns.id.startswith(prefix, autoescape=True))
         query = query.order_by(columns.created_at.desc(), columns.id.desc())
+        for name, value in where.items():
+            found = columns.metadata[name].as_string()
+            query = query.where(found.is_(None) if value is None else found == value)
         if after:
             last = self.info(after, owner)
             place = sa.tuple_(columns.created_at, columns.id)

@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ import anyio
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.transport_security import TransportSecuritySettings
-from pydantic import Field
+from pydantic import Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute, Route
 
@@ -26,6 +27,7 @@ from atommem.serve.items import text_item
 from atommem.serve.middleware import LOCAL, LOGGER, error_location
 from atommem.serve.wire import (
     CLEAN,
+    SCOPE,
     SERVE_ERRORS,
     ConversationId,
     Name,
@@ -40,7 +42,13 @@ _INSTRUCTIONS = (
     "the conversation id that it returns: all other tools need it. ask answers from memory; recall "
     "returns entries without an answer; forget deletes an entry, or all that came from one text."
 )
-_Id = Annotated[ConversationId, Field(description="The conversation id that remember returned.")]
+_Id = Annotated[
+    ConversationId,
+    Field(description="The conversation id that remember returned; or give a scope."),
+]
+_User = Annotated[ConversationId, Field(description="Scope: whose memory. Use it in all calls.")]
+_Agent = Annotated[ConversationId, Field(description="Scope: the agent, if each has its own.")]
+_Session = Annotated[ConversationId, Field(description="Scope: the session, if each has its own.")]
 _Text = Annotated[Text, Field(description="The text: a message, a page, a whole document.")]
 _NewId = Annotated[ConversationId, Field(description="Where; empty starts a new conversation.")]
 _Goal = Annotated[
@@ -53,11 +61,28 @@ _Source = Annotated[Name, Field(description="Or the name of a text, with all tha
 _Context = Context[Any, Any]
 
 
+class _Server(MCPServer[Any]):
+    """Reads null as absent, and names wrong arguments in a line without the library's words."""
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: _Context | None = None
+    ) -> Any:
+        given = {key: value for key, value in arguments.items() if value is not None}
+        try:
+            return await super().call_tool(name, given, context)
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            faults = error.__cause__.errors()
+            lines = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in faults]
+            raise ToolError(f"{name}: {'; '.join(lines)}.") from error
+
+
 def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
     """Make an MCP server; without an `owner`, each request's key has one."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    mcp = MCPServer[Any]("atommem", instructions=_INSTRUCTIONS, version=version("atommem"))
+    mcp = _Server("atommem", instructions=_INSTRUCTIONS, version=version("atommem"))
     # The package logs texts of clients, by a handler on the root logger.
     root.handlers[:] = handlers
     root.setLevel(level)
@@ -69,8 +94,23 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
 
     @asynccontextmanager
     async def use(conversation: str, context: _Context) -> AsyncIterator[Conversation]:
-        async with _tool_errors(), server.use(conversation, owner_of(context)) as held:
+        async with _tool_errors(conversation), server.use(conversation, owner_of(context)) as held:
             yield held
+
+    async def newest_of(
+        context: _Context, user: str, agent: str, session: str, missing: str | None = None
+    ) -> str:
+        """Return the newest conversation of exactly this scope."""
+        where = {
+            key: value or None for key, value in zip(SCOPE, (user, agent, session), strict=True)
+        }
+        if any(where.values()):
+            infos = partial(server.log.conversations, owner_of(context), where=where, limit=1)
+            for info in await run_in_threadpool(infos):
+                return info.id
+        if missing is None:
+            raise ToolError("there is no such conversation. Give its id, or a scope that was used.")
+        return missing
 
     @mcp.tool()
     async def remember(
@@ -79,18 +119,26 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         conversation: _NewId = "",
         goal: _Goal = "",
         name: _SourceName = "",
+        user: _User = "",
+        agent: _Agent = "",
+        session: _Session = "",
     ) -> dict[str, Any]:
         """Read a text into a memory; a policy decides what to keep. Returns when it is read."""
         steps = 0
         async with _tool_errors():
             if not text.strip():
                 raise DataError("text: it is blank. Give the text to read.")
-            owner = owner_of(context)
-            parts = [part.encode() for part in ("mcp", owner, conversation, goal, name, text)]
-            key = await run_in_threadpool(server.log.request_key, parts, False)
+            owner, scope = owner_of(context), (user, agent, session)
+            parts = "mcp", owner, conversation, goal, name, text, *scope
+            key = await run_in_threadpool(
+                server.log.request_key, [part.encode() for part in parts], False
+            )
+            conversation = conversation or await newest_of(context, *scope, missing="")
             if not conversation:
-                create = server.log.create, owner, {"goal": goal} if goal else {}
-                conversation = (await run_in_threadpool(*create, key.derive("conversation"))).id
+                named = zip(("goal", *SCOPE), (goal, *scope), strict=True)
+                metadata = {key: value for key, value in named if value}
+                create = partial(server.log.create, owner, metadata, key.derive("conversation"))
+                conversation = (await run_in_threadpool(create)).id
         async with use(conversation, context) as memory, server.settled(key):
             (event,) = await memory.add([text_item(text, name)], key)
             async for _ in memory.read():
@@ -100,14 +148,31 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         return {"conversation": conversation, "steps": steps, "entries": entries}
 
     @mcp.tool()
-    async def recall(conversation: _Id, query: _Query, context: _Context) -> list[dict[str, Any]]:
-        """Return the entries that the policy would be shown for a query; calls no model."""
-        async with use(conversation, context) as memory:
-            found = await memory.recall(query)
-        sources = [entry.source.piece if entry.source else None for entry, _ in found]
+    async def recall(
+        query: _Query,
+        context: _Context,
+        conversation: _Id = "",
+        user: _User = "",
+        agent: _Agent = "",
+        session: _Session = "",
+    ) -> list[dict[str, Any]]:
+        """Return the entries for a query; calls no model. A scope has those of all that match."""
+        scope = {k: v for k, v in zip(SCOPE, (user, agent, session), strict=True) if v}
+        if conversation or not scope:
+            async with use(conversation, context) as memory:
+                found = [(conversation, *hit) for hit in await memory.recall(query)]
+        else:
+            async with _tool_errors():
+                found = await server.recall(owner_of(context), scope, query)
         return [
-            {"id": entry.id, "text": entry.text, "score": score, "source": source}
-            for (entry, score), source in zip(found, sources, strict=True)
+            {
+                "id": entry.id,
+                "text": entry.text,
+                "score": score,
+                "source": entry.source.piece if entry.source else None,
+                **({"conversation": name} if scope else {}),
+            }
+            for name, entry, score in found
         ]
 
     @mcp.tool()
@@ -122,8 +187,16 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         return {"entries": [item["entry_id"] for item in done if item["kind"] == "delete"]}
 
     @mcp.tool()
-    async def ask(conversation: _Id, question: NonBlank, context: _Context) -> dict[str, Any]:
+    async def ask(
+        question: NonBlank,
+        context: _Context,
+        conversation: _Id = "",
+        user: _User = "",
+        agent: _Agent = "",
+        session: _Session = "",
+    ) -> dict[str, Any]:
         """Ask the memory. The policy searches it before it answers, or answers null."""
+        conversation = conversation or await newest_of(context, user, agent, session)
         response = f"resp_{secrets.token_hex(16)}"
         async with use(conversation, context) as memory:
             *_, answer = [event async for event in memory.ask(text_item(question), response)]
@@ -160,12 +233,13 @@ def serve_stdio(server: Conversations) -> None:
 
 
 @asynccontextmanager
-async def _tool_errors() -> AsyncIterator[None]:
+async def _tool_errors(conversation: str = "") -> AsyncIterator[None]:
     """Turn errors of ours into messages for the caller, and log the place of others."""
     try:
         yield
     except SERVE_ERRORS as error:
-        raise ToolError(public_error(error)[2]) from error
+        place = f" (conversation {conversation})" if conversation else ""
+        raise ToolError(public_error(error)[2] + place) from error
     except Exception as error:
         LOGGER.error({"event": "mcp", **error_location(error)})
         raise

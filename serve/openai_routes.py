@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Header, Query, Request
@@ -60,8 +61,8 @@ async def get_call(
             digest = sha256(request.method.encode(), *parts)
             call.key = RequestKey(sha256(owner, key.encode()), digest)
         else:
-            parts = (b"POST", owner, *parts)
-            call.key = await run_in_threadpool(call.log.request_key, parts, retries != "0")
+            find = partial(call.log.request_key, (b"POST", owner, *parts), retries != "0")
+            call.key = await run_in_threadpool(find)
     return call
 
 
@@ -76,6 +77,21 @@ def get_info(conversation: wire.ConversationId, call: ThisCall) -> ConversationI
 Info = Annotated[ConversationInfo, Depends(get_info)]
 Embedded = Body(embed=True)
 PageLimit = Annotated[int, Query(ge=1, le=100)]
+
+
+def get_scope(
+    user: wire.ConversationId = "",
+    agent: wire.ConversationId = "",
+    session: wire.ConversationId = "",
+    metadata: Annotated[list[str] | None, Query(description="KEY=VALUE")] = None,
+) -> dict[str, str]:
+    """Return the metadata that conversations must have."""
+    named = dict(zip(wire.SCOPE, (user, agent, session), strict=True))
+    parts = [text.partition("=") for text in metadata or ()]
+    return {name: value for name, value in named.items() if value} | {k: v for k, _, v in parts}
+
+
+Scope = Annotated[dict[str, str], Depends(get_scope)]
 
 
 @router.get("/models")
@@ -118,11 +134,42 @@ async def create_conversation(
 
 @router.get("/conversations")
 def list_conversations(
-    call: ThisCall, limit: PageLimit = 20, after: wire.ConversationId = ""
+    call: ThisCall, scope: Scope, limit: PageLimit = 20, after: wire.ConversationId = ""
 ) -> dict[str, Any]:
-    """List the owner's conversations, newest first."""
-    found = call.log.conversations(call.owner, after=after, limit=limit + 1)
+    """List the owner's conversations, newest first; with a scope those with this metadata."""
+    found = call.log.conversations(call.owner, after=after, limit=limit + 1, where=scope)
     return wire.page([wire.conversation_object(info) for info in found], limit)
+
+
+@router.delete("/conversations")
+async def delete_conversations(call: ThisCall, scope: Scope) -> dict[str, Any]:
+    """Erase all conversations of a scope with their logs."""
+    if not scope:
+        raise DataError("a scope is missing. Give user, agent, session or metadata=KEY=VALUE.")
+    infos = partial(call.log.conversations, call.owner, where=scope)
+    erased = [info.id for info in await run_in_threadpool(infos)]
+    if not erased:
+        raise NotFoundError("there is no conversation with this metadata.")
+    for conversation in erased:
+        await call.server.erase(conversation, call.owner)
+    return {"object": "conversations.deleted", "deleted": True, "ids": erased}
+
+
+@router.get("/recall")
+async def recall(
+    query: Annotated[str, Query(min_length=1, max_length=4000), wire.CLEAN],
+    call: ThisCall,
+    scope: Scope,
+    k: Annotated[int | None, Query(ge=1, le=10_000)] = None,
+) -> dict[str, Any]:
+    """Return the best entries of all conversations of a scope, each with its conversation."""
+    found = await call.server.recall(call.owner, scope, query, k)
+    return wire.page(
+        [
+            {**wire.entry_object(entry), "score": score, "conversation": conversation}
+            for conversation, entry, score in found
+        ]
+    )
 
 
 @router.get("/conversations/{conversation}")
@@ -252,8 +299,9 @@ async def _response_id(call: Call) -> str:
     if key is not None and not key.renews:
         for ask in await run_in_threadpool(call.log.written_by, key):
             return str(ask.response)
-    named = key is not None and not key.derived
-    return f"resp_{key.key[:32] if named else secrets.token_hex(16)}"
+    if key is None or key.derived:
+        return f"resp_{secrets.token_hex(16)}"
+    return f"resp_{key.key[:32]}"
 
 
 async def _ask(call: Call, response: str, body: wire.AskCreate) -> AskEvents:
@@ -270,11 +318,12 @@ async def _ask(call: Call, response: str, body: wire.AskCreate) -> AskEvents:
         if conversation and body.previous_response_id:
             raise DataError("conversation and previous_response_id: give one of them.")
         if body.previous_response_id:
-            found = call.log.response, body.previous_response_id, call.owner
-            conversation, previous, _ = await run_in_threadpool(*found)
+            find = partial(call.log.response, body.previous_response_id, call.owner)
+            conversation, previous, _ = await run_in_threadpool(find)
         elif body.store is not False and not conversation:
-            arguments = call.owner, {}, key and key.derive("conversation"), "resp_"
-            conversation = (await run_in_threadpool(call.log.create, *arguments)).id
+            unlisted = key and key.derive("conversation"), "resp_"
+            create = partial(call.log.create, call.owner, {}, *unlisted)
+            conversation = (await run_in_threadpool(create)).id
     if conversation is None:
         async with server.admit():
             async for event in ask_once(server.model, new, last, response):
@@ -285,8 +334,8 @@ async def _ask(call: Call, response: str, body: wire.AskCreate) -> AskEvents:
         async with server.settled(key), AsyncExitStack() as stack:
             memory = await stack.enter_async_context(call.use(conversation))
             if previous is not None and not conversation.startswith(LISTED):
-                branch = call.log.branch, conversation, call.owner, previous
-                if (name := await run_in_threadpool(*branch)) != conversation:
+                branch = partial(call.log.branch, conversation, call.owner, previous)
+                if (name := await run_in_threadpool(branch)) != conversation:
                     memory = await stack.enter_async_context(call.use(name))
             if isinstance(body, wire.ChatCreate):
                 events = await run_in_threadpool(server.log.items, memory.id)

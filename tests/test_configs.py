@@ -94,6 +94,18 @@ def settings_of(*flags: str) -> dict[str, Any]:
     return {item.name: getattr(config, item.name) for config in configs for item in fields(config)}
 
 
+def test_recipe_of_the_paper_has_its_settings_and_takes_the_flags_of_the_docs() -> None:
+    """arXiv 2601.08323, section 4.1; on the 8 processes of its launcher."""
+    ablated = ["--capacity", "20", "--embedder", "random", "--disabled_actions", "read", "delete"]
+    found = settings_of("--config", HOTPOTQA, *ablated)
+    paper = {"num_generations": 16, "learning_rate": 1e-6, "beta": 0.001, "scale_rewards": "none"}
+    paper |= {"epsilon": 0.2, "epsilon_high": 0.28, "temperature": 1.0, "retrieve_k": 6}
+    paper |= {"chunk_tokens": 4000, "reward": "em", "layout": "prefix", "steps_per_generation": 1}
+    paper |= {"capacity": 20, "embedder": "random", "disabled_actions": ["read", "delete"]}
+    assert {name: found[name] for name in paper} == paper
+    assert 8 * found["per_device_train_batch_size"] == 16 * found["num_generations"]
+
+
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_accelerate_reads_launcher(name: str) -> None:
     kind, processes, machines = LAUNCHERS[name]

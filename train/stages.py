@@ -116,9 +116,7 @@ def launch(
     resume = checkpoint_to_resume(args, settings.run.memory)
     prepare_reporters(args)
     trainer = make_trainer(settings)
-    facts = {name: value for part in settings.stored for name, value in asdict(part).items()}
-    facts["checkpoint"] = str(trainer.model.config.name_or_path)
-    args.facts = facts | {"atommem_version": version("atommem")}
+    args.facts = run_facts(settings, str(trainer.model.config.name_or_path))
     use_console(trainer, columns)
     try:
         trainer.train(resume_from_checkpoint=resume)
@@ -132,6 +130,11 @@ def launch(
     command += ["--out", str(folder / "eval")]
     trainer.accelerator.print(f"saved to {folder}; evaluate it: {shlex.join(command)}")
     return folder
+
+
+def run_facts(settings: Settings, checkpoint: str) -> dict[str, Any]:
+    facts = {name: value for part in settings.stored for name, value in asdict(part).items()}
+    return facts | {"checkpoint": checkpoint, "atommem_version": version("atommem")}
 
 
 def prepare_reporters(args: Any) -> None:

@@ -128,7 +128,7 @@ class Service:
         return self
 
     async def sample_async(self, prompt: Any, count: int, settings: Any) -> Any:
-        if self.breaks and settings.seed % 2:
+        if self.breaks and (settings.seed % 2 or not settings.temperature):
             raise tinker.APIConnectionError(request=httpx.Request("POST", "http://127.0.0.1"))
         answer = ANSWERS[(settings.seed + self.updates) % 2]
         ids = [*self.tokenizer.encode(answer, add_special_tokens=False), settings.stop[0]]
@@ -147,6 +147,8 @@ class Service:
         return done(SimpleNamespace(metrics=None))
 
     def save_state(self, name: str) -> Any:
+        if self.breaks and len(self.states) == 3:
+            raise tinker.APIConnectionError(request=httpx.Request("POST", "http://127.0.0.1"))
         self.states[f"tinker://run/weights/{name}"] = self.updates
         return done(SimpleNamespace(path=f"tinker://run/weights/{name}"))
 
@@ -241,9 +243,17 @@ def test_run_leaves_failed_episodes_out_and_ends_with_a_checkpoint_if_most_fail(
     (entry,) = [e for e in trainer.state.log_history if e["step"] == 1]
     assert 0 < entry["failed"] < 16
     trainer.args.max_failed_fraction, trainer.state.max_steps = 0.1, 4
-    with pytest.raises(TrainingFault, match="--resume continues from"):
-        trainer.train()
+    with pytest.raises(TrainingFault, match=r"--resume continues from .*checkpoint-3"):
+        trainer.train()  # nor can the server save
     trainer.close()
+    held = {"eval_data": model.parent / "tasks.jsonl", "eval_strategy": "epoch"}
+    held |= {"eval_temperature": 0.0, "save_strategy": "no", "max_steps": 5}
+    evaluated = make_trainer(model, trainer.service, **held)
+    evaluated.args.max_failed_fraction = 0.9
+    with pytest.raises(TrainingFault, match="8 of 8 episodes of the evaluation failed"):
+        evaluated.train()
+    assert evaluated.state.global_step == 4  # an epoch: two tasks an update
+    evaluated.close()
 
 
 def test_run_refuses_a_server_that_divides_rows_by_their_length(model: Path) -> None:
@@ -257,7 +267,7 @@ def test_run_refuses_a_server_that_divides_rows_by_their_length(model: Path) -> 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("beta", "0.1"), ("temperature", "0.7"), ("use_vllm", "true"), ("loss_fn", "dro")],
+    [("beta", "0.1"), ("temperature", "0.7"), ("push_to_hub", "true"), ("loss_fn", "dro")],
 )
 def test_settings_the_api_cannot_honour_are_refused(model: Path, name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):

@@ -2,19 +2,30 @@
 
 import os
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
+from atommem.errors import OutageError
 from atommem.serve.conversations import Conversations
 from atommem.serve.mcp_server import make_mcp
-from tests.serve.servers import KEYS, Running, make_conversations, running
+from tests.serve.servers import (
+    KEYS,
+    GatedPolicy,
+    Running,
+    gated,
+    make_conversations,
+    running,
+    scripted,
+)
 
 ROOT = Path(__file__).parents[2]
 STDIO = (
@@ -78,7 +89,10 @@ async def test_errors_are_messages_and_crashes_reveal_nothing(
     conversations: Conversations, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Client(make_mcp(conversations, "me")) as client:
-        where = {"conversation": (await call(client, "remember", text=FACT))["conversation"]}
+        told = await call(client, "remember", text=FACT, goal=None, name=None)  # null is absent
+        where = {"conversation": told["conversation"]}
+        expected = "ask: question: Input should be a valid string."
+        assert await call(client, "ask", question=5, **where) == expected
         assert "entry 7" in await call(client, "forget", entry=7, **where)
 
         def crash(*_: Any) -> None:
@@ -105,3 +119,50 @@ async def test_tools_do_not_reach_another_owner_s_conversation(
         with server.http("wrong") as http:
             assert http.post("/mcp", json={}).status_code == 401
         assert len(conversations.log.memory_at(conversation)[0].entries) == 1
+
+
+async def test_scopes_replace_conversation_ids_and_retries_write_once(tmp_path: Path) -> None:
+    policy = GatedPolicy()
+    server = make_conversations(
+        tmp_path / "log.db", scripted(policy=policy, tokenizer=policy.tokenizer)
+    )
+    async with Client(make_mcp(server, "me")) as client:
+        policy.error = OutageError("http://10.0.0.7 is gone")
+        for _ in range(2):
+            failed = await call(client, "remember", text=FACT, user="ann", session="1")
+            assert "(conversation conv_" in failed
+            assert "10.0.0.7" not in failed
+        policy.error = None
+        first = await call(client, "remember", text=FACT, user="ann", session="1")
+        assert first["entries"] == 1, "the same text, told thrice"
+        other = await call(client, "remember", text="Bob sings.", user="ann", session="2")
+        assert other["conversation"] != first["conversation"]
+        again = await call(client, "remember", text="Ann runs.", user="ann", session="1")
+        assert again == {"conversation": first["conversation"], "steps": 1, "entries": 2}
+        found = await call(client, "recall", query="bees", user="ann")
+        assert found[0]["text"] == FACT
+        assert len(found) == 3
+        assert await call(client, "recall", query="bees", user="bob") == []
+        answer = await call(client, "ask", question="Who sings?", user="ann", session="2")
+        assert answer["answer"] == "Bob sings."
+        assert "no such conversation" in await call(client, "ask", question="Who?", user="ann")
+        where = {"conversation": first["conversation"]}
+        assert "nothing in this conversation" in await call(client, "forget", source="x", **where)
+    assert len(server.log.conversations("me")) == 2
+    await server.model.runtime.close()
+
+
+def test_call_repeated_after_the_client_s_time_out_writes_once(tmp_path: Path) -> None:
+    with gated(tmp_path / "log.db") as (gate, server, http):
+        arguments = {"name": "remember", "arguments": {"text": FACT}}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": arguments}
+        http.headers["Accept"] = "application/json, text/event-stream"
+        gate.shut()
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/mcp", json=body, timeout=httpx.Timeout(30, read=0.3))
+        assert gate.cancelled.wait(10)
+        time.sleep(0.2)  # until the failure is recorded
+        gate.open.set()
+        assert "conversation" in http.post("/mcp", json=body).raise_for_status().text
+        (found,) = server.conversations.log.conversations("local")
+        assert len(server.conversations.log.items(found.id)) == 1

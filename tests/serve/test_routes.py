@@ -1,13 +1,23 @@
 """The API's routes: OpenAI's through OpenAI's client, and AtomMem's own."""
 
 import base64
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.serve.servers import Running, ask, entries, items, new_conversation
+from tests.serve.servers import (
+    Running,
+    ask,
+    entries,
+    items,
+    make_conversations,
+    new_conversation,
+    running,
+    scripted,
+)
 
 PARTS = ["Ann lives in Rome.", "Bob lives in Oslo.", "Cid sings."]
 
@@ -192,3 +202,48 @@ def test_text_of_a_file_is_extracted_and_what_is_left_out_named(http: httpx.Clie
     for data, message in (("AP8=", "a: not utf-8 text, HTML, PDF or docx"), ("?", "not base64")):
         answer = http.post("/v1/extract", json={"name": "a", "data": data})
         assert (answer.status_code, message in answer.json()["error"]["message"]) == (400, True)
+
+
+def test_scope_lists_recalls_and_erases_what_belongs_to_it(http: httpx.Client) -> None:
+    for user, session, text in (
+        ("ann", "1", PARTS[0]),
+        ("ann", "2", PARTS[2]),
+        ("bob", "1", PARTS[1]),
+    ):
+        new_conversation(http, text, user=user, session=session, topic="homes")
+    for query, expected in (
+        ({"user": "ann"}, {PARTS[0], PARTS[2]}),
+        ({"session": "1", "metadata": "topic=homes"}, {PARTS[0], PARTS[1]}),
+        ({"user": "ann", "session": "1"}, {PARTS[0]}),
+        ({"user": "cid"}, set()),
+    ):
+        assert len(http.get("/v1/conversations", params=query).json()["data"]) == len(expected)
+        found = http.get("/v1/recall", params={"query": "Who lives in Oslo?", **query}).json()[
+            "data"
+        ]
+        assert {entry["text"] for entry in found} == expected
+    best = http.get(
+        "/v1/recall", params={"query": "Oslo", "metadata": "topic=homes", "k": 1}
+    ).json()
+    assert [entry["text"] for entry in best["data"]] == [PARTS[1]]
+    assert http.delete("/v1/conversations").status_code == 400
+    assert len(http.delete("/v1/conversations", params={"user": "ann"}).json()["ids"]) == 2
+    assert http.delete("/v1/conversations", params={"user": "ann"}).status_code == 404
+    left = http.get("/v1/conversations", params={"metadata": "topic=homes"}).json()["data"]
+    assert [item["metadata"]["user"] for item in left] == ["bob"]
+
+
+def test_recalled_text_is_no_new_fact_and_cut_entries_are_named(tmp_path: Path) -> None:
+    model = scripted(entry_tokens=6)
+    with running(make_conversations(tmp_path / "log.db", model)) as server, server.http() as http:
+        path = new_conversation(http, PARTS[0])
+        body = {**items("Bob lives in Oslo, in a house by the sea.")}
+        http.post(f"{path}/items", json=body).raise_for_status()
+        for _ in range(5):
+            found = http.get(f"{path}/recall", params={"query": "Rome"}).json()["data"]
+            quoted = "\n".join(f"- {entry['text']}" for entry in found)
+            http.post(f"{path}/items", json=items(quoted)).raise_for_status()
+        assert len(entries(http, path)) == 2
+        name = path.rpartition("/")[2]
+        answer = http.post("/v1/responses", json={"conversation": name, "input": "Bob?"}).json()
+        assert {entry["id"]: entry["cut"] for entry in answer["memory"]} == {1: False, 2: True}

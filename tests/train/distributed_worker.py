@@ -1,8 +1,8 @@
 """Run by test_distributed.py on gloo processes, and in part within the test.
 
 Usage: distributed_worker.py PART FOLDER, where PART is ``ddp``, ``adapter`` (again where a run on
-one process has ended) or ``fsdp2`` (as configs/accelerate/fsdp2.yaml). What each rank found goes to
-FOLDER/PART-RANK.pt.
+one process has ended), ``fsdp2`` (as configs/accelerate/fsdp2.yaml) or ``fsdp2 on one``, on which
+its run goes on. What each rank found goes to FOLDER/PART-RANK.pt.
 """
 
 import os
@@ -15,7 +15,7 @@ import torch
 from peft import LoraConfig
 
 from atommem.episode import Episode
-from atommem.train.errors import MemoryFault, RolloutFailedError
+from atommem.train.errors import CheckpointError, MemoryFault, RolloutFailedError
 from atommem.train.rollout.server_backend import AdapterSync
 from atommem.train.rollout.weight_sync import AdapterPublisher
 from tests.fake_vllm import Cluster
@@ -110,23 +110,30 @@ def resume_adapter(folder: Path, checkpoint: Path | None = None) -> None:
     trainer.save_final()
 
 
-def run_out_of_memory(folder: Path) -> str:
-    """Return how a run ends whose second rank has too little memory early in the second update."""
-    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 100}
+def end_early(folder: Path, problem: str) -> str:
+    """Return how a run ends whose second rank has too little memory or disk in the second update.
+
+    Memory is short before the last micro-batch.
+    """
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    settings |= {"steps_per_generation": 2 if problem == "disk" else 1}
     size = {"per_device_train_batch_size": 12 // RANKS, "micro_batch_tokens": 40}
     config = make_config(folder, **size, **settings)
-    trainer, _, _ = make_trainer(make_model(), config, alternating_episode)
-    backward = trainer._update._backward
+    trainer, _, _ = make_trainer(make_model(), config, alternating_episode, tasks=6)
+    owner: Any = {"memory": trainer._update, "disk": trainer}[problem]
+    name = {"memory": "_backward", "disk": "save_extra_state"}[problem]
+    error = {"memory": torch.OutOfMemoryError("CUDA out of memory"), "disk": OSError("disk full")}
+    work, update = getattr(owner, name), {"memory": 1, "disk": 2}[problem]
 
     def failing(*arguments: Any) -> Any:
-        if os.environ["RANK"] == "1" and trainer.state.global_step == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return backward(*arguments)
+        if os.environ["RANK"] == "1" and trainer.state.global_step == update:
+            raise error[problem]
+        return work(*arguments)
 
-    trainer._update._backward = failing  # type: ignore[method-assign]
+    setattr(owner, name, failing)
     try:
         trainer.train()
-    except MemoryFault as fault:
+    except (MemoryFault, CheckpointError) as fault:
         return str(fault)
     return ""
 
@@ -179,13 +186,17 @@ def main(part: str, folder: Path) -> None:
         seen = train_alike(folder / "two", folder / "model") | {
             "one lost": train_adapters(folder / "lost", down[:1]),
             "all lost": train_adapters(folder / "all", down),
-            "memory": run_out_of_memory(folder / "memory"),
+            "memory": end_early(folder / "memory", "memory"),
+            "disk": end_early(folder / "disk", "disk"),
         }
     elif part == "adapter":
         last = folder / "one" / "checkpoint-3"
         resume_adapter(
             folder / ("two" if last.is_dir() else "whole"), last if last.is_dir() else None
         )
+    elif part == "fsdp2 on one":
+        launch_as_fsdp2()
+        fsdp2_run(folder / "one", folder / "whole" / "checkpoint-2")
     else:
         launch_as_fsdp2()
         for kind in KINDS:

@@ -38,9 +38,9 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in own.items() if name != "WORLD_SIZE"}
 
 
-def torchrun(module: str, *arguments: object) -> None:
+def torchrun(module: str, *arguments: object, ranks: int = 2) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc_per_node=2", "-m", f"tests.train.{module}", *map(str, arguments)]
+    command += [f"--nproc_per_node={ranks}", "-m", f"tests.train.{module}", *map(str, arguments)]
     settings: Any = {"cwd": ROOT, "env": environment(), "capture_output": True, "text": True}
     done = subprocess.run(command, timeout=600, **settings)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -101,6 +101,12 @@ def test_rank_without_memory_ends_the_run_for_all(found: Found) -> None:
         assert message.endswith("memory/checkpoint-1.")
 
 
+def test_rank_that_cannot_write_leaves_no_checkpoint(found: Found) -> None:
+    first, second = found("disk")
+    assert "of update 2 could not be written: another process failed" in first
+    assert "of update 2 could not be written: disk full. There is no checkpoint yet" in second
+
+
 def test_rank_that_gets_its_weights_only_reserves_memory() -> None:
     """Rank 0 hands out the weights: float32 copies on all ranks were 4 bytes a parameter."""
     model = torch.nn.Linear(8192, 8192, False, device="meta", dtype=torch.bfloat16)
@@ -159,6 +165,11 @@ def test_fsdp2_checkpoint_is_sharded_and_resumes_bit_for_bit(runs: Path, tmp_pat
     # accelerate's command makes the last checkpoint a model folder.
     merge_fsdp_weights(str(runs / "whole" / "checkpoint-3" / SHARDED_MODEL), str(tmp_path))
     assert_close(tmp_path, runs / "whole", 0.0)
+
+
+def test_fsdp2_checkpoint_of_two_ranks_resumes_on_one(runs: Path) -> None:
+    torchrun("distributed_worker", "fsdp2 on one", runs, ranks=1)
+    assert_close(runs / "one", runs / "whole", 1e-5)
 
 
 def test_fsdp2_checkpoint_without_fsdp_is_refused(runs: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3ForCausalLM
+from transformers.utils import logging
 from trl.trainer.utils import RepeatSampler
 
 from atommem.environment import TaskDescription
@@ -21,9 +22,11 @@ from atommem.train.checkpoints import list_checkpoints
 from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.loops.models import make_policy
 from atommem.train.loops.update_step import Batch, UpdateStep, batch_of
 from atommem.train.objective.loss import CORRECTION, MASKED
 from atommem.train.objective.rows import Row, group_advantages
+from atommem.train.packing.micro_batch import pad_rows
 from atommem.train.rollout.rollouts import RolloutGroup, TaskOrder, run_groups
 from atommem.train.train_config import AsyncTrainConfig
 from tests.train.harness import (
@@ -36,7 +39,14 @@ from tests.train.harness import (
     make_trainer,
     reference_gradients,
 )
-from tests.train.toys import make_episode, make_model, mixed_episode, random_episode
+from tests.train.toys import (
+    make_episode,
+    make_model,
+    make_row,
+    make_tokenizer,
+    mixed_episode,
+    random_episode,
+)
 
 TASKS = ["t0", "t1", "t2", "t3"]
 
@@ -240,6 +250,17 @@ def test_old_logprobs_of_another_engine_are_recomputed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_sampling_from_another_policy_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.warning_once.cache_clear()
+    with caplog.at_level("WARNING", "atommem.train.loops.update_step"):
+        make_trainer(make_model(), make_config(tmp_path, use_vllm=True), mixed_episode)[0].train()
+    assert "vllm_importance_sampling_mode changes the weight of tokens" in caplog.text
+    assert "differ by over 0.1 nats a token" in caplog.text
+
+
+@pytest.mark.slow
 def test_bfloat16_model_is_trained_in_float32_and_saved_as_it_was(tmp_path: Path) -> None:
     """Steps of 1e-6 are below the resolution of most bfloat16 weights."""
     start = make_model().bfloat16()
@@ -255,6 +276,24 @@ def test_bfloat16_model_is_trained_in_float32_and_saved_as_it_was(tmp_path: Path
     saved = Qwen3ForCausalLM.from_pretrained(trainer.save_final(), dtype="auto")
     for new, trained in zip(saved.parameters(), trainer.model.parameters(), strict=True):
         torch.testing.assert_close(new, trained.detach().bfloat16(), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_head_in_float32_projects_the_hidden_states_exactly(tmp_path: Path, tied: bool) -> None:
+    model = make_model().bfloat16()
+    if tied:
+        model.config.tie_word_embeddings = True
+        model.tie_weights()
+    config = make_config(tmp_path, cast_lm_head_to_fp32=True)
+    policy = make_policy(model, config, make_tokenizer())
+    ids = torch.tensor([[1, 2, 3, 4]])
+    hidden = policy.base_model(ids).last_hidden_state
+    assert hidden.dtype == policy.get_input_embeddings()(ids).dtype == torch.bfloat16
+    exact = hidden.float() @ policy.lm_head.weight.float().T
+    torch.testing.assert_close(policy(ids).logits, exact, atol=0, rtol=0)
+    logps, _ = pad_rows([make_row([1, 2], [3, 4])], 0).score(policy)
+    expected = exact[0, 1:3].log_softmax(-1).gather(1, ids[0, 2:, None])[:, 0]
+    torch.testing.assert_close(logps, expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.slow

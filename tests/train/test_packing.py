@@ -2,7 +2,12 @@
 
 import itertools
 import random
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +17,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from atommem.train.objective.rows import Row
 from atommem.train.packing.micro_batch import (
+    MicroBatchPlanner,
     balance,
     cut,
     lexicographic,
@@ -20,9 +26,12 @@ from atommem.train.packing.micro_batch import (
 )
 from atommem.train.packing.tree_attention import (
     Tree,
+    describe_kernel,
+    flash_tree_attention,
     flex_mask,
     flex_tree_attention,
     key_paths,
+    load_flash_attention,
     tree_attention,
 )
 from tests.train.toys import make_row
@@ -43,6 +52,42 @@ def test_balance_never_raises_the_largest_load(costs: list[list[float]]) -> None
         for cost, owner in zip(rank_costs, rank_owners, strict=True):
             loads[owner] += cost
     assert max(loads) <= max(map(sum, costs)) + 1e-9
+
+
+def test_rows_move_to_ranks_with_less_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By broadcast: gathered, they take the memory of the largest sender times the ranks."""
+    barrier, shared = threading.Barrier(3), dict[int, list[Any]]()
+    own = threading.local()
+
+    def gather(values: list[Any]) -> list[Any]:
+        assert "Row(" not in repr(values)
+        return exchange(values, [0, 1, 2])
+
+    def exchange(values: list[Any], ranks: list[int]) -> list[Any]:
+        shared[own.rank] = values
+        barrier.wait()
+        found = [value for rank in ranks for value in shared[rank]]
+        barrier.wait()
+        return found
+
+    name = "atommem.train.packing.micro_batch"
+    monkeypatch.setattr(f"{name}.gather_object", gather)
+    monkeypatch.setattr(
+        f"{name}.broadcast_object_list",
+        lambda values, from_process: exchange(values, [from_process]),
+    )
+
+    def plan(rank: int, rows: list[Row]) -> list[list[Row]]:
+        own.rank = rank
+        return MicroBatchPlanner(0.1, 12, True, rank).plan(rows)
+
+    rows = [sorted_rows(seed, count) for seed, count in enumerate((9, 0, 2))]
+    with ThreadPoolExecutor(3) as pool:
+        plans = list(pool.map(plan, range(3), rows))
+    assert len({len(batches) for batches in plans}) == 1
+    planned = [[row for batch in batches for row in batch] for batches in plans]
+    assert sorted(map(id, itertools.chain(*planned))) == sorted(map(id, itertools.chain(*rows)))
+    assert all(planned)
 
 
 @settings(deadline=None)
@@ -96,11 +141,18 @@ def dense(tree: Tree) -> torch.Tensor:
     return visible
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_tree_attention_equals_the_dense_mask(dtype: torch.dtype, tolerance: float) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "width", "tolerance"),
+    [(torch.float32, 16, 1e-5), (torch.bfloat16, 16, 2e-2), (torch.float32, 8, 1e-5)],
+)
+def test_tree_attention_equals_the_dense_mask(
+    dtype: torch.dtype, width: int, tolerance: float
+) -> None:
+    """Values of latent attention (DeepSeek's) are narrower than queries."""
     # Two roots; the first has two branches of which one branches again.
     tree = Tree(((0, 5, 20), (5, 8, 14), (8, 10, 10), (10, 14, 14), (14, 20, 20), (20, 22, 22)))
-    ours = [x.to(dtype).requires_grad_() for x in heads(22)]
+    query, key, value = heads(22)
+    ours = [x.to(dtype).requires_grad_() for x in (query, key, value[..., :width])]
     out, _ = tree_attention(torch.nn.Identity(), *ours, None, tree=tree, scaling=0.3)
     exact = [x.detach().float().requires_grad_() for x in ours]
     expected = torch.nn.functional.scaled_dot_product_attention(
@@ -111,6 +163,56 @@ def test_tree_attention_equals_the_dense_mask(dtype: torch.dtype, tolerance: flo
     wanted = torch.autograd.grad((expected * weights).sum(), exact)
     for a, b in zip((out, *got), (expected, *wanted), strict=True):
         torch.testing.assert_close(a, b.to(dtype), atol=tolerance, rtol=tolerance)
+
+
+class Flash:
+    """FlashAttention-3's kernel for rows of several lengths, row by row."""
+
+    @staticmethod
+    def flash_attn_varlen_func(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        queries: torch.Tensor, keys: torch.Tensor, most: int, longest: int,
+        *, softmax_scale: float, causal: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        assert causal
+        out = []
+        for (first, after), (start, end) in zip(pairs(queries), pairs(keys), strict=True):
+            count, length = after - first, end - start
+            assert count <= most
+            assert length <= longest
+            visible = torch.ones(count, length, dtype=torch.bool).tril(length - count)
+            parts = (
+                x.transpose(0, 1) for x in (query[first:after], key[start:end], value[start:end])
+            )
+            settings: Any = {"attn_mask": visible, "scale": softmax_scale, "enable_gqa": True}
+            attend = torch.nn.functional.scaled_dot_product_attention
+            out.append(attend(*parts, **settings).transpose(0, 1))
+        return torch.cat(out)
+
+
+def test_flash_attention_3_is_used_on_hopper_and_equals_tree_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = torch.device("cuda")
+    load_flash_attention.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert describe_kernel(gpu) == "flex_attention (FlashAttention-3 needs a Hopper GPU)"
+    load_flash_attention.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setitem(sys.modules, "kernels", None)
+    assert "pip install 'atommem[gpu]'" in describe_kernel(gpu)
+    load_flash_attention.cache_clear()
+    kernels: Any = ModuleType("kernels")
+    found = {("kernels-community/flash-attn3", 1): Flash}
+    kernels.get_kernel = lambda name, version: found[name, version]
+    monkeypatch.setitem(sys.modules, "kernels", kernels)
+    assert describe_kernel(gpu) == "FlashAttention-3"
+    tree = random_tree(0, 6, 200)
+    states = heads(tree.length)
+    out = flash_tree_attention(*states, tree, 0.25, load_flash_attention(gpu))
+    expected, _ = tree_attention(torch.nn.Identity(), *states, None, tree=tree, scaling=0.25)
+    torch.testing.assert_close(out, expected, atol=1e-6, rtol=0)
+    load_flash_attention.cache_clear()
 
 
 def random_tree(seed: int, rows: int, longest: int) -> Tree:

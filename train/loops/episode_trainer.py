@@ -166,10 +166,7 @@ class EpisodeTrainer(ResumableTrainer):
             "evaluation",
         )
         records = gather_object(own or [])
-        failed = [record.error for record in records if record.failed]
-        check_failed(self.args, len(failed), len(records), failed, "the evaluation")
-        found = held_out_metrics(records).items()
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found}
+        metrics = held_out_metrics(records, self.args, metric_key_prefix)
         self.log(dict(metrics))
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -234,13 +231,17 @@ async def run_held_out(
     ]
 
 
-def held_out_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
-    """Return the metrics of an evaluation, as ``atommem eval`` has them.
+def held_out_metrics(
+    records: Sequence[EpisodeRecord], args: Any, prefix: str = "eval"
+) -> dict[str, float]:
+    """Return the metrics of an evaluation, as ``atommem eval`` has them, with `prefix`.
 
     Every score by its name (``em``, ``f1``, or ``reward``; means over questions) with ``em_low``
     and ``em_high`` (95% interval), ``n`` of the main score, ``em/SOURCE`` if there are several
-    sources, and `atommem.episode.means`.
+    sources, and `atommem.episode.means`. RolloutFailedError if too many episodes failed.
     """
+    failed = [record.error for record in records if record.failed]
+    check_failed(args, len(failed), len(records), failed, "the evaluation")
     summary = summarize(records)
     scores = summary["metrics"]
     metrics: dict[str, float] = dict(summary["means"])
@@ -253,4 +254,4 @@ def held_out_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
     for source in sources if len(sources) > 1 else []:
         part = summarize(record for record in records if record.source == source)["metrics"]
         metrics |= {f"{name}/{source}": estimate["mean"] for name, estimate in part.items()}
-    return metrics
+    return {f"{prefix}_{name}": value for name, value in metrics.items()}

@@ -43,6 +43,7 @@ from atommem.train.packing.tree_attention import (
 from atommem.train.train_config import TrainConfig
 
 DIFFERENCE = "sampling/sampling_logp_difference/mean"  # of training and sampling, nats
+MOST_DIFFERENCE = 0.1  # between vLLM and a trainer in bfloat16, others measured half of it
 
 _PASSES_BY_RANK = (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)  # under DDP
 
@@ -201,6 +202,12 @@ class UpdateStep:
                 f"vllm_importance_sampling_mode changes the weight of tokens ({CORRECTION} in the "
                 "log, by length from _q1 to _q4; 1 is neutral). Use token_truncate; else the "
                 "engine samples from another distribution: check dtypes and temperature."
+            )
+        if self.on_policy and means[DIFFERENCE] > MOST_DIFFERENCE:
+            logger.warning_once(
+                f"log-probabilities in training and at sampling differ by over {MOST_DIFFERENCE} "
+                f"nats a token ({DIFFERENCE} in the log): another policy is trained than sampled. "
+                "Check dtypes; TRL's fused head or padded rows may not suit this model."
             )
         return loss, means | {"loss": loss_mean, "packing_ratio": packing_ratio}
 

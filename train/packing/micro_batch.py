@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 
 from atommem.train.objective.rows import Row
 from atommem.train.packing.tree_attention import Tree
@@ -157,11 +157,17 @@ class MicroBatchPlanner:
         spans = list(zip([0, *ends], ends, strict=False))
         running = [0.0, *accumulate(row_costs(lengths, shared, self.pair_cost))]
         costs = gather_object([[running[end] - running[start] for start, end in spans]])
-        owners = balance(costs)[self.rank]
-        groups = [(owner, rows[a:b]) for owner, (a, b) in zip(owners, spans, strict=True)]
-        sent = gather_object([group for group in groups if group[0] != self.rank])
-        own = [row for owner, group in groups if owner == self.rank for row in group]
-        return own + [row for owner, group in sent if owner == self.rank for row in group]
+        owners = balance(costs)
+        groups = [
+            (owner, rows[a:b]) for owner, (a, b) in zip(owners[self.rank], spans, strict=True)
+        ]
+        found = [row for owner, group in groups if owner == self.rank for row in group]
+        # Not gathered, which needs the memory of the largest sender's rows times the ranks.
+        for sender in (rank for rank, to in enumerate(owners) if {*to} - {rank}):
+            sent = [group for group in groups if group[0] != sender] if sender == self.rank else []
+            (sent,) = broadcast_object_list([sent], from_process=sender)
+            found += [row for owner, group in sent if owner == self.rank for row in group]
+        return found
 
 
 def lexicographic(rows: Sequence[Row]) -> list[Row]:

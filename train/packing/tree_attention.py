@@ -27,6 +27,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 ATTENTION_NAME = "atommem_tree"
 
+PASS_NOTHING_ON = ("nemotron",)  # models whose layers keep the tree from their attention
 BLOCK = 128  # queries and keys per block of `flex_mask`
 
 
@@ -210,6 +211,22 @@ def flex_tree_attention(
     return flex(query, key, value, block_mask=mask, scale=scale, enable_gqa=grouped).transpose(1, 2)
 
 
+def flash_tree_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tree: Tree,
+    scale: float,
+    flash: Any,
+) -> torch.Tensor:
+    """Attend from each segment to the keys of its path, with the kernels of `flash`."""
+    index, *lengths = tree.cached(key_paths, query.device)
+    query, key, value = (x.transpose(1, 2)[0] for x in (query, key, value))
+    keys = key.index_select(0, index), value.index_select(0, index)
+    out = flash.flash_attn_varlen_func(query, *keys, *lengths, softmax_scale=scale, causal=True)
+    return (out[0] if isinstance(out, tuple) else out)[None]
+
+
 @cache
 def load_flash_attention(device: torch.device) -> Any:
     """Return the FlashAttention-3 kernels, or why they do not run here."""
@@ -251,25 +268,22 @@ def tree_attention(
     """
     # Under autocast, normalized and rotated queries and keys are float32, values bfloat16.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    scale = query.size(-1) ** -0.5 if scaling is None else scaling
-    device = query.device
-    if device.type != "cpu":
-        flash = load_flash_attention(device)
-        if value.dtype != torch.float32 and not isinstance(flash, str):
-            index, *lengths = tree.cached(key_paths, device)
-            query, key, value = (x.transpose(1, 2)[0] for x in (query, key, value))
-            keys = key.index_select(0, index), value.index_select(0, index)
-            out = flash.flash_attn_varlen_func(
-                query, *keys, *lengths, softmax_scale=scale, causal=True
-            )
-            return (out[0] if isinstance(out, tuple) else out)[None], None
-        return flex_tree_attention(query, key, value, tree, scale), None
-    _, heads, tokens, width = query.shape
-    key_heads = key.size(1)
-    # Query head h reads key head h // group.
-    grouped = query.view(key_heads, heads // key_heads, tokens, width).transpose(0, 1)
-    out = _MergedAttention.apply(grouped, key, value, tree, scale)
-    return out.permute(2, 1, 0, 3).reshape(1, tokens, heads, width), None
+    (_, heads, tokens, width), key_heads = query.shape, key.size(1)
+    scale = width**-0.5 if scaling is None else scaling
+    # Values of latent attention (DeepSeek's) are narrower; kernels want one width.
+    own = value.size(-1)
+    value = torch.nn.functional.pad(value, (0, width - own))
+    flash = load_flash_attention(query.device)
+    if query.device.type == "cpu":
+        # Query head h reads key head h // group.
+        grouped = query.view(key_heads, heads // key_heads, tokens, width).transpose(0, 1)
+        out = _MergedAttention.apply(grouped, key, value, tree, scale)
+        out = out.permute(2, 1, 0, 3).reshape(1, tokens, heads, width)
+    elif value.dtype == torch.float32 or isinstance(flash, str):
+        out = flex_tree_attention(query, key, value, tree, scale)
+    else:
+        out = flash_tree_attention(query, key, value, tree, scale, flash)
+    return out[..., :own], None
 
 
 def register_tree_attention() -> None:
@@ -304,6 +318,6 @@ def tree_obstacle(model: Any) -> str | None:
         return "its attention has sinks"
     if getattr(config, "attn_logit_softcapping", None):
         return "its attention scores are soft-capped"
-    if not base._supports_attention_backend:
+    if not base._supports_attention_backend or config.model_type in PASS_NOTHING_ON:
         return "its attention cannot be replaced"
     return None
