@@ -101,13 +101,14 @@ def stored_settings(
     Among them is always the ``environment`` to use: the one given, stored, or the default. Stored
     functions as tools are refused unless the user names the tools: the policy would call them.
     """
-    found = {**(load_config(folder) if folder else {}), **(changes or {})}
+    found = load_config(folder) if folder else {}
     functions = [tool for tool in found.get("tools") or () if ":" in tool]
     if functions and not trusts_tools:
         raise ConfigError(
             f"{folder} gives its policy functions to call: {', '.join(functions)}. If you trust "
             f"them, name them yourself: --tools {' '.join(found['tools'])}"
         )
+    found |= changes or {}
     name = environment or found.get("environment") or DEFAULT_ENVIRONMENT
     kinds = (MemoryConfig, EmbedderConfig, find_environment(name).config_class, Sampling)
     known = {field for kind in kinds for field in field_names(kind)} - {"affinity"}
