@@ -25,6 +25,7 @@ class Answer:
         steps: All steps of answering.
         note: Empty for an answer in its box. Otherwise where the text comes from, or why there is
             none, with the last completion and what to try.
+        cut: Ids of those entries whose text a limit cut (``entry_tokens``).
     """
 
     question: str
@@ -33,6 +34,7 @@ class Answer:
     scratchpad: str
     steps: tuple[Step, ...]
     note: str = ""
+    cut: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return self.text or ""
@@ -63,7 +65,9 @@ async def answer_steps(
         if text is not None or observation is None:
             boxed = next(iter((await environment.score()).answers), None)
             note = "" if boxed is not None else _note(session, step, text)
-            found = (boxed or text, shown, step.view.scratchpad, tuple(steps), note)
+            log = {(item.entry_id, item.after) for item in memory.log if item.reason == "cut"}
+            cut = tuple(entry.id for entry in shown if (entry.id, entry.text) in log)
+            found = (boxed or text, shown, step.view.scratchpad, tuple(steps), note, cut)
             answer, observation = Answer(question, *found), None
         yield step, answer
 

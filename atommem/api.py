@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
+from urllib.parse import quote, unquote
 
 from atommem.actions import STOP_ACTION, first
 from atommem.answering import Answer, answer_steps
@@ -24,6 +25,8 @@ from atommem.saved_memory import MEMORY_FILE, Reading, SavedMemory, text_of
 from atommem.session_state import SessionState
 
 Progress = Callable[[int, int], None]  # called with the number of chunks that were read, and of all
+Found = tuple[Entry, float]  # with its similarity
+SCOPE = ("user", "agent", "session")
 _Result = TypeVar("_Result")
 _SILENT = 3  # chunks in a row with text but without an action, after which reading warns
 
@@ -38,6 +41,7 @@ class _Contents:
         self._session = session
         self._readings = list(readings)
         self._lock = asyncio.Lock()
+        self._scopes: dict[tuple[str, ...], Any] = {}  # by the names of `SCOPE`
 
     @property
     def steps(self) -> int:
@@ -137,12 +141,18 @@ class AsyncMemory(_Contents):
         try:
             state = SessionState.load(Path(folder) / MEMORY_FILE)
             session = await Session.restore(runtime.agent, state, reembed=reembed)
+            memory = cls(runtime, session, saved.readings)
+            for path in sorted(Path(folder).glob(f"scopes/*/{MEMORY_FILE}")):
+                state = SessionState.load(path)
+                session = await Session.restore(runtime.agent, state, reembed=reembed)
+                key = tuple(unquote(part) for part in path.parent.name.split(","))
+                memory._scopes[key] = cls(runtime, session, SavedMemory.read(path.parent).readings)
         except BaseException as error:
             await runtime.close()
             if isinstance(error, TraceError):
                 raise DataError(f"{folder}: the memory is damaged: {error}") from error
             raise
-        return cls(runtime, session, saved.readings)
+        return memory
 
     async def read(
         self,
@@ -237,11 +247,45 @@ class AsyncMemory(_Contents):
         """Delete everything that came from the text called `source`, or from one chunk of it.
 
         Scratchpad and query are emptied if they hold some of it. The log keeps it; `at` an earlier
-        step brings it back.
+        step brings it back. Raises DataError if nothing came from there.
         """
         async with self._lock:
-            self._readings[:] = [item for item in self._readings if item.name != source]
-            return await self._session.memory.forget(source, max(0, self.steps - 1))
+            left = [item for item in self._readings if item.name != source]
+            done = await self._session.memory.forget(source, max(0, self.steps - 1))
+            if not done and left == self._readings:
+                raise DataError(f"source={source!r}: nothing in this memory came from it.")
+            self._readings[:] = left
+            return done
+
+    def scope(self, *, user: str = "", agent: str = "", session: str = "") -> Self:
+        """Return the memory of a user, agent or session: entries of its own, the same policy.
+
+        It is empty at first, and saved with the original, which alone is closed.
+        """
+        key = user, agent, session
+        if key not in self._scopes:
+            self._scopes[key] = type(self)(self._runtime, Session(self._runtime.agent))
+        return self._scopes[key]
+
+    async def search(self, query: str, k: int | None = None, **scope: str) -> list[Found]:
+        """Return the entries for a query, best first, without calling the policy.
+
+        With ``user``, ``agent`` or ``session``, those of all scopes that match.
+        """
+        matching = (
+            [self]
+            if not scope
+            else [
+                memory
+                for key, memory in self._scopes.items()
+                if scope.items() <= dict(zip(SCOPE, key, strict=True)).items()
+            ]
+        )
+        found = [
+            hit for memory in matching for hit in await memory._session.memory.search(query, k)
+        ]
+        k = k or self._runtime.run.memory.retrieve_k
+        return sorted(found, key=lambda hit: -hit[1])[:k]
 
     async def fork(self) -> Self:
         """Return an independent copy that shares the policy; close only the original."""
@@ -269,7 +313,11 @@ class AsyncMemory(_Contents):
             policy = None if run.policy is None else asdict(run.policy)
             saved = SavedMemory(policy, self._runtime.given, asdict(run.embedder), self.readings)
             state = self._session.state(vectors=True)
-            return await asyncio.to_thread(saved.write, folder, state)
+            path = await asyncio.to_thread(saved.write, folder, state)
+        for key, memory in self._scopes.items():
+            name = ",".join(quote(part, safe="") for part in key)
+            await memory.save(path / "scopes" / name)
+        return path
 
     async def close(self) -> None:
         """Free the policy and the embedder, for forks too."""
@@ -357,6 +405,14 @@ class Memory(_Contents):
     def forget(self, source: str) -> tuple[Operation, ...]:
         """Delete everything that came from the text called `source`, or from one chunk of it."""
         return _wait(self._memory.forget(source))
+
+    def scope(self, **names: str) -> Self:
+        """Return the memory of a user, agent or session; see `AsyncMemory.scope`."""
+        return type(self).__new__(type(self))._wrap(self._memory.scope(**names))
+
+    def search(self, query: str, k: int | None = None, **scope: str) -> list[Found]:
+        """Return the entries for a query, best first; see `AsyncMemory.search`."""
+        return _wait(self._memory.search(query, k, **scope))
 
     def fork(self) -> Self:
         """Return an independent copy that shares the policy; close only the original."""

@@ -203,6 +203,7 @@ def _to_json(answer: Answer) -> dict[str, Any]:
         "question": answer.question,
         "answer": answer.text,
         "note": answer.note,
+        "cut": answer.cut,
         "entries": [asdict(entry) for entry in answer.entries],
         "scratchpad": answer.scratchpad,
         "steps": [step.index for step in answer.steps],
@@ -214,6 +215,9 @@ def _print(answer: Answer, arguments: argparse.Namespace) -> None:
     print(f"{answer.question}\t{answer}" if several else answer, flush=True)
     if answer.note:
         _note(f"  ({answer.note})")
+    if answer.cut:
+        count = f"{len(answer.cut)} of {len(answer.entries)}"
+        _note(f"  ({count} entries were cut at their limit, entry_tokens)")
     for entry in answer.entries:
         source = f" ({entry.source.piece})" if entry.source and entry.source.piece else ""
         print(f"  shown: {' '.join(entry.text.split())}{source}", file=sys.stderr)

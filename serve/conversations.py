@@ -11,6 +11,7 @@ from functools import partial, wraps
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
+from anyio import CancelScope
 from prometheus_client import Counter, Gauge
 from starlette.concurrency import run_in_threadpool
 
@@ -21,7 +22,7 @@ from atommem.errors import AtomMemError, ConfigError, DataError, PromptTooLongEr
 from atommem.memory.log import Entry, Operation, to_json
 from atommem.rollout import Session
 from atommem.serve.conversation_log import ConversationLog, LogState, answer_id, question_id
-from atommem.serve.items import Item, item_of, only_asks, signature, texts_of, with_id
+from atommem.serve.items import Item, item_of, only_asks, repeats, signature, texts_of, with_id
 from atommem.serve.schema import ConflictError, Event, NotFoundError, RequestKey
 from atommem.serve.served_model import STAGES, ServedModel
 from atommem.session_state import SessionState
@@ -111,7 +112,8 @@ class Conversation:
     ) -> list[Event]:
         """Commit items, which `read` reads, and delete those with the names `replaced`.
 
-        Items that it has already are not added again, and bare questions of a `history` not read.
+        Items that it has already are not added again; texts that repeat entries and bare questions
+        of a `history` are kept and not read.
         """
         if before := await self._written_before(request, len(items)):
             return before
@@ -127,7 +129,9 @@ class Conversation:
             if event is not None:  # another item has its id
                 given = {name: value for name, value in given.items() if name != "id"}
             new = _item(with_id(given), goal)
-            found.append(new if history and only_asks(given) else await self._with_chunks(new))
+            held_texts = (entry.text for entry in self.session.memory.entries())
+            is_new = not (history and only_asks(given)) and not repeats(given, held_texts)
+            found.append(await self._with_chunks(new) if is_new else new)
             known[new.item] = found[-1]
         added: list[Event] = [event for event in found if not event.version]
         if replaced:
@@ -487,7 +491,8 @@ class Conversations:
         except (NotFoundError, DataError, ConfigError, PromptTooLongError):
             raise  # an equal request would fail again
         except BaseException:
-            await run_in_threadpool(self.log.mark, request, True)
+            with CancelScope(shield=True):
+                await run_in_threadpool(self.log.mark, request, True)
             raise
         if request is not None and not request.renews:
             await run_in_threadpool(self.log.mark, request, False)

@@ -3,7 +3,7 @@
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
@@ -24,6 +24,7 @@ _SERVER = {"status", "created_at", "incomplete_details"}  # fields that the serv
 _CHAT = {"refusal", "annotations", "audio", "function_call", "tool_calls", "tool_call_id"}
 _CHAT |= {"reasoning_content", "reasoning"}
 _ID = re.compile(r"[A-Za-z]+_[\w-]{1,60}")
+_MARKS = re.compile(r"^\s*(?:[>*\-\u2022]|\d+[.)])*\s*")
 _QUESTION = re.compile(r"[^.,;:!?\n\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]*[?\u061f\uff1f]")
 
 
@@ -208,6 +209,22 @@ def only_asks(item: Item) -> bool:
     """Return whether the user asks one bare question, which tells nothing to remember."""
     texts = texts_of(item) if item.get("role") == "user" else []
     return len(texts) == 1 and _QUESTION.fullmatch(texts[0].strip()) is not None
+
+
+def repeats(item: Item, entries: Iterable[str]) -> bool:
+    """Return whether a text without a name says only what entries say, word for word a line.
+
+    Clients give back what they recalled: that is not a new fact.
+    """
+    texts = [] if "name" in item or item["type"] != "message" else _part_texts(item["content"])
+    known = {_bare(entry) for entry in entries}
+    lines = [line for text in texts for line in text.splitlines() if line.strip()]
+    return bool(lines) and all(_bare(line) in known for line in lines)
+
+
+def _bare(line: str) -> str:
+    """Return a line without the marks of lists and quotes around it."""
+    return _MARKS.sub("", line).strip(" \t\"'")
 
 
 def with_id(item: Item) -> Item:

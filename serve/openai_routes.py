@@ -61,8 +61,8 @@ async def get_call(
             digest = sha256(request.method.encode(), *parts)
             call.key = RequestKey(sha256(owner, key.encode()), digest)
         else:
-            parts = (b"POST", owner, *parts)
-            call.key = await run_in_threadpool(call.log.request_key, parts, retries != "0")
+            find = partial(call.log.request_key, (b"POST", owner, *parts), retries != "0")
+            call.key = await run_in_threadpool(find)
     return call
 
 
@@ -299,8 +299,9 @@ async def _response_id(call: Call) -> str:
     if key is not None and not key.renews:
         for ask in await run_in_threadpool(call.log.written_by, key):
             return str(ask.response)
-    named = key is not None and not key.derived
-    return f"resp_{key.key[:32] if named else secrets.token_hex(16)}"
+    if key is None or key.derived:
+        return f"resp_{secrets.token_hex(16)}"
+    return f"resp_{key.key[:32]}"
 
 
 async def _ask(call: Call, response: str, body: wire.AskCreate) -> AskEvents:
@@ -317,11 +318,12 @@ async def _ask(call: Call, response: str, body: wire.AskCreate) -> AskEvents:
         if conversation and body.previous_response_id:
             raise DataError("conversation and previous_response_id: give one of them.")
         if body.previous_response_id:
-            found = call.log.response, body.previous_response_id, call.owner
-            conversation, previous, _ = await run_in_threadpool(*found)
+            find = partial(call.log.response, body.previous_response_id, call.owner)
+            conversation, previous, _ = await run_in_threadpool(find)
         elif body.store is not False and not conversation:
-            arguments = call.owner, {}, key and key.derive("conversation"), "resp_"
-            conversation = (await run_in_threadpool(call.log.create, *arguments)).id
+            unlisted = key and key.derive("conversation"), "resp_"
+            create = partial(call.log.create, call.owner, {}, *unlisted)
+            conversation = (await run_in_threadpool(create)).id
     if conversation is None:
         async with server.admit():
             async for event in ask_once(server.model, new, last, response):
@@ -332,8 +334,8 @@ async def _ask(call: Call, response: str, body: wire.AskCreate) -> AskEvents:
         async with server.settled(key), AsyncExitStack() as stack:
             memory = await stack.enter_async_context(call.use(conversation))
             if previous is not None and not conversation.startswith(LISTED):
-                branch = call.log.branch, conversation, call.owner, previous
-                if (name := await run_in_threadpool(*branch)) != conversation:
+                branch = partial(call.log.branch, conversation, call.owner, previous)
+                if (name := await run_in_threadpool(branch)) != conversation:
                     memory = await stack.enter_async_context(call.use(name))
             if isinstance(body, wire.ChatCreate):
                 events = await run_in_threadpool(server.log.items, memory.id)

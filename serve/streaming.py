@@ -21,6 +21,7 @@ from atommem.serve.wire import SERVE_ERRORS, entry_object, public_error
 
 AskEvents = AsyncGenerator[Event | Step | Answer, None]  # as of `Conversation.ask`
 _Result = TypeVar("_Result")
+_PING_SECONDS = 15.0
 
 
 class ClientDisconnectedError(Exception):
@@ -100,7 +101,9 @@ class ResponseForm:
         prompt, completion = _token_counts(answer)
         values = {
             "output": [self._reasoning("completed"), self.message(answer.text, answer.note)],
-            "memory": [entry_object(entry) for entry in answer.entries],
+            "memory": [
+                {**entry_object(entry), "cut": entry.id in answer.cut} for entry in answer.entries
+            ],
             "usage": {
                 "input_tokens": prompt,
                 "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -254,7 +257,10 @@ async def respond(
         try:
             while text is not None:
                 yield text
-                text = await queue.get()
+                try:
+                    text = await asyncio.wait_for(queue.get(), _PING_SECONDS)
+                except TimeoutError:
+                    text = ": ping\n\n"  # proxies cut silent streams
             await task  # raises
         finally:
             await _cancel(task)
@@ -262,7 +268,7 @@ async def respond(
     if not streams:
         return JSONResponse(await until_disconnect(request, whole()))
     first = streamed(await until_disconnect(request, anext(events)))
-    headers = {"Cache-Control": "no-store"}
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(body(first), media_type="text/event-stream", headers=headers)
 
 

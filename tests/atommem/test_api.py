@@ -233,6 +233,26 @@ async def test_load_returns_the_saved_memory(tmp_path: Path) -> None:
     assert again.history() == memory.history()
 
 
+async def test_scopes_are_apart_searched_together_and_saved(tmp_path: Path) -> None:
+    memory = await make(entry_tokens=5)
+    ann = memory.scope(user="ann", session="1")
+    await ann.read("one two three", name="n")
+    await memory.scope(user="ann", session="2").read("four")
+    await memory.scope(user="b/o,b").read("six")
+    assert memory.scope(session="1", user="ann") is ann
+    assert memory.entries() == []
+    await memory.save(tmp_path / "m")
+    for one in (memory, await load(tmp_path / "m")):
+        found = await one.search("four", user="ann")
+        assert len(found) == 2
+        assert "four" in found[0][0].text
+        assert len(await one.search("six", user="b/o,b")) == 1
+        assert await one.search("six", user="cid") == []
+    with pytest.raises(DataError, match="nothing in this memory came from it"):
+        await ann.forget("x")
+    assert await ann.forget("n")
+
+
 async def test_load_damaged_folder_is_refused(tmp_path: Path) -> None:
     await saved(tmp_path)
     # A log that contradicts itself, and a file that is not JSON.

@@ -4,6 +4,7 @@ Two gateways share a database, SQLite or PostgreSQL.
 """
 
 import glob
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -239,22 +240,22 @@ def test_equal_request_after_a_failure_writes_once(tmp_path: Path) -> None:
     """Each POST without a key, after an outage and after a client that was gone."""
     with gated(tmp_path / "log.db") as (gate, server, http):
         name = new_conversation(http).rpartition("/")[2]
-        fact, question = (
-            {"role": "user", "content": "Ann sings."},
-            {"role": "user", "content": "Who?"},
-        )
-        requests: list[tuple[str, dict[str, Any]]] = [
-            ("/v1/conversations", items("Dan runs.")),
-            (f"/v1/conversations/{name}/items", items("Eve reads.", "Eve writes.")),
-            ("/v1/responses", {"conversation": name, "input": [fact, question]}),
-            ("/v1/responses", {"conversation": name, "input": [fact, question], "stream": True}),
-            ("/v1/responses", {"input": [fact, question]}),
-            ("/v1/chat/completions", {"conversation": name, "messages": [fact, question]}),
+        place: dict[str, Any] = {"conversation": name}
+        routes: list[tuple[str, Callable[[list[Any]], dict[str, Any]]]] = [
+            ("/v1/conversations", lambda new: {"items": new}),
+            (f"/v1/conversations/{name}/items", lambda new: {"items": new}),
+            ("/v1/responses", lambda new: {**place, "input": new}),
+            ("/v1/responses", lambda new: {**place, "input": new, "stream": True}),
+            ("/v1/responses", lambda new: {"input": new}),
+            ("/v1/chat/completions", lambda new: {**place, "messages": new}),
         ]
-        for route, body in requests:
+        numbers = itertools.count()
+        for route, body_of in routes:
             written = []
             for failure in ("none", "outage", "outage", "gone"):
                 before = count_listed(server)
+                told = f"Ann sings song {next(numbers)}."
+                body = body_of([{"content": told}, {"content": "Who sings?"}])
                 if failure == "outage":
                     gate.error = OutageError("gone")
                     for _ in range(2):

@@ -53,7 +53,7 @@ items = st.one_of(
 
 
 def listed(http: httpx.Client, path: str) -> list[dict[str, Any]]:
-    query = {"order": "asc", "limit": 100}
+    query: dict[str, Any] = {"order": "asc", "limit": 100}
     found = http.get(f"{path}/items", params=query).raise_for_status().json()["data"]
     return [{k: v for k, v in item.items() if k not in _OWN} for item in found]
 

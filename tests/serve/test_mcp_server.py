@@ -2,11 +2,13 @@
 
 import os
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
@@ -19,6 +21,7 @@ from tests.serve.servers import (
     KEYS,
     GatedPolicy,
     Running,
+    gated,
     make_conversations,
     running,
     scripted,
@@ -86,7 +89,10 @@ async def test_errors_are_messages_and_crashes_reveal_nothing(
     conversations: Conversations, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Client(make_mcp(conversations, "me")) as client:
-        where = {"conversation": (await call(client, "remember", text=FACT))["conversation"]}
+        told = await call(client, "remember", text=FACT, goal=None, name=None)  # null is absent
+        where = {"conversation": told["conversation"]}
+        expected = "ask: question: Input should be a valid string."
+        assert await call(client, "ask", question=5, **where) == expected
         assert "entry 7" in await call(client, "forget", entry=7, **where)
 
         def crash(*_: Any) -> None:
@@ -144,3 +150,19 @@ async def test_scopes_replace_conversation_ids_and_retries_write_once(tmp_path: 
         assert "nothing in this conversation" in await call(client, "forget", source="x", **where)
     assert len(server.log.conversations("me")) == 2
     await server.model.runtime.close()
+
+
+def test_call_repeated_after_the_client_s_time_out_writes_once(tmp_path: Path) -> None:
+    with gated(tmp_path / "log.db") as (gate, server, http):
+        arguments = {"name": "remember", "arguments": {"text": FACT}}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": arguments}
+        http.headers["Accept"] = "application/json, text/event-stream"
+        gate.shut()
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/mcp", json=body, timeout=httpx.Timeout(30, read=0.3))
+        assert gate.cancelled.wait(10)
+        time.sleep(0.2)  # until the failure is recorded
+        gate.open.set()
+        assert "conversation" in http.post("/mcp", json=body).raise_for_status().text
+        (found,) = server.conversations.log.conversations("local")
+        assert len(server.conversations.log.items(found.id)) == 1

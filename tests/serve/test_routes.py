@@ -1,13 +1,23 @@
 """The API's routes: OpenAI's through OpenAI's client, and AtomMem's own."""
 
 import base64
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.serve.servers import Running, ask, entries, items, new_conversation
+from tests.serve.servers import (
+    Running,
+    ask,
+    entries,
+    items,
+    make_conversations,
+    new_conversation,
+    running,
+    scripted,
+)
 
 PARTS = ["Ann lives in Rome.", "Bob lives in Oslo.", "Cid sings."]
 
@@ -221,3 +231,19 @@ def test_scope_lists_recalls_and_erases_what_belongs_to_it(http: httpx.Client) -
     assert http.delete("/v1/conversations", params={"user": "ann"}).status_code == 404
     left = http.get("/v1/conversations", params={"metadata": "topic=homes"}).json()["data"]
     assert [item["metadata"]["user"] for item in left] == ["bob"]
+
+
+def test_recalled_text_is_no_new_fact_and_cut_entries_are_named(tmp_path: Path) -> None:
+    model = scripted(entry_tokens=6)
+    with running(make_conversations(tmp_path / "log.db", model)) as server, server.http() as http:
+        path = new_conversation(http, PARTS[0])
+        body = {**items("Bob lives in Oslo, in a house by the sea.")}
+        http.post(f"{path}/items", json=body).raise_for_status()
+        for _ in range(5):
+            found = http.get(f"{path}/recall", params={"query": "Rome"}).json()["data"]
+            quoted = "\n".join(f"- {entry['text']}" for entry in found)
+            http.post(f"{path}/items", json=items(quoted)).raise_for_status()
+        assert len(entries(http, path)) == 2
+        name = path.rpartition("/")[2]
+        answer = http.post("/v1/responses", json={"conversation": name, "input": "Bob?"}).json()
+        assert {entry["id"]: entry["cut"] for entry in answer["memory"]} == {1: False, 2: True}
