@@ -264,14 +264,16 @@ def _download(name: str) -> Path | None:
 
 
 def without_addresses(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a folder without URLs of other machines.
+    """Return the settings of a folder without URLs of other machines, and without MCP servers.
 
-    A folder may be anybody's: texts and keys go only to addresses that the user names.
+    A folder may be anybody's: texts and keys go only to addresses that the user names, and only
+    commands that the user names are run.
     """
     return {
         name: value
         for name, value in settings.items()
         if not (name.endswith("_url") and isinstance(value, str) and not is_loopback(value))
+        and name != "mcp_servers"
     }
 
 

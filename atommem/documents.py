@@ -17,6 +17,10 @@ from atommem.errors import DataError
 
 _HTML_NAMES = (".html", ".htm", ".xhtml")
 _INVISIBLE = ("script", "style", "template", "noscript", "head", "datalist")
+_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_DECLARED = re.compile(
+    rb"""<(?:meta\b[^>]*?\bcharset|\?xml\b[^>]*?\bencoding)\s*=\s*["']?\s*([^\s"'/>;]+)""", re.I
+)
 _Reader = Callable[[bytes], tuple[str, list[str]]]
 _MEDIA = ("img", "svg", "canvas", "video", "audio", "iframe", "embed", "object")
 
@@ -84,6 +88,31 @@ def _reader(raw: bytes, name: str) -> tuple[str, _Reader]:
     return "text", lambda raw: (_decode_text(raw, name), [])
 
 
+def decode_declared(
+    raw: bytes, charset: str | None = None, is_html: bool = True
+) -> tuple[str, str] | None:
+    """Return text and encoding as browsers find it; None if nothing declares it.
+
+    A byte order mark wins over `charset`, of the header, and that over the page's own declaration.
+    """
+    import webencodings
+
+    inside = _DECLARED.search(raw) if is_html else None
+    # A declaration in ASCII is not UTF-16, so the standard takes it for UTF-8.
+    label = re.sub("(?i)^utf-?16.*", "utf-8", inside[1].decode("latin-1")) if inside else ""
+    names = [name for name in (charset, label) if name]
+    for name in tuple(names):
+        with suppress(LookupError):
+            names.insert(names.index(name) + 1, codecs.lookup(name).name)  # of Python: latin-1
+    encoding = next(filter(None, map(webencodings.lookup, names)), None)
+    if encoding is None and not raw.startswith(_MARKS):
+        return None
+    if encoding is not None and encoding.name == "gbk":
+        encoding = webencodings.lookup("gb18030")
+    text, found = webencodings.decode(raw, encoding or "utf-8")
+    return str(text), str(found.name)
+
+
 def _decode_text(raw: bytes, name: str) -> str:
     """Return text in UTF-8, or in the encoding of its byte order mark."""
     is_utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -103,23 +132,18 @@ def _read_html(source: bytes | str) -> tuple[str, list[str]]:
 
     Its encoding is found as browsers do.
     """
-    import webencodings
     from bs4 import BeautifulSoup
-    from bs4.dammit import EncodingDetector
     from markdownify import MarkdownConverter
 
     left_out = []
     text: Any = source
     if isinstance(source, bytes):
-        declared = EncodingDetector.find_declared_encoding(source, True, True) or ""
-        # A declaration in ASCII is not UTF-16, so the standard takes it for UTF-8.
-        encoding = webencodings.lookup(re.sub("(?i)^utf-?16.*", "utf-8", declared))
-        if encoding is None:
-            text, encoding = webencodings.decode(source, "utf-8")
-            encoding = webencodings.lookup("cp1252") if "\ufffd" in text else encoding
-        text, encoding = webencodings.decode(source, encoding)
+        try:
+            text, encoding = decode_declared(source) or (source.decode(), "utf-8")
+        except UnicodeDecodeError:
+            text, encoding = source.decode("cp1252", "replace"), "windows-1252"
         if lost := text.count("\ufffd"):
-            left_out.append(f"{lost} characters that are not {encoding.name}")
+            left_out.append(f"{lost} characters that are not {encoding}")
     soup = BeautifulSoup(text, "lxml")
     title = soup.title.get_text(" ", strip=True) if soup.title is not None else ""
     for tag in soup.find_all([*_INVISIBLE, _is_hidden]):

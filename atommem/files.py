@@ -1,5 +1,6 @@
 """Files that appear whole or not at all."""
 
+import fcntl
 import json
 import os
 import secrets
@@ -8,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from atommem.errors import DataError, remedy
+from atommem.errors import ConfigError, DataError, remedy
 
 
 @contextmanager
@@ -42,6 +43,22 @@ def write_text(path: str | Path, text: str, *, durable: bool = False) -> None:
 
 def write_json(path: str | Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+@contextmanager
+def locked(setting: str, folder: Path) -> Iterator[None]:
+    """Keep other runs out of a folder; ConfigError, which names `setting`, if one is in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"{setting}={folder}: another run writes there. Wait for it, or give another folder."
+        ) from error
+    finally:
+        os.close(descriptor)
 
 
 def let_others_read(folder: Path) -> None:

@@ -88,8 +88,8 @@ def _replacement(match: re.Match[str]) -> str:
     if accent:
         return normalize("NFC", (match["braced"] or match["letter"]) + accent.translate(_ACCENTS))
     if match["under"]:
-        whole = match.string[: match.start()][-1:]
-        return f"{' ' * whole.isdigit()}{match['over']}/{match['under']}"
+        before = match.string[match.start() - 1 : match.start()]
+        return f"{' ' * before.isdigit()}{match['over']}/{match['under']}"
     name = match["name"] or ""
     if (symbol := _SYMBOLS.get(name)) is None:
         with suppress(KeyError):

@@ -85,17 +85,30 @@ def find_stored(
         model = model[0] if model else None
     if model is not None and is_server([str(model)]):
         model = named("tokenizer")
-    return stored_settings(model and shipped_policy(str(model)), named("environment"))
+    folder = model and shipped_policy(str(model))
+    return stored_settings(folder, named("environment"), trusts_tools=bool(named("tools")))
 
 
 def stored_settings(
-    folder: str | None, environment: str | None = None, changes: Mapping[str, Any] | None = None
+    folder: str | None,
+    environment: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    trusts_tools: bool = False,
 ) -> dict[str, Any]:
     """Return the settings stored in a model's folder, or with a hub name, and `changes` on top.
 
-    Among them is always the ``environment`` to use: the one given, stored, or the default.
+    Among them is always the ``environment`` to use: the one given, stored, or the default. Stored
+    functions as tools are refused unless the user names the tools: the policy would call them.
     """
-    found = {**(load_config(folder) if folder else {}), **(changes or {})}
+    found = load_config(folder) if folder else {}
+    functions = [tool for tool in found.get("tools") or () if ":" in tool]
+    if functions and not trusts_tools:
+        raise ConfigError(
+            f"{folder} gives its policy functions to call: {', '.join(functions)}. If you trust "
+            f"them, name them yourself: --tools {' '.join(found['tools'])}"
+        )
+    found |= changes or {}
     name = environment or found.get("environment") or DEFAULT_ENVIRONMENT
     kinds = (MemoryConfig, EmbedderConfig, find_environment(name).config_class, Sampling)
     known = {field for kind in kinds for field in field_names(kind)} - {"affinity"}
@@ -203,7 +216,9 @@ class Runtime:
         if isinstance(embedder, str):
             given["embedder"], embedder = embedder, None
         folder = choice.settings_folder if choice else None
-        stored = stored_settings(folder, given.get("environment"), stored)
+        stored = stored_settings(
+            folder, given.get("environment"), stored, trusts_tools="tools" in given
+        )
         run = replace(make_run(given, stored), policy=choice)
         if choice is not None:
             opened = open_policy(choice)

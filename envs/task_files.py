@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from atommem.envs.benchmarks.formats import decoded, import_pyarrow
 from atommem.envs.benchmarks.long_texts import (
     parse_beam,
     parse_locomo,
@@ -18,7 +19,7 @@ from atommem.envs.benchmarks.long_texts import (
     parse_oolong,
     parse_ruler,
 )
-from atommem.envs.benchmarks.rows import Row, decoded, import_pyarrow, listed, read_rows
+from atommem.envs.benchmarks.rows import Row, listed, read_rows
 from atommem.envs.task import Document, Task
 from atommem.errors import ConfigError, DataError, check_writable
 from atommem.files import replacing, write_json

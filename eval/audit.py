@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from scipy.sparse import csr_array, vstack
@@ -25,6 +26,7 @@ from atommem.trace import read_trace
 
 RULES = ("fifo", "lru", "lfu", "length")
 _BLOCK = 256
+_SCOPES = ("user_id", "agent_id", "run_id")
 _TEXT_FIELDS = ("text", "memory", "content", "data", "query")
 
 
@@ -52,6 +54,9 @@ def main(argv: list[str]) -> int:
     rules_help = "Names of rules, with options."
     parser.add_argument("--rules", nargs="+", default=list(RULES), help=rules_help)
     parser.add_argument("--same", type=float, default=0.95, help="Least cosine of duplicates.")
+    parser.add_argument(
+        "--scope", nargs="+", default=[], help="Rows of one user, agent or run: user_id=ann."
+    )
     flags = ("embedder", "embedder_model", "embedder_url")
     parser.add_settings("embedder", EmbedderConfig, names=flags)
     parser.add_argument("--out", type=Path, help="Write everything as JSON.")
@@ -66,7 +71,7 @@ def main(argv: list[str]) -> int:
         stored = SavedMemory.read(args.store).embedder
         config = make(EmbedderConfig, {**stored, **given_flags(argv, args)})
         args.store /= MEMORY_FILE
-    entries = read_store(args.store)
+    entries = read_store(args.store, args.scope)
     embedder = make_embedder(config)
     found = asyncio.run(audit(entries, embedder, args.same, args.budget, args.rules))
     print(*_format(entries, found), sep="\n")
@@ -139,11 +144,12 @@ def evicted(entries: Sequence[Entry], vectors: Vectors, rule: str, budget: int) 
     return ids
 
 
-def read_store(path: Path) -> tuple[Entry, ...]:
-    """Read a session file, a trace, or JSON Lines.
+def read_store(path: Path, scope: Sequence[str] = ()) -> tuple[Entry, ...]:
+    """Read a session file, a trace, or JSON Lines, of which `scope` (``user_id=ann``) chooses rows.
 
     Rows of JSON Lines have a ``text`` (or memory, content, data, query), and optionally the
-    count of uses as ``shown``. mem0's ``get_all`` gives such rows. Raises DataError for others.
+    count of uses as ``shown`` and ``created_at``, by which they are sorted. mem0's ``get_all``
+    gives such rows. Raises DataError for others, and for rows of several users, agents or runs.
     """
     try:
         with path.open("rb") as file:
@@ -159,14 +165,32 @@ def read_store(path: Path) -> tuple[Entry, ...]:
         raise DataError(f"{path}: {error}") from error
     except (OSError, ValueError, KeyError, TypeError):
         pass  # `read_rows` names what is wrong
+    rows = [row.values for row in read_rows(path)]
+    for name, _, value in (each.partition("=") for each in scope):
+        rows = [row for row in rows if str(row.get(name)) == value]
+    for name in _SCOPES:
+        if len(values := sorted({str(row.get(name)) for row in rows})) > 1:
+            raise DataError(
+                f"{path} has rows of several {name}: {', '.join(values[:5])}. Each has memories of "
+                f"its own: give --scope {name}={values[0]}."
+            )
+    if rows and all(row.get("created_at") for row in rows):
+        rows.sort(key=lambda row: _utc(str(row["created_at"])))
     entries = []
-    for number, row in enumerate(read_rows(path), start=1):
-        text = next((row.values[name] for name in _TEXT_FIELDS if row.values.get(name)), None)
+    for number, row in enumerate(rows, start=1):
+        text = next((row[name] for name in _TEXT_FIELDS if row.get(name)), None)
         if text is None:
             raise DataError(f"row {number} has no text. Give one of {', '.join(_TEXT_FIELDS)}.")
-        shown = int(row.values.get("shown") or 0)
-        entries.append(Entry(number, str(text), number, number, shown=shown))
+        entries.append(Entry(number, str(text), number, number, shown=int(row.get("shown") or 0)))
     return tuple(entries)
+
+
+def _utc(time: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(time)
+    except ValueError as error:
+        raise DataError(f"created_at={time}: not a time. Write it as 2026-01-31T12:00Z.") from error
+    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _format(entries: Sequence[Entry], found: Audit) -> list[str]:

@@ -35,7 +35,8 @@ class Episodes:
     ) -> Episodes:
         """Read task files, and `settings` by name on top of those stored with `model`."""
         settings = dict(settings or {})
-        stored = stored_settings(model, settings.get("environment"))
+        named = "tools" in settings
+        stored = stored_settings(model, settings.get("environment"), trusts_tools=named)
         read_tasks = find_environment(stored["environment"]).read_tasks
         files = [data] if isinstance(data, str) else data
         tasks = {task.id: task for file in files for task in read_tasks(file)}

@@ -11,13 +11,14 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 
 from atommem.process import frozen_heap
 from atommem.serve import memory_routes, openai_routes
 from atommem.serve.conversations import Conversations
 from atommem.serve.mcp_server import make_mcp, mcp_routes
-from atommem.serve.middleware import RequestMiddleware
+from atommem.serve.middleware import LOGGER, RequestMiddleware, error_location
 from atommem.serve.schema import NotFoundError
 from atommem.serve.streaming import ClientDisconnectedError
 from atommem.serve.wire import SERVE_ERRORS, error_response, public_error
@@ -61,9 +62,15 @@ def make_app(
     _add_page(app)
 
     @app.get("/health")
-    @app.get("/ready")
     async def health() -> dict[str, str]:
         """Whether this process accepts requests: it has started and is not draining."""
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    def ready() -> dict[str, str]:
+        """Whether its database answers, too."""
+        with conversations.log.engine.connect() as connection:
+            connection.exec_driver_sql("SELECT 1")
         return {"status": "ok"}
 
     @app.get("/metrics")
@@ -115,4 +122,8 @@ async def _error(request: Request, error: Exception) -> Response:
         return error_response(error.status_code, "http_error", str(error.detail))
     if isinstance(error, ClientDisconnectedError):
         return Response(status_code=499)
+    if isinstance(error, OperationalError):  # its message may quote a client
+        names = ("sqlstate", "sqlite_errorname")
+        codes = [code for name in names if (code := getattr(error.orig, name, None))]
+        LOGGER.error({"event": "database", "codes": codes, **error_location(error)})
     return error_response(*public_error(error))

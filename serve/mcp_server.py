@@ -16,7 +16,7 @@ import anyio
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.transport_security import TransportSecuritySettings
-from pydantic import Field
+from pydantic import Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute, Route
 
@@ -61,11 +61,28 @@ _Source = Annotated[Name, Field(description="Or the name of a text, with all tha
 _Context = Context[Any, Any]
 
 
+class _Server(MCPServer[Any]):
+    """Reads null as absent, and names wrong arguments in a line without the library's words."""
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: _Context | None = None
+    ) -> Any:
+        given = {key: value for key, value in arguments.items() if value is not None}
+        try:
+            return await super().call_tool(name, given, context)
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            faults = error.__cause__.errors()
+            lines = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in faults]
+            raise ToolError(f"{name}: {'; '.join(lines)}.") from error
+
+
 def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
     """Make an MCP server; without an `owner`, each request's key has one."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    mcp = MCPServer[Any]("atommem", instructions=_INSTRUCTIONS, version=version("atommem"))
+    mcp = _Server("atommem", instructions=_INSTRUCTIONS, version=version("atommem"))
     # The package logs texts of clients, by a handler on the root logger.
     root.handlers[:] = handlers
     root.setLevel(level)

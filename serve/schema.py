@@ -172,7 +172,10 @@ def open_database(url: str) -> sa.Engine:
             engine = _sqlite(address)
         else:
             address = address.set(drivername="postgresql+psycopg")
-            engine = sa.create_engine(address, pool_size=8, max_overflow=8, pool_pre_ping=True)
+            # Prepared statements fail behind pgbouncer, whose connections change.
+            options: dict[str, Any] = {"connect_args": {"prepare_threshold": None}}
+            options |= {"pool_size": 8, "max_overflow": 8, "pool_pre_ping": True}
+            engine = sa.create_engine(address, **options)
         found = _create_tables(engine)
     except (sa.exc.SQLAlchemyError, ModuleNotFoundError, OSError) as error:
         reason = getattr(error, "orig", None) or error

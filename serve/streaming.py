@@ -21,6 +21,7 @@ from atommem.serve.wire import SERVE_ERRORS, entry_object, public_error
 
 AskEvents = AsyncGenerator[Event | Step | Answer, None]  # as of `Conversation.ask`
 _Result = TypeVar("_Result")
+_PING_SECONDS = 15.0
 
 
 class ClientDisconnectedError(Exception):
@@ -256,7 +257,10 @@ async def respond(
         try:
             while text is not None:
                 yield text
-                text = await queue.get()
+                try:
+                    text = await asyncio.wait_for(queue.get(), _PING_SECONDS)
+                except TimeoutError:
+                    text = ": ping\n\n"  # proxies cut silent streams
             await task  # raises
         finally:
             await _cancel(task)
@@ -264,7 +268,7 @@ async def respond(
     if not streams:
         return JSONResponse(await until_disconnect(request, whole()))
     first = streamed(await until_disconnect(request, anext(events)))
-    headers = {"Cache-Control": "no-store"}
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(body(first), media_type="text/event-stream", headers=headers)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
+from sqlalchemy.exc import OperationalError
 from starlette.responses import JSONResponse
 
 from atommem.errors import (
@@ -33,10 +34,15 @@ _STATUS: list[tuple[type[Exception], int, str]] = [
     (ConfigError, 400, "invalid_request"),
     (OutageError, 503, "policy_unreachable"),
     (StepTimeoutError, 503, "policy_too_slow"),
+    (OperationalError, 503, "database_unreachable"),
     (PolicyError, 502, "policy_refused"),
 ]
 """Status and code by type of error; the first match counts."""
-SERVE_ERRORS = (AtomMemError, StepTimeoutError)  # errors with a message for the client
+SERVE_ERRORS = (
+    AtomMemError,
+    StepTimeoutError,
+    OperationalError,
+)  # errors with a message for the client
 CLEAN = AfterValidator(clean)  # after bounds of the length, whose errors would count "items"
 Text = Annotated[str, CLEAN]
 NonBlank = Annotated[Text, Field(pattern=r"\S")]

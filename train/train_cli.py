@@ -1,8 +1,12 @@
 """``atommem train``: cold start and GRPO from YAML files and flags."""
 
+import os
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 
 from atommem.errors import ConfigError
+from atommem.files import locked
 from atommem.plugins import find, names
 
 USAGE = """usage: atommem train [grpo|sft|async|tinker] [--config FILE|NAME] [--FIELD VALUE ...]
@@ -55,8 +59,10 @@ def main(argv: list[str] | None = None) -> int:
     from atommem.train.errors import TrainingInterrupted
     from atommem.train.stop_request import EXIT_INTERRUPTED
 
+    first = os.environ.get("RANK", "0") == "0"  # of a launch; the others write below it
     try:
-        find("atommem.stages", stage).run(settings)
+        with locked("output_dir", Path(settings.args.output_dir)) if first else nullcontext():
+            find("atommem.stages", stage).run(settings)
     except TrainingInterrupted as interrupted:
         print(f"atommem train: {interrupted}", file=sys.stderr)
         return EXIT_INTERRUPTED

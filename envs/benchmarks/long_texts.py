@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from atommem.envs.benchmarks.rows import Row, Text, decoded, listed, without_nulls
+from atommem.envs.benchmarks.formats import decoded
+from atommem.envs.benchmarks.rows import Row, Text, listed, without_nulls
 from atommem.envs.scoring.metrics import (
     ABSTENTION,
     CATEGORIES,
@@ -278,11 +279,12 @@ def _probes(
                     "rubric": item.rubric,
                 },
             )
-            sources = _numbers(decoded(item.source_chat_ids))
+            sources = _numbers(item.source_chat_ids)
             yield question, [places[at] for at in sources if at in places]
 
 
 def _numbers(value: Any) -> Iterator[int]:
+    value = decoded(value)
     if isinstance(value, int):
         yield value
     elif isinstance(value, list | dict):

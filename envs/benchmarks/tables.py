@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atommem.envs.benchmarks.rows import Row, Text, decoded, listed, read_rows, without_nulls
+from atommem.envs.benchmarks.formats import decoded
+from atommem.envs.benchmarks.rows import Row, Text, listed, read_rows, without_nulls
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError, DataError, suggest_path
 

@@ -145,7 +145,6 @@ class _Server:
 
     async def _retry(self, request: Callable[[Any], Awaitable[Any]]) -> Any:
         from mcp import MCPError
-        from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT
 
         why = ""
         for attempt in range(1, _ATTEMPTS + 1):
@@ -156,8 +155,7 @@ class _Server:
             except TimeoutError as error:
                 raise OutageError(f"the MCP server {self._address} does not answer.") from error
             except Exception as error:  # transports raise anything
-                passing = (CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT)
-                if isinstance(error, MCPError) and error.code not in passing:
+                if isinstance(error, MCPError) and not _is_passing(error):
                     raise
                 why = self._redact(repr(error))
             if self._client is client:  # the first call that finds it broken replaces it
@@ -188,6 +186,15 @@ class _Server:
         for name, value in self._keys.items():
             text = text.replace(value, f"${{{name}}}")
         return text
+
+
+def _is_passing(error: Any) -> bool:
+    """Whether another connection may help; servers that restarted do not know their sessions."""
+    from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_REQUEST, REQUEST_TIMEOUT
+
+    if error.code == INVALID_REQUEST:
+        return "session" in error.message.lower()
+    return error.code in (CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT)
 
 
 def _part_text(part: Any) -> str:

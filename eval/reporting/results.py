@@ -22,7 +22,7 @@ from atommem.envs.scoring.records import (
 from atommem.envs.scoring.statistics import holm, seed_spread
 from atommem.envs.task import Question
 from atommem.errors import ConfigError, DataError, suggest_path
-from atommem.eval.output import EPISODES, MANIFEST, parse_records
+from atommem.eval.output import EPISODES, MANIFEST, SUMMARY, parse_records
 from atommem.text_safety import clean
 
 _Golds = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] | Literal["drop"]
@@ -91,7 +91,7 @@ def read_evaluation(
     found = parse_records(content, folder / EPISODES)
     records = tuple(found[key] for key in sorted(found))
     sources = " + ".join(sorted({record.source or "unknown" for record in records}))
-    return Evaluation(
+    evaluation = Evaluation(
         folder,
         clean(method or folder.resolve().name),  # data frames take no half characters
         clean(dataset or sources),
@@ -99,6 +99,12 @@ def read_evaluation(
         records=records,
         **labels,
     )
+    if len(records) < evaluation.planned and (folder / SUMMARY).is_file():  # it was complete
+        raise DataError(
+            f"{folder / EPISODES} has lost episodes: {len(records)} of {evaluation.planned}. "
+            "Restore it, or run the evaluation again."
+        )
+    return evaluation
 
 
 def correct_golds(evaluations: Sequence[Evaluation], path: Path) -> list[Evaluation]:

@@ -251,7 +251,7 @@ def variants(report: Report, runs: Runs) -> None:
         f"add all, {order}": runs.rules("add all"),
     }.items():
         found[label] = runs.with_follower(rules, runs.follower, worlds)
-    rows = [
+    rows: list[list[Any]] = [
         [label, mean(outcomes), round(mean(outcomes, "size")), mean(outcomes, "following")]
         for label, outcomes in found.items()
     ]

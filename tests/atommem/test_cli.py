@@ -10,7 +10,9 @@ import pytest
 
 from atommem import cli
 from atommem.arguments import load_yaml, split_config
+from atommem.errors import ConfigError
 from atommem.plugins import shipped_files
+from atommem.run import find_stored, stored_settings
 
 ROOT = Path(__file__).parents[2]
 RECIPE = "train/qwen3_0.6b_lora_1gpu"
@@ -27,6 +29,18 @@ def test_cli_prints_commands_and_version(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == f"atommem {version('atommem')}\n"
     assert cli.main(["fly"]) == 2
     assert "fly: not a command" in capsys.readouterr().err
+
+
+def test_settings_of_a_folder_reach_no_address_command_or_function(tmp_path: Path) -> None:
+    stored = {"environment": "web", "tools": ["mcp"], "retrieve_k": 3}
+    strange = {"mcp_servers": ["rm -rf /tmp/x"], "embedder_url": "http://evil.test"}
+    file = tmp_path / "atommem_config.json"
+    file.write_text(json.dumps(stored | strange))
+    assert stored_settings(str(tmp_path)) == stored
+    file.write_text(json.dumps(stored | {"tools": ["os:popen"]}))
+    with pytest.raises(ConfigError, match="--tools os:popen"):
+        find_stored(["--policy", str(tmp_path)], {})
+    assert find_stored(["--policy", str(tmp_path), "--tools", "os:popen"], {})["retrieve_k"] == 3
 
 
 def command(name: str, target: str) -> EntryPoint:

@@ -276,21 +276,29 @@ def test_convert_of_a_table_without_these_columns_is_refused(
 
 
 @pytest.mark.slow
-def test_convert_reads_what_datasets_loads(tmp_path: Path, capsys: Capture) -> None:
-    """A folder of files as a hub has them, and one of `save_to_disk` in two shards."""
+def test_convert_reads_what_datasets_loads(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name of the hub (the folder of this name has its files), and `save_to_disk` in shards."""
     datasets = pytest.importorskip("datasets")
-    columns = ["--question", "q", "--answer", "a", "--text", "t"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    columns = ["--question", "q", "--answer", "a", "--text", "t", "--out", "x.jsonl"]
     rows = [{"q": f"Who {i}?", "a": f"Orla {i}", "t": "Text."} for i in range(4)]
-    (folder := tmp_path / "hub").mkdir()
+    (folder := tmp_path / "orla" / "kilns").mkdir(parents=True)
     for split in ("train", "test"):
         write_lines(folder / f"{split}.jsonl", rows)
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "disk", num_shards=2)
     found = []
-    for name, flags in (("hub", ["--split", "test"]), ("disk", [])):
-        out = tmp_path / f"{name}.jsonl"
-        assert main(["convert", str(tmp_path / name), *columns, *flags, "--out", str(out)]) == 0
-        found.append(load_tasks(out))
+    for name, flags in (("orla/kilns", ["--split", "test"]), ("disk", [])):
+        assert main(["convert", name, *columns, *flags]) == 0
+        found.append(load_tasks("x.jsonl"))
     assert found[0] == found[1]
     assert len(found[0]) == 4
-    assert main(["convert", str(folder), *columns, "--out", str(tmp_path / "x.jsonl")]) == 2
-    assert "has the splits train, test. Give one as --split" in capsys.readouterr().err
+    for name, message in (
+        ("orla/kilns", "has the splits train, test. Give one as --split"),
+        ("orla/none", "orla/none: cannot be loaded"),
+    ):
+        assert main(["convert", name, *columns]) == 2
+        assert message in capsys.readouterr().err

@@ -124,6 +124,17 @@ def test_every_writer_gives_the_tasks_of_the_json(
     assert read(name, write(tmp_path / "y", CASES[name])) == wanted
 
 
+def test_sources_of_beam_may_be_json_in_texts(tmp_path: Path) -> None:
+    found = []
+    for sources in ([0, [2]], ["0", "[2]"]):  # the second, of `datasets` through pandas
+        probes = {"summarization": [{**sample("probing")["summarization"][0]}]}
+        probes["summarization"][0]["source_chat_ids"] = sources
+        row = beam_row(probing_questions=probes)
+        found += load_tasks(write_json(tmp_path / "x.json", [row]))
+    assert found[0] == found[1]
+    assert found[0].questions[0].metadata["documents"] == [0, 2]
+
+
 def test_arrow_nulls_are_absent(tmp_path: Path) -> None:
     """Arrow gives all objects the names of all: of a longer conversation, of other questions."""
     rows = [

@@ -7,6 +7,7 @@ import pytest
 
 from atommem.actions import Action
 from atommem.embedding.embedder import HashingEmbedder
+from atommem.errors import DataError
 from atommem.eval import audit as audit_module
 from atommem.eval.audit import audit, read_store
 from atommem.rollout import Session
@@ -22,6 +23,18 @@ async def test_audit_finds_duplicates_and_evictions(tmp_path: Path) -> None:
     assert (found.entries, found.duplicates, found.never_shown) == (5, [[1, 2]], None)
     assert found.evicted["fifo"] == [1, 2]
     assert found.evicted["reject"] == [5, 4]
+
+
+def test_read_store_sorts_by_time_and_keeps_users_apart(tmp_path: Path) -> None:
+    rows = [
+        {"memory": "second", "created_at": "2026-01-01T09:00:00-08:00", "user_id": "ann"},
+        {"memory": "first", "created_at": "2026-01-01T16:00:00Z", "user_id": "ann"},
+        {"memory": "other", "created_at": "2026-01-01T16:00:00", "user_id": "bob"},
+    ]
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    with pytest.raises(DataError, match="several user_id: ann, bob"):
+        read_store(path)
+    assert [entry.text for entry in read_store(path, ["user_id=ann"])] == ["first", "second"]
 
 
 async def test_read_store_reads_sessions_and_traces(tmp_path: Path) -> None:

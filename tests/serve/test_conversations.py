@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from atommem.errors import OutageError, PromptTooLongError
+from atommem.serve import streaming
 from atommem.serve.conversations import Conversations
 from atommem.serve.items import text_item
 from atommem.serve.schema import Event, NotFoundError
@@ -168,3 +169,16 @@ async def test_stream_that_nobody_reads_does_not_stop_the_work() -> None:
     await anext(response.body_iterator)
     await asyncio.wait_for(ended.wait(), 5)
     assert len([text async for text in response.body_iterator]) == 2
+
+
+async def test_silent_stream_is_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def events() -> AsyncGenerator[Any, None]:
+        yield Event("ask")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(streaming, "_PING_SECONDS", 0.01)
+    request: Any = SimpleNamespace(receive=asyncio.Event().wait)
+    response: Any = await respond(request, events(), ChatForm("chat", "model"), True)
+    await anext(response.body_iterator)
+    assert await anext(response.body_iterator) == ": ping\n\n"
+    await response.body_iterator.aclose()

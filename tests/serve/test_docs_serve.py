@@ -19,13 +19,14 @@ PAGE = "docs/serve.md"
 
 def snippet(page: str, kind: str, server: Running) -> str:
     (block,) = (block for _, block in blocks(page, kind) if f"http://{ADDRESS}" in block)
-    return block.replace(f"http://{ADDRESS}", server.url).replace("grpo", "scripted")
+    block = block.replace(f"http://{ADDRESS}", server.url)
+    return re.sub("grpo|smollm2", "scripted", block)
 
 
 @pytest.mark.parametrize(
     ("page", "first", "last"),
     [
-        ("README.md", "Copperclock Brenani made", "Copperclock Brenani made"),
+        ("README.md", "Tom lives in Lisbon now.", "Tom lives in Lisbon now."),
         (PAGE, "Ann lives in Rome.", "Bob sings."),
     ],
 )

@@ -89,7 +89,10 @@ async def test_errors_are_messages_and_crashes_reveal_nothing(
     conversations: Conversations, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Client(make_mcp(conversations, "me")) as client:
-        where = {"conversation": (await call(client, "remember", text=FACT))["conversation"]}
+        told = await call(client, "remember", text=FACT, goal=None, name=None)  # null is absent
+        where = {"conversation": told["conversation"]}
+        expected = "ask: question: Input should be a valid string."
+        assert await call(client, "ask", question=5, **where) == expected
         assert "entry 7" in await call(client, "forget", entry=7, **where)
 
         def crash(*_: Any) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from atommem.errors import ConfigError
 from atommem.serve.middleware import (
@@ -116,6 +117,20 @@ def test_log_is_json_without_text_of_clients_or_exceptions(
     assert answers[-1].json()["error"]["message"] == "the server failed."
     last = json.loads(found[-1])
     assert (last["level"], last["error"], last["owner"]) == ("error", "RuntimeError", "ann")
+
+
+def test_database_that_is_out_is_503_without_its_words(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out(*_: object) -> None:
+        raise OperationalError("select sesame", {}, Exception("sesame"))
+
+    monkeypatch.setattr(server.conversations.log, "info", out)
+    with server.http(KEYS["ann"]) as http:
+        answer = http.get("/v1/conversations/x")
+        assert http.get("/ready").status_code == 200
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert "sesame" not in answer.text
 
 
 async def test_request_cut_at_the_end_of_the_drain_is_503() -> None:

@@ -170,6 +170,12 @@ def test_engine_calls_have_the_order_of_trl(
     """Base weights of an adapter stay in the engine: sleep of level 2 would drop them."""
     clear = "atommem.train.rollout.colocate_backend.clear_device_cache"
     monkeypatch.setattr(clear, lambda: double.record("empty"))
+    checked: list[Any] = []
+
+    async def check(adapter: Any, sample: Any) -> None:
+        checked.append(await sample(adapter))
+
+    monkeypatch.setattr("atommem.train.rollout.colocate_backend.check_adapter", check)
     make_model().save_pretrained(tmp_path / "model")
     model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     if adapts:
@@ -185,6 +191,7 @@ def test_engine_calls_have_the_order_of_trl(
             with backend.rollout(trainer):
                 asyncio.run(backend.policy.complete([1, 2], Sampling(1.0, max_tokens=2)))
     assert double.calls == ["build", calls[-1], *4 * calls]
+    assert len(checked) == adapts  # the first adapter, once
 
 
 @pytest.mark.slow

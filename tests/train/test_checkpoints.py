@@ -17,6 +17,7 @@ from atommem.config import MemoryConfig, save_config
 from atommem.envs.task_files import save_tasks
 from atommem.episode import Episode
 from atommem.errors import BudgetSpentError, ConfigError
+from atommem.files import locked
 from atommem.train import checkpoints, stop_request
 from atommem.train.checkpoints import PARTIAL, last_checkpoint, list_checkpoints
 from atommem.train.console import METRICS_FILE, read_metrics
@@ -272,3 +273,14 @@ def test_two_processes_of_the_shipped_launcher_stop_together(tmp_path: Path) -> 
     evaluations = [entry for entry in read_metrics(out / METRICS_FILE) if "eval_em" in entry]
     assert {(entry["eval_n"], entry["eval_episodes"]) for entry in evaluations} == {(6, 6.0)}
     assert last_checkpoint(out) == out / f"checkpoint-{logged_updates(out)}"
+
+
+def test_locked_folder_refuses_another_run(tmp_path: Path) -> None:
+    with (
+        locked("output_dir", tmp_path),
+        pytest.raises(ConfigError, match="another run writes there"),
+        locked("output_dir", tmp_path),
+    ):
+        pass
+    with locked("output_dir", tmp_path):
+        pass

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
 from transformers import Qwen3ForCausalLM
 from transformers.utils import logging
 from trl.trainer.utils import RepeatSampler
@@ -273,7 +274,11 @@ def test_bfloat16_model_is_trained_in_float32_and_saved_as_it_was(tmp_path: Path
     pairs = zip(trainer.model.parameters(), start.parameters(), strict=True)
     changed = [(new != old.float()).flatten() for new, old in pairs]
     assert torch.cat(changed).float().mean() > 0.9
-    saved = Qwen3ForCausalLM.from_pretrained(trainer.save_final(), dtype="auto")
+    folder = trainer.save_final()
+    file = folder / "model.safetensors"
+    assert {weight.dtype for weight in load_file(file).values()} == {torch.bfloat16}
+    assert file.stat().st_mode == (folder / "config.json").stat().st_mode  # others may read it
+    saved = Qwen3ForCausalLM.from_pretrained(folder, dtype="auto")
     for new, trained in zip(saved.parameters(), trainer.model.parameters(), strict=True):
         torch.testing.assert_close(new, trained.detach().bfloat16(), atol=0, rtol=0)
 

@@ -15,7 +15,7 @@ from atommem.envs.web.corpus.vectors import VectorIndex
 from atommem.envs.web.corpus.words import Ranked, WordIndex
 from atommem.envs.web.page_texts import named_titles, snippet
 from atommem.envs.web.tools import Link, PageError, ToolResult, ToolSource, search_result, text_tool
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, DataError
 from atommem.files import write_json
 
 MANIFEST = "corpus.json"
@@ -52,7 +52,10 @@ class Corpus:
             raise ConfigError(
                 f"{folder}: not a corpus ({error}). Make one with atommem corpus build --out."
             ) from error
+        self._manifest = manifest
         self.pages = PageStore(self.folder / "pages.sqlite", manifest["passage_characters"])
+        if self.pages.counts()["pages"] < manifest.get("pages", 0):
+            raise DataError(f"{folder}: pages are missing (pages.sqlite). Build the corpus again.")
         self._words = WordIndex(self.folder / "words")
         self._vectors: VectorIndex | None = None
         if manifest["embedder"] is not None:
@@ -85,7 +88,9 @@ class Corpus:
                 vectors = await self._embedder.embed([text for _, text in part], "entry")
                 self._vectors.append([number for number, _ in part], vectors)
             recall = self._vectors.build()
-        return {"added": added, **self.pages.counts(), "recall": recall}
+        counts = self.pages.counts()
+        write_json(self.folder / MANIFEST, self._manifest | {"pages": counts["pages"]})
+        return {"added": added, **counts, "recall": recall}
 
     async def search(
         self, queries: Sequence[str], count: int, mode: str | None = None

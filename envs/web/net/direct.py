@@ -1,7 +1,11 @@
 """``tools: [direct]``: pages fetched through the SSRF guard, bounded in bytes and time."""
 
 import asyncio
+import codecs
+import re
 import ssl
+import zlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -22,13 +26,17 @@ from atommem.envs.web.net.hosts import HostRules, parse_address
 from atommem.envs.web.tools import PageError, ToolResult, ToolSource, visit_tool
 from atommem.errors import ConfigError
 
-_PACKAGES = ("trafilatura", "lxml_html_clean", "pypdf", "protego")
+_PACKAGES = ("trafilatura", "lxml_html_clean", "pypdf", "protego", "webencodings")
 _MAX_REDIRECTS = 5
 _HEADERS = {
     "Accept": "text/html,application/xhtml+xml,application/pdf,text/plain;q=0.9,*/*;q=0.5",
     "Accept-Encoding": "gzip, deflate",
 }
 _MAX_ROBOTS_BYTES = 100_000
+_REFRESH = re.compile(
+    rb"""<meta\s+http-equiv=["']?refresh["']?\s+content=["']?[0-5]\s*;\s*url=['"]?([^"'>\s]+)""",
+    re.I,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ class Direct(ToolSource):
         return ToolResult(text, title=title or page.url, links=links, origin=page.url)
 
     async def _extract(self, page: Fetched) -> Extracted:
-        kind, start = page.content_type, page.body[:1024].lstrip()
+        kind, start = page.content_type, page.body[:1024].removeprefix(codecs.BOM_UTF8).lstrip()
         if kind == "application/pdf" or start.startswith(b"%PDF-"):
             return await self._extraction.run(read_pdf, page.body)
         if kind in ("text/html", "application/xhtml+xml") or (not kind and start.startswith(b"<")):
@@ -92,7 +100,10 @@ class Direct(ToolSource):
                 await self._check_robots(address)
             found = await self._get(address)
             if isinstance(found, Fetched):
-                return found
+                refresh = _REFRESH.search(found.body[:4096]) if is_page else None
+                if refresh is None:
+                    return found
+                found = str(address.join(refresh[1].decode("latin-1")))
             target = found
         raise PageError(f"{url} redirects more than {_MAX_REDIRECTS} times.")
 
@@ -118,10 +129,10 @@ class Direct(ToolSource):
         ):
             if response.next_request is not None:
                 return str(response.next_request.url)
-            if response.status_code != 200:
+            if not response.is_success:
                 raise PageError(f"{url} answers {response.status_code}.", response.status_code)
             body = bytearray()
-            async for part in response.aiter_bytes():
+            async for part in _unpacked(response):
                 body += part
                 if len(body) > self.config.page_megabytes * 1e6:
                     raise PageError(f"{url} is larger than {self.config.page_megabytes:g} MB.")
@@ -143,3 +154,21 @@ class Direct(ToolSource):
         arguments = self._robots[site], str(url), self.config.user_agent
         if arguments[0] and not await self._extraction.run(is_allowed_by_robots, *arguments):
             raise PageError(f"{url.host} does not allow robots to read {url}.")
+
+
+async def _unpacked(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the body; of gzip all members, where httpx ends at the first."""
+    if response.headers.get("content-encoding", "").strip().lower() not in ("gzip", "x-gzip"):
+        async for part in response.aiter_bytes():
+            yield part
+        return
+    member = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    async for part in response.aiter_raw():
+        while part:
+            try:
+                yield member.decompress(part)
+            except zlib.error as error:
+                raise httpx.DecodingError(str(error)) from error
+            part = member.unused_data
+            if member.eof:
+                member = zlib.decompressobj(zlib.MAX_WBITS | 16)

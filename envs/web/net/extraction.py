@@ -13,14 +13,16 @@ from urllib.parse import urljoin
 
 from anyio import BrokenWorkerProcess, CapacityLimiter, to_process
 
+from atommem.documents import decode_declared
 from atommem.envs.web.tools import Link, PageError
 from atommem.errors import OutageError
 
 _MAX_WORKERS = 8
-_MAX_BYTES = 1_000_000
+_MAX_SOURCE = 3_000_000  # characters of a page without its scripts
 _MAX_TEXT = 500_000
 _MAX_LINKS = 100
 _MAX_PDF_PAGES = 200
+_SCRIPT = re.compile(r"<(script|style)\b.*?</\1\s*>", re.IGNORECASE | re.DOTALL)
 _BLANK_LINES = re.compile(r"[ \t]*\n\s*\n\s*")
 _Value = TypeVar("_Value")
 Extracted = tuple[str, str, tuple[Link, ...]]  # title, text and links of a page
@@ -80,14 +82,19 @@ def _run_limited(
 
 def read_html(body: bytes, url: str, charset: str | None) -> Extracted:
     import trafilatura
-    from lxml import html
 
-    source = _decode(body[:_MAX_BYTES], charset).encode()
-    parser = html.HTMLParser(encoding="utf-8")
-    tree = html.document_fromstring(source, parser=parser)
+    page = _SCRIPT.sub("", _decode(body, charset))
+    source = page[:_MAX_SOURCE].strip().encode() or b"<p></p>"
+    tree = _parse(source)
     found: Any = trafilatura.bare_extraction(tree, url=url, with_metadata=True, deduplicate=False)
     title, text = ("", "") if found is None else (found.title or "", found.text or "")
-    tree = html.document_fromstring(source, parser=parser)  # trafilatura changes its tree
+    tree = _parse(source)  # trafilatura changes its tree
+    articles = tree.xpath("//article[not(ancestor::article)]")
+    posts = "\n\n".join(map(trafilatura.html2txt, articles))  # of a forum: the first alone is found
+    if len(articles) > 1 and len(text) < len(posts) / 2:
+        text = posts
+    elif found is not None and found.comments:
+        text += f"\n\n{found.comments}"
     title = title or " ".join((tree.findtext(".//title") or "").split())
     links: dict[str, str] = {}
     for anchor in tree.iterfind(".//a[@href]"):
@@ -99,8 +106,19 @@ def read_html(body: bytes, url: str, charset: str | None) -> Extracted:
         if len(links) == _MAX_LINKS:
             break
     text = text or trafilatura.html2txt(tree)
-    text = _BLANK_LINES.sub("\n\n", text).strip()[:_MAX_TEXT]
+    text = _cut(_BLANK_LINES.sub("\n\n", text).strip())
+    if len(page) > _MAX_SOURCE:
+        text += f"\n\n[cut here: {len(page) - _MAX_SOURCE:,} more characters of HTML]"
     return title, text, tuple(Link(name, target) for target, name in links.items())
+
+
+def _parse(source: bytes) -> Any:
+    from lxml import html
+
+    tree = html.document_fromstring(source, parser=html.HTMLParser(encoding="utf-8"))
+    for element in tree.xpath("//body//*[@hidden]"):
+        element.drop_tree()
+    return tree
 
 
 def read_pdf(body: bytes) -> Extracted:
@@ -108,28 +126,32 @@ def read_pdf(body: bytes) -> Extracted:
 
     reader = PdfReader(io.BytesIO(body))
     title = reader.metadata.title if reader.metadata is not None else None
-    text = ""
-    for page in reader.pages[:_MAX_PDF_PAGES]:
-        text += page.extract_text() + "\n\n"
-        if len(text) > _MAX_TEXT:
+    text, count = "", len(reader.pages)
+    for number in range(count):
+        if number == _MAX_PDF_PAGES or len(text) > _MAX_TEXT:
+            text = f"{text[:_MAX_TEXT]}[cut here: {count - number} more of {count} pages]"
             break
-    return str(title or ""), text.strip()[:_MAX_TEXT], ()
+        text += reader.pages[number].extract_text() + "\n\n"
+    return str(title or ""), text.strip(), ()
 
 
 def read_text(body: bytes, charset: str | None) -> Extracted:
-    return "", _decode(body[:_MAX_BYTES], charset or "utf-8").strip()[:_MAX_TEXT], ()
+    return "", _cut(_decode(body, charset, is_html=False).strip()), ()
 
 
 def is_allowed_by_robots(rules: bytes, url: str, agent: str) -> bool:
     from protego import Protego
 
-    return bool(Protego.parse(rules.decode("utf-8", errors="replace")).can_fetch(url, agent))
+    return bool(Protego.parse(rules.decode("utf-8-sig", errors="replace")).can_fetch(url, agent))
 
 
-def _decode(body: bytes, charset: str | None) -> str:
+def _cut(text: str) -> str:
+    more = len(text) - _MAX_TEXT
+    return text if more <= 0 else f"{text[:_MAX_TEXT]}\n\n[cut here: {more:,} more characters]"
+
+
+def _decode(body: bytes, charset: str | None, is_html: bool = True) -> str:
     from trafilatura.utils import decode_file
 
-    with suppress(LookupError):
-        if charset:
-            return body.decode(charset, errors="replace")
-    return str(decode_file(body))
+    declared = decode_declared(body, charset, is_html)
+    return str(decode_file(body)) if declared is None else declared[0]

@@ -29,6 +29,11 @@ class ProviderSource(ToolSource):
     service: ClassVar[Service]
     headers: ClassVar[Mapping[str, str]] = {}
 
+    @property
+    def refused(self) -> str:
+        """What to check if the provider refuses all requests."""
+        return f"{key_variable(self.service)}, the account and the URL"
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._url = self.base_url()
@@ -79,8 +84,7 @@ class ProviderSource(ToolSource):
             if error.status in _REQUEST_STATUSES and not error.of_account:
                 raise PageError(f"{error.message[:300]} ({error.status})", error.status) from error
             raise OutageError(
-                f"{self._url} refuses {self.service} requests ({error}): check "
-                f"{key_variable(self.service)}, the account and the URL."
+                f"{self._url} refuses {self.service} requests ({error}): check {self.refused}."
             ) from error
         try:
             return self.parse(answer, text)
@@ -144,7 +148,7 @@ class Serper(SearchSource):
 
     def parse(self, answer: Any, text: str) -> list[Hit]:
         found = answer.get("organic") or ()
-        hits = [_hit(one.get("title"), one["link"], one.get("snippet")) for one in found]
+        hits = [_hit(one.get("title"), one.get("link"), one.get("snippet")) for one in found]
         box = answer.get("answerBox") or {}
         shown = box.get("answer") or box.get("snippet")
         if shown and box.get("link"):
@@ -156,6 +160,7 @@ class Searxng(SearchSource):
     """A SearxNG server; its settings must enable JSON."""
 
     service = "searxng"
+    refused = "that search.formats of its settings.yml lists json, and the URL"
 
     def request(self, text: str) -> Request:
         return f"/search?{urlencode({'q': text, 'format': 'json'})}", None
@@ -165,7 +170,7 @@ class Searxng(SearchSource):
         if silent and not answer["results"]:
             raise OutageError(f"no engine behind {self._url} responds: {str(silent)[:200]}.")
         found = answer["results"]
-        return [_hit(one.get("title"), one["url"], one.get("content")) for one in found]
+        return [_hit(one.get("title"), one.get("url"), one.get("content")) for one in found]
 
 
 class Retrieve(SearchSource):

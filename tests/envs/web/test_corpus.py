@@ -19,7 +19,7 @@ from atommem.envs.web.corpus.corpus import fuse
 from atommem.envs.web.corpus.vectors import VectorIndex
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, ToolResult
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, DataError
 from tests.envs.benchmark_rows import write_lines
 from tests.envs.web.browsing import use
 from tests.fakes import command
@@ -151,6 +151,9 @@ def test_interrupted_addition_is_completed_by_the_next(
     vectors.write_bytes(whole[: 64 * 4 + 17])  # killed within a row
     build_corpus([], folder)
     assert vectors.read_bytes() == whole
+    (folder / "pages.sqlite").unlink()
+    with pytest.raises(DataError, match="pages are missing"):
+        build(folder, [])
 
 
 def test_read_pages_accepts_the_usual_fields(tmp_path: Path) -> None:

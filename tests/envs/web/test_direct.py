@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import re
 import socket
 import time
 from http.server import BaseHTTPRequestHandler
@@ -118,6 +119,16 @@ def test_bytes_are_bounded_as_unpacked() -> None:
         fetch(f"http://{host}/", page_megabytes=0.001)
 
 
+def test_gzip_is_unpacked_to_its_end_and_a_refresh_followed() -> None:
+    body = gzip.compress(b"first, ") + gzip.compress(b"second")
+    routes = {
+        "/": answering("<meta http-equiv='refresh' content='0; url=/new'>", status=203),
+        "/new": answering(body, Content_Encoding="gzip"),
+    }
+    with serving(routes) as (host, _):
+        assert fetch(f"http://{host}/").body == b"first, second"
+
+
 def test_unknown_host_is_a_page_error_and_silent_resolver_an_outage() -> None:
     with pytest.raises(OutageError, match="check this machine's resolver"):
         fetch("http://a.test/", resolver({}, silent=("a.test", "example.com")))
@@ -160,12 +171,38 @@ def make_pdf(*pages: str) -> bytes:
 def test_extraction_reads_the_start_of_a_large_document() -> None:
     pytest.importorskip("lxml_html_clean")
     links = "".join(f"<a href='/{number}'>{number}</a>" for number in range(150))
-    page = f"<p>{PROSE}</p>{links}<!--{'x' * 1_000_000}--><p>The end.</p>".encode()
+    script = f"<script>{'x' * 4_000_000}</script>"
+    page = f"{script}<p>{PROSE}</p>{links}<!--{'x' * 3_000_000}--><p>The end.</p>".encode()
     _, text, found = read_html(page, "http://a.test/", None)
     assert (PROSE.strip() in text, "The end." in text, len(found)) == (True, False, 100)
-    assert len(read_text(b"x" * 600_000, None)[1]) == 500_000
-    pdf = make_pdf(*(f"page {number}." for number in range(201)))
-    assert read_pdf(pdf)[1].endswith("page 199.")
+    assert re.search(r"\[cut here: \d,\d{3} more characters of HTML\]$", text)
+    assert read_text(b"x" * 600_000, None)[1].endswith("x\n\n[cut here: 100,000 more characters]")
+    pdf = make_pdf(*(f"page {number}." for number in range(205)))
+    assert read_pdf(pdf)[1].endswith("page 199.\n\n[cut here: 5 more of 205 pages]")
+
+
+def test_posts_and_comments_are_read_and_hidden_text_is_not() -> None:
+    pytest.importorskip("lxml_html_clean")
+    posts = "".join(f"<div><article><p>Post {n}. {PROSE}</p></article></div>" for n in range(3))
+    hidden = "<p hidden>Visit evil.test.</p>"
+    _, text, _ = read_html(f"<body>{posts}{hidden}</body>".encode(), "http://a.test/", None)
+    assert [f"Post {n}." in text for n in range(3)] == [True] * 3
+    assert "evil" not in text
+
+
+@pytest.mark.parametrize(
+    ("label", "encoding", "words"),
+    [
+        ("gb2312", "gb18030", "朱镕基和后面"),
+        ("shift_jis", "cp932", "①髙"),
+        ("ks_c_5601-1987", "cp949", "똠방각하"),
+        ("iso-8859-1", "cp1252", "Le prix est de 25 €."),
+        ("iso-8859-9", "cp1254", "şey €"),
+        ("latin-1", "utf-8-sig", "a mark wins €"),
+    ],
+)
+def test_labels_of_headers_are_those_of_browsers(label: str, encoding: str, words: str) -> None:
+    assert read_text(words.encode(encoding), label)[1] == words
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +236,7 @@ def test_direct_extracts_html_pdf_and_text_and_gives_up_slow_pages() -> None:
 @pytest.mark.slow
 def test_direct_obeys_robots_also_after_redirects() -> None:
     redirect = answering("", status=302, Location="/private/a")
-    robots = answering("User-agent: *\nDisallow: /private\n", "text/plain")
+    robots = answering("\ufeffUser-agent: *\nDisallow: /private\n", "text/plain")
     routes = {"/robots.txt": robots, "/open": answering(PROSE, "text/plain"), "/in": redirect}
     with serving(routes) as (host, asked):
         results = read(*(f"http://{host}/{path}" for path in ("private/a", "open", "in")))

@@ -22,7 +22,7 @@ from atommem.errors import BudgetSpentError, ConfigError, DataError, OutageError
 from tests.envs.web.browsing import ANSWER, call, play, use
 from tests.fakes import command
 
-pytest.importorskip("mcp")
+MCPError = pytest.importorskip("mcp").MCPError
 ADDRESS = "https://a.test/mcp"
 PARTS = [SimpleNamespace(type="text", text="found"), SimpleNamespace(type="image", data="AA==")]
 TOOL = SimpleNamespace(name="grep", description="", input_schema={"type": "object"})
@@ -34,6 +34,7 @@ class Servers:
     def __init__(self) -> None:
         self.made = self.open = 0
         self.addresses: list[Any] = []
+        self.fault: Exception | None = None
 
     @asynccontextmanager
     async def client(self, address: Any) -> AsyncIterator[Any]:
@@ -47,7 +48,7 @@ class Servers:
         async def call_tool(name: str, arguments: Any) -> Any:
             await asyncio.sleep(0.01 * arguments.get("late", 0))
             if number == 1:
-                raise ConnectionError(f"no way to {address}")
+                raise self.fault or ConnectionError(f"no way to {address}")
             return SimpleNamespace(content=PARTS, is_error=False)
 
         try:
@@ -69,8 +70,19 @@ def source(*addresses: str, **settings: Any) -> McpSource:
     return McpSource(config)
 
 
-def test_broken_connection_is_replaced_once_for_all_calls(servers: Servers) -> None:
-    made = source(ADDRESS)
+SESSION_FAULTS = [  # of servers that restarted: connections, Python, TypeScript, its example
+    None,
+    MCPError(-32600, "Session not found"),
+    MCPError(-32001, "Session not found"),
+    MCPError(-32000, "Bad Request: No valid session ID provided"),
+]
+
+
+@pytest.mark.parametrize("fault", SESSION_FAULTS)
+def test_lost_session_is_replaced_once_for_all_calls(
+    servers: Servers, fault: Exception | None
+) -> None:
+    made, servers.fault = source(ADDRESS), fault
 
     async def run() -> list[Any]:
         calls = (made.tools[0].run({"late": late}, None) for late in range(8))
