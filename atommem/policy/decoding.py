@@ -148,14 +148,13 @@ def _prefill(
 def _grouped_queries(model: Any) -> Iterator[None]:
     """Let `model` decode with `_attend_grouped` in place of transformers' sdpa."""
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
 
     replaceable = getattr(model, "_supports_attention_backend", False)
     if model.config._attn_implementation != "sdpa" or not replaceable:
         yield
         return
     AttentionInterface.register(GROUPED, _attend_grouped)
-    AttentionMaskInterface.register(GROUPED, sdpa_mask)
+    AttentionMaskInterface.register(GROUPED, AttentionMaskInterface()["sdpa"])
     model.set_attn_implementation(GROUPED)
     try:
         yield
@@ -176,11 +175,11 @@ def _attend_grouped(
     Query heads that share a key head attend to it like queries of several tokens.
     """
     import torch
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers import AttentionInterface
 
     rows, heads, tokens, width = query.shape
     if tokens > 1 or kwargs.get("position_bias") is not None:
-        return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+        return AttentionInterface()["sdpa"](module, query, key, value, mask, **kwargs)
     grouped = query.view(rows, key.shape[1], -1, width)
     out = torch.nn.functional.scaled_dot_product_attention(
         grouped, key, value, mask, scale=kwargs.get("scaling")
