@@ -19,7 +19,7 @@ CLIENTS = {
     "langgraph_store": "langgraph.store",
     "litellm_sdk": "litellm",
     "llama_index": "llama_index.llms.openai_like",
-    "mcp_session": "mcp.server.fastmcp",  # of 1.x alone
+    "mcp_session": "mcp.server.fastmcp.server",  # of 1.x alone
     "openai_agents": "agents",
     "pydantic_agent": "pydantic_ai",
 }
