@@ -23,6 +23,8 @@ from atommem.serve.wire import (
     page,
 )
 
+msgspec.json.Decoder(Step)  # in one thread, as in atommem.memory.log
+
 router = APIRouter(prefix="/v1/conversations/{conversation}")
 files = APIRouter(prefix="/v1")
 _SECONDS = 60  # bounds the extraction of a text: a file may be made to take forever

@@ -313,3 +313,7 @@ def to_json(record: Operation | Source) -> dict[str, Any]:
 def operation_from_json(record: Mapping[str, Any]) -> Operation:
     """Return the operation that `to_json` wrote. Raises ValueError if `record` is damaged."""
     return msgspec.convert(record, Operation)
+
+
+# msgspec keeps what it knows of a class on it, and crashes where two threads build that at once.
+msgspec.json.Decoder(Operation)
