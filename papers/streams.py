@@ -19,8 +19,9 @@ import numpy as np
 
 from atommem.config import EmbedderConfig, check_choice
 from atommem.embedding import make_embedder
+from atommem.embedding.embedder import Vectors
 from atommem.envs.scoring.statistics import wilson_interval
-from atommem.errors import DataError
+from atommem.errors import ConfigError, DataError
 from atommem.memory.log import Entry
 from atommem.memory.rules import Numbers, StoreState
 from atommem.plugins import find
@@ -40,6 +41,7 @@ class StreamRow:
     query: str  # a text, or a JSON object as its text
     truth: Any  # the right result, as the agent's `score` understands it
     output: str | None = None  # the work done, in a record of the initial memory
+    problem: str = ""  # what a prompt shows, if it is not the query
 
 
 class Agent(Protocol):
@@ -98,35 +100,77 @@ KEYS = {"ego": 1.0, "goal": 10.0, "history": 1.0}
 """Keys of AgentDriver's inputs, with the weights of its code."""
 
 
-def relative_change(a: Input, b: Input) -> float:
+def cosine(query: Input, records: Sequence[Input]) -> Numbers:
+    """Return the cosine of the vectors ``x`` (RegAgent)."""
+    rows, x = np.array([record["x"] for record in records], dtype=float), np.array(query["x"])
+    found: Numbers = rows @ x / np.linalg.norm(rows, axis=1) / np.linalg.norm(x)
+    return found
+
+
+def relative_change(query: Input, records: Sequence[Input]) -> Numbers:
     """Return 1 - the mean relative change (CIC-IoT); texts are equal or not."""
-    changes = []
-    for name, value in a.items():
+    total = np.zeros(len(records))
+    for name, value in query.items():
+        others = [record[name] for record in records]
         if isinstance(value, str):
-            changes.append(float(value != b[name]))
+            total += [float(value != other) for other in others]
         else:
-            most = max(abs(value), abs(b[name]))
-            changes.append(abs(value - b[name]) / most if most else 0.0)
-    return 1 - float(np.mean(changes))
+            most = np.maximum(abs(value), np.abs(np.array(others, dtype=float)))
+            total += np.abs(value - np.array(others)) / np.where(most > 0, most, 1)
+    return 1 - total / len(query)
 
 
-def three_keys(a: Input, b: Input) -> float:
+def minus_distance(query: Input, records: Sequence[Input]) -> Numbers:
+    """Return -(sum over `KEYS` of weight x squared distance)."""
+    total = np.zeros(len(records))
+    for key, weight in KEYS.items():
+        rows = np.array([record[key] for record in records], dtype=float)
+        total -= weight * np.sum((rows - np.array(query[key])) ** 2, axis=1)
+    return total
+
+
+def three_keys(query: Input, records: Sequence[Input]) -> Numbers:
     """Return exp(-sum over keys of weight x squared distance) (AgentDriver)."""
-    squares = {key: np.sum((np.asarray(a[key]) - np.asarray(b[key])) ** 2) for key in KEYS}
-    return float(np.exp(-sum(weight * float(squares[key]) for key, weight in KEYS.items())))
+    found: Numbers = np.exp(minus_distance(query, records))
+    return found
 
 
-def _similarity(compare: Callable[[Input, Input], float]) -> Similarity:
+def similarity_of(compare: Callable[[Input, Sequence[Input]], Numbers]) -> Similarity:
+    """Return the bank's similarity of inputs that are JSON objects."""
+
     def similarity(query: str, store: StoreState) -> Numbers:
-        asked = _parse(query)
+        records = [_parse(store.entries[int(i)].text) for i in store.ids]
+        if not records:
+            return np.empty(0)
         try:
-            texts = [store.entries[int(i)].text for i in store.ids]
-            return np.array([compare(asked, _parse(text)) for text in texts])
-        except (KeyError, TypeError) as error:
+            return compare(_parse(query), records)
+        except (KeyError, TypeError, ValueError) as error:
             message = f"inputs of the stream do not have the same fields ({error})"
             raise DataError(f"{message}: {query[:200]}") from error
 
     return similarity
+
+
+def shift(
+    rows: Sequence[StreamRow], components: int, seed: int, vectors: Vectors | None = None
+) -> list[StreamRow]:
+    """Return the rows component after component of a Gaussian mixture (appendix A.5).
+
+    `vectors` embed the queries, shape (n, dim); without, the queries' own numbers are clustered.
+    The initial memory stays first. Covariances are diagonal, as in the authors' code.
+    """
+    from sklearn.mixture import GaussianMixture
+
+    known = [row for row in rows if row.output is not None]
+    tasks = [row for row in rows if row.output is None]
+    if not 1 <= components <= len(tasks):
+        raise ConfigError(f"shift={components}: must be from 1 to the {len(tasks)} tasks.")
+    if vectors is None:
+        fields = [_parse(row.query).values() for row in tasks]
+        vectors = np.array([np.hstack([np.array(one, float) for one in row]) for row in fields])
+    mixture = GaussianMixture(components, covariance_type="diag", random_state=seed)
+    order = np.argsort(mixture.fit_predict(vectors), kind="stable")
+    return known + [tasks[i] for i in order]
 
 
 @lru_cache(maxsize=100_000)
@@ -142,8 +186,9 @@ def _parse(query: str) -> Input:
 
 SIMILARITIES: Mapping[str, Similarity | None] = {
     "text": None,
-    "keys": _similarity(three_keys),
-    "relative": _similarity(relative_change),
+    "cosine": similarity_of(cosine),
+    "keys": similarity_of(three_keys),
+    "relative": similarity_of(relative_change),
 }
 """``text`` is the cosine of text embeddings, the bank's own (EHRAgent)."""
 
@@ -168,6 +213,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--capacity", type=int, help="Most records; unlimited if unset.")
     help_text = "For similarity text; unset: hashed words, which need no model."
     add("--embedder_model", help=help_text)
+    help_text = "Sort tasks by this many Gaussian components of their inputs (section 5.1)."
+    add("--shift", type=int, metavar="N", help=help_text)
     add("--seed", type=int, default=0, help="Of evaluators and rules.")
 
 
@@ -179,6 +226,12 @@ def run(arguments: argparse.Namespace, journal: Journal) -> Report:
     if arguments.embedder_model is not None:
         config = EmbedderConfig("sentence_transformer", arguments.embedder_model)
     embedder = make_embedder(config)
+    if arguments.shift is not None:
+        vectors = None
+        if arguments.similarity == "text":
+            queries = [row.query for row in rows if row.output is None]
+            vectors = asyncio.run(embedder.embed(queries, "entry"))
+        rows = shift(rows, arguments.shift, arguments.seed, vectors)
 
     def measure(evaluator: str, deletion: str) -> list[Any]:
         progress(f"streams: {evaluator}, {deletion}")
