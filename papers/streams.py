@@ -1,32 +1,22 @@
-"""Experience following (arXiv 2505.16067) on any stream, under every evaluator and deletion."""
+"""Streams of tasks for an experience bank (arXiv 2505.16067): rows, agents, input similarities."""
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import hashlib
-import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Protocol
 
 import numpy as np
 
-from atommem.config import EmbedderConfig, check_choice
-from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Vectors
-from atommem.envs.scoring.statistics import wilson_interval
 from atommem.errors import ConfigError, DataError
 from atommem.memory.log import Entry
 from atommem.memory.rules import Numbers, StoreState
-from atommem.plugins import find
-from papers.experience import EVALUATORS, Bank, Experience, Similarity
-from papers.experiment import Journal, Report, main, progress
+from papers.experience import Similarity
 from papers.inputs import read_json_rows
 
 Shown = Sequence[tuple[Entry, float]]
@@ -193,71 +183,6 @@ SIMILARITIES: Mapping[str, Similarity | None] = {
 """``text`` is the cosine of text embeddings, the bank's own (EHRAgent)."""
 
 
-DELETIONS = ["periodic", "history", "combined"]
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the experiment's flags."""
-    add = parser.add_argument
-    help_text = "JSON Lines of query and truth; with output for the initial memory."
-    add("--stream", type=Path, required=True, metavar="FILE", help=help_text)
-    help_text = "Class with act(row, shown) and score(row, output)."
-    add("--agent", required=True, metavar="MODULE:CLASS", help=help_text)
-    help_text = f"Of queries: {', '.join(SIMILARITIES)} (%(default)s)."
-    add("--similarity", default="text", help=help_text)
-    add("--k", type=int, default=4, help="Records shown for a task (%(default)s).")
-    help_text = "Rules of addition (all four of the paper's kinds)."
-    add("--evaluators", nargs="+", default=list(EVALUATORS), help=help_text)
-    help_text = "Retention rules, with the last evaluator."
-    add("--deletions", nargs="+", default=DELETIONS, help=help_text)
-    add("--capacity", type=int, help="Most records; unlimited if unset.")
-    help_text = "For similarity text; unset: hashed words, which need no model."
-    add("--embedder_model", help=help_text)
-    help_text = "Sort tasks by this many Gaussian components of their inputs (section 5.1)."
-    add("--shift", type=int, metavar="N", help=help_text)
-    add("--seed", type=int, default=0, help="Of evaluators and rules.")
-
-
-def run(arguments: argparse.Namespace, journal: Journal) -> Report:
-    """Measure success and size under every evaluator, and under the last one with deletions."""
-    check_choice("similarity", arguments.similarity, tuple(SIMILARITIES))
-    rows, make_agent = read_stream(arguments.stream), find("atommem.agents", arguments.agent)
-    config = EmbedderConfig("hashing")
-    if arguments.embedder_model is not None:
-        config = EmbedderConfig("sentence_transformer", arguments.embedder_model)
-    embedder = make_embedder(config)
-    if arguments.shift is not None:
-        vectors = None
-        if arguments.similarity == "text":
-            queries = [row.query for row in rows if row.output is None]
-            vectors = asyncio.run(embedder.embed(queries, "entry"))
-        rows = shift(rows, arguments.shift, arguments.seed, vectors)
-
-    def measure(evaluator: str, deletion: str) -> list[Any]:
-        progress(f"streams: {evaluator}, {deletion}")
-        bank = Bank(
-            embedder,
-            capacity=arguments.capacity,
-            retention="fifo" if deletion == "none" else deletion,
-            evaluator=evaluator,
-            seed=arguments.seed,
-        )
-        similarity = SIMILARITIES[arguments.similarity]
-        outcomes = asyncio.run(run_rows(rows, make_agent(), bank, similarity, arguments.k))
-        low, high = wilson_interval(sum(outcome >= 1 for outcome in outcomes), len(outcomes))
-        return [f"{evaluator}, {deletion}", fmean(outcomes), f"[{low:.3f}, {high:.3f}]", len(bank)]
-
-    arms = [(evaluator, "none") for evaluator in arguments.evaluators]
-    arms += [(arguments.evaluators[-1], deletion) for deletion in arguments.deletions]
-    # A changed agent starts anew.
-    code = hashlib.sha256(Path(inspect.getfile(make_agent)).read_bytes()).hexdigest()[:16]
-    lines = [journal.once(json.dumps([*arm, code]), partial(measure, *arm)) for arm in arms]
-    report = Report("streams", "Addition and deletion of experience, after arXiv 2505.16067")
-    columns = ["added, deleted by", "success", "95%, as if tasks were independent", "records"]
-    report.table(arguments.stream.name, columns, lines)
-    return report
-
-
 def read_stream(path: Path) -> list[StreamRow]:
     """Read the rows of a file; DataError if one has no query or truth."""
     found = []
@@ -268,28 +193,3 @@ def read_stream(path: Path) -> list[StreamRow]:
         text = query if isinstance(query, str) else json.dumps(query)
         found.append(StreamRow(text, row["truth"], None if output is None else str(output)))
     return found
-
-
-async def run_rows(
-    rows: Sequence[StreamRow], agent: Agent, bank: Bank, similarity: Similarity | None, k: int
-) -> list[float]:
-    """Return the outcome of every task; rows with an output are the initial memory."""
-    known = [row for row in rows if row.output is not None]
-    await bank.fill(_experience(row, row.output or "", agent) for row in known)
-    outcomes = []
-    for row in rows:
-        if row.output is None:
-            shown = await bank.retrieve(row.query, k, similarity)
-            experience = _experience(row, await agent.act(row, shown), agent)
-            outcomes.append(float(experience.outcome or 0.0))
-            await bank.end(experience)
-    return outcomes
-
-
-def _experience(row: StreamRow, output: str, agent: Agent) -> Experience:
-    scored = dict(agent.score(row, output))
-    return Experience(row.query, output, float(scored.pop("outcome")), scored)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main("streams", __doc__, add_flags, run))

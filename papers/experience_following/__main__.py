@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
+import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from atommem.config import EmbedderConfig, PolicyConfig, check_choice, check_least
 from atommem.embedding import make_embedder
+from atommem.embedding.embedder import Embedder
 from atommem.errors import ConfigError
+from atommem.plugins import find
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import open_policy, policy_identity
-from papers.experience_following.agents import Agent, Asker, Follower, RegAgent
+from papers.experience_following.agents import Agent, Asker, Follower, RegAgent, StreamAgent
 from papers.experience_following.clinic import EhrAgent
 from papers.experience_following.driving import DriverAgent
 from papers.experience_following.flows import CicIotAgent
-from papers.experience_following.report import COLUMNS, add_figure, add_table
+from papers.experience_following.report import add_figure, add_runs, add_table
 from papers.experience_following.runs import Arm, Run, make_judges, play
 from papers.experiment import Journal, Report, main, progress
 from papers.inputs import load_published
-from papers.streams import StreamRow, shift
+from papers.streams import SIMILARITIES, StreamRow, shift
 
 AGENTS = {one.name: one for one in (RegAgent, EhrAgent, DriverAgent, CicIotAgent)}
 
@@ -29,8 +33,13 @@ AGENTS = {one.name: one for one in (RegAgent, EhrAgent, DriverAgent, CicIotAgent
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the experiment's flags."""
     add = parser.add_argument
-    help_text = "Play this agent's arms of the table or figure first; else saved runs are read."
-    add("--agent", choices=list(AGENTS), help=help_text)
+    help_text = f"Play the arms of {', '.join(AGENTS)}, or of your class (MODULE:CLASS, with "
+    help_text += "act(row, shown) and score(row, output)); unset: saved runs are read."
+    add("--agent", metavar="NAME", help=help_text)
+    help_text = "For your class: JSON Lines of query and truth; with output for the initial memory."
+    add("--stream", type=Path, metavar="FILE", help=help_text)
+    help_text = f"Of your stream's queries: {', '.join(SIMILARITIES)} (%(default)s)."
+    add("--similarity", default="text", help=help_text)
     add("--table", type=int, metavar="N", help="Table 1, 2, 4, 5, 6 or 8; without --figure, 1.")
     add("--figure", type=int, metavar="N", help="Figure 2 to 18; --out takes its plot.")
     help_text = "Play these arms in place of the table's, as 'strict, history, n 10'."
@@ -61,26 +70,39 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, journal: Journal) -> Report:
     """Play what is asked for, and report the table or figure."""
     paper = load_published("experience_following")
-    number, figure = arguments.table, arguments.figure
-    if figure is None and number is None:
+    number, figure, own = arguments.table, arguments.figure, arguments.stream is not None
+    if figure is None and number is None and not own:
         number = 1
-    names: list[str] = []
+    names: list[str] = paper["stream"]["arms"] if own and figure is None else []
     if number is not None:
         check_choice("table", number, list(paper["tables"]))
         rows = paper["tables"][number]["rows"]
-        names += [name for name, cells in rows.items() if arguments.agent in cells]
+        names = [name for name, cells in rows.items() if own or arguments.agent in cells]
     if figure is not None:
         check_choice("figure", figure, list(paper["figures"]))
-        names += paper["figures"][figure]["arms"]
+        names = [*names, *paper["figures"][figure]["arms"]]
     report = Report("experience_following", paper["source"])
     if arguments.agent is not None:
         arms = [Arm.parse(name) for name in dict.fromkeys(arguments.arms or names)]
         add_runs(report, asyncio.run(_play_all(arguments, arms)))
-    if number is not None:
+    if number is not None and not own:
         add_table(report, paper, number, arguments.runs)
     if figure is not None:
-        add_figure(report, paper, figure, arguments.runs, arguments.out)
+        agents = ["stream"] if own else []
+        add_figure(report, paper, figure, arguments.runs, arguments.out, agents)
     return report
+
+
+def _make_agent(arguments: argparse.Namespace, embedder: Embedder | None) -> tuple[Agent, str]:
+    """Return the agent, and what identifies the code of a user's class."""
+    if arguments.stream is None:
+        check_choice("agent", arguments.agent, list(AGENTS))
+        return AGENTS[arguments.agent](arguments.data, arguments.seed, embedder), ""
+    check_choice("similarity", arguments.similarity, list(SIMILARITIES))
+    made = find("atommem.agents", arguments.agent)
+    code = hashlib.sha256(Path(inspect.getfile(made)).read_bytes()).hexdigest()[:16]
+    values = made(), arguments.similarity, arguments.seed, embedder
+    return StreamAgent(arguments.stream, *values), f"{arguments.agent} {code}"
 
 
 async def _play_all(arguments: argparse.Namespace, arms: Sequence[Arm]) -> list[Run]:
@@ -89,7 +111,7 @@ async def _play_all(arguments: argparse.Namespace, arms: Sequence[Arm]) -> list[
     embedder = None
     if arguments.embedder_model is not None:
         embedder = make_embedder(EmbedderConfig("sentence_transformer", arguments.embedder_model))
-    agent: Agent = AGENTS[arguments.agent](arguments.data, arguments.seed, embedder)
+    agent, code = _make_agent(arguments, embedder)
     initial = arguments.initial or agent.settings["initial"]
     rows = agent.tasks(initial, arguments.tasks or agent.settings["stream"])
     known = [agent.score(row, row.output) for row in rows if row.output is not None]
@@ -97,7 +119,8 @@ async def _play_all(arguments: argparse.Namespace, arms: Sequence[Arm]) -> list[
         name: getattr(arguments, name)
         for name in ("judges", "seed", "temperature", "max_tokens", "embedder_model")
     }
-    settings |= {"policy": "follower", "data": str(arguments.data or "generated"), "known": known}
+    data = arguments.stream or arguments.data or "generated"
+    settings |= {"policy": code or "follower", "data": str(data), "known": known}
     settings |= {"tasks": len(rows) - len(known), "initial": len(known)}
     sampling = Sampling(arguments.temperature, max_tokens=arguments.max_tokens, seed=arguments.seed)
     agent.asker, opened = Follower(agent, arguments.seed), []
@@ -135,7 +158,7 @@ async def _play_all(arguments: argparse.Namespace, arms: Sequence[Arm]) -> list[
         for policy in opened:
             await policy.close()
     if arguments.judge_rows is not None:
-        write_judge_rows(agent, rows[initial:], runs, arguments.judge_rows)
+        write_judge_rows(agent, rows[len(known) :], runs, arguments.judge_rows)
     return runs
 
 
@@ -164,21 +187,6 @@ def write_judge_rows(
     share = min(most // 2, *(len(set(lines)) for lines in found.values()))
     chosen = [line for lines in found.values() for line in list(dict.fromkeys(lines))[:share]]
     path.write_text("\n".join(chosen) + "\n", encoding="utf-8")
-
-
-def add_runs(report: Report, runs: Sequence[Run]) -> None:
-    """Add these runs, and check what follows from the rules: the size without deletions."""
-    columns = ["success", "size", "r"]
-    rows = [[run.arm.name, *(COLUMNS[name](run) for name in columns)] for run in runs]
-    report.table("The arms just played", ["arm", *columns], rows, 2)
-    for played in runs:
-        arm, done = played.arm, len(played.lines)
-        report.check(f"{arm.name}: tasks", played.is_whole, done, played.settings["tasks"])
-        wins = int(played.column("outcome").sum())
-        added = {"fixed": 0, "add all": done, "strict": wins}.get(arm.evaluator)
-        if arm.deletion == "none" and not arm.error_free and added is not None:
-            wanted = played.settings["initial"] + added
-            report.check(f"{arm.name}: records", played.size == wanted, played.size, wanted)
 
 
 if __name__ == "__main__":

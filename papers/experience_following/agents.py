@@ -21,7 +21,7 @@ from atommem.thinking import after_thoughts
 from papers.experience import Similarity
 from papers.inputs import load_published
 from papers.regagent.simulation import make_world, similarity_follower
-from papers.streams import Shown, StreamRow, executions, similarity_of
+from papers.streams import SIMILARITIES, Shown, StreamRow, executions, read_stream, similarity_of
 from papers.streams import cosine as cosine_of_x
 
 PROMPTS: dict[str, dict[str, Any]] = yaml.safe_load(
@@ -79,10 +79,9 @@ class Agent:
     asker: Any
 
     def __init__(self, folder: Path | None, seed: int, embedder: Embedder | None = None) -> None:
-        self.settings: Mapping[str, Any] = load_published("experience_following")["agents"][
-            self.name
-        ]
-        self.prompts, self.folder, self.seed = PROMPTS[self.name], folder, seed
+        paper = load_published("experience_following")
+        self.settings: Mapping[str, Any] = paper["agents"].get(self.name, paper["stream"])
+        self.prompts, self.folder, self.seed = PROMPTS.get(self.name, {}), folder, seed
         self.embedder = embedder or HashingEmbedder(64)
 
     def tasks(self, initial: int, n: int) -> list[StreamRow]:
@@ -93,7 +92,7 @@ class Agent:
             self.folder = Path(self._made.name)
             self.generate(self.folder, initial, n, rng)
         rows = self.read(self.folder, initial, n, rng)
-        if len(rows) <= initial:
+        if all(row.output is not None for row in rows):
             raise DataError(f"{self.folder}: has {len(rows)} rows, no more than initial={initial}.")
         return rows
 
@@ -131,8 +130,9 @@ class Agent:
         return score
 
     async def output_similarity(self, output: str, record: str) -> float:
-        """Return the similarity of an output and the one of the most similar record."""
-        raise NotImplementedError
+        """Return the similarity of an output and the most similar record's: of embedded texts."""
+        a, b = await self.embedder.embed([output, record], "entry")
+        return float(a @ b)
 
     def true_output(self, row: StreamRow) -> str | None:
         """Return the right output, for error-free records; None if the data has none."""
@@ -154,6 +154,33 @@ def says_yes(verdict: str) -> bool:
 def rbf(a: Any, b: Any) -> float:
     """Return exp(-squared distance) (appendix A.1, gamma 1)."""
     return float(np.exp(-np.sum((np.asarray(a, float) - np.asarray(b, float)) ** 2)))
+
+
+class StreamAgent(Agent):
+    """A user's stream, and the user's class, which does and scores its tasks."""
+
+    name = "stream"
+
+    def __init__(
+        self, path: Path, made: Any, similarity: str, seed: int, embedder: Embedder | None = None
+    ) -> None:
+        super().__init__(path, seed, embedder)
+        self.similarity, self._user = SIMILARITIES[similarity], made
+
+    def read(self, folder: Path, initial: int, n: int, rng: np.random.Generator) -> list[StreamRow]:
+        """Read the rows of the file `folder`; those with an output are the initial memory."""
+        rows = sorted(read_stream(folder), key=lambda row: row.output is None)
+        known = sum(row.output is not None for row in rows)
+        return rows[max(0, known - initial) : known + n]
+
+    async def act(self, row: StreamRow, shown: Shown, key: str) -> str:
+        return str(await self._user.act(row, shown))
+
+    def score(self, row: StreamRow, output: str) -> dict[str, Any]:
+        return dict(self._user.score(row, output))
+
+    def true_output(self, row: StreamRow) -> str | None:
+        return row.truth if isinstance(row.truth, str) else None
 
 
 class RegAgent(Agent):

@@ -74,11 +74,6 @@ class CicIotAgent(Agent):
         named = {name for name in self.prompts["classes"] if name in answer}
         return {"outcome": float(named == {row.truth})}
 
-    async def output_similarity(self, output: str, record: str) -> float:
-        """Return the cosine of both texts' embeddings."""
-        a, b = await self.embedder.embed([output, record], "entry")
-        return float(a @ b)
-
     def true_output(self, row: StreamRow) -> str:
         return self._right(json.loads(row.query), row.truth)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,14 @@ def _mean(values: list[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-COLUMNS: Mapping[str, Callable[[Run], float | int | None]] = {
+def _interval(run: Run) -> str:
+    low, high = wilson_interval(round(run.column("outcome").sum()), len(run.lines))
+    return f"[{100 * low:.1f}, {100 * high:.1f}] of {len(run.lines)}"
+
+
+COLUMNS: Mapping[str, Callable[[Run], Any]] = {
     "success": lambda run: _percent(list(run.column("outcome"))),
+    "95%": _interval,
     "size": lambda run: run.size,
     "r": lambda run: run.r,
     "retained": lambda run: _mean(run.records(False, "error", 6)),
@@ -42,38 +48,52 @@ COLUMNS: Mapping[str, Callable[[Run], float | int | None]] = {
     "retained right": lambda run: _percent(run.records(False, "outcome")),
     "deleted right": lambda run: _percent(run.records(True, "outcome")),
 }
+"""Figures of a run; errors are those of records used six times or more."""
+
+
+def add_runs(report: Report, runs: Sequence[Run]) -> None:
+    """Add these runs, and check what follows from the rules: the size without deletions."""
+    columns = ["success", "95%", "size", "r"]
+    rows = [[run.arm.name, *(COLUMNS[name](run) for name in columns)] for run in runs]
+    report.table("The arms just played", ["arm", *columns], rows, 2)
+    for run in runs:
+        arm, done = run.arm, len(run.lines)
+        report.check(f"{arm.name}: tasks", run.is_whole, done, run.settings["tasks"])
+        wins = int(sum(run.column("outcome") >= 1))
+        added = {"fixed": 0, "add all": done, "strict": wins}.get(arm.evaluator)
+        if arm.deletion == "none" and not arm.error_free and added is not None:
+            wanted = run.settings["initial"] + added
+            report.check(f"{arm.name}: records", run.size == wanted, run.size, wanted)
 
 
 def add_table(report: Report, paper: Mapping[str, Any], number: int, folder: Path) -> None:
     """Add one of the paper's tables."""
     table = paper["tables"][number]
-    names = table["columns"]
-    rows: list[list[Any]] = []
+    names, rows = table["columns"], []
     for agent in paper["agents"]:
-        for name, published in table["rows"].items():
-            if agent not in published:
-                continue
-            run = load_run(folder, agent, name)
-            printed = [*published[agent], *[None] * len(names)][: len(names)]
-            ours: list[Any] = [MISSING, *[None] * len(names)]
-            if run is not None:
-                wins = round(run.column("outcome").sum())
-                low, high = wilson_interval(wins, len(run.lines))
-                ours = [COLUMNS[column](run) for column in names]
-                ours.append(f"[{100 * low:.1f}, {100 * high:.1f}], {len(run.lines)} tasks")
+        for name in (name for name, cells in table["rows"].items() if agent in cells):
+            run, published = load_run(folder, agent, name), table["rows"][name][agent]
+            printed = [*published, *[None] * len(names)][: len(names)]
+            ours = [MISSING if run is None else COLUMNS[one](run) for one in [*names, "95%"]]
             rows.append([agent, name, *printed, *ours])
-    columns = ["agent", "arm", *names, *(f"{name}, ours" for name in names)]
-    columns.append("95% of success, ours")
+    columns = ["agent", "arm", *names, *(f"{name}, ours" for name in [*names, "95%"])]
     report.table(f"Table {number}: {table['title']}", columns, rows, 2)
     _describe(report, paper, folder)
 
 
 def add_figure(
-    report: Report, paper: Mapping[str, Any], number: int, folder: Path, out: Path | None
+    report: Report,
+    paper: Mapping[str, Any],
+    number: int,
+    folder: Path,
+    out: Path | None = None,
+    agents: Sequence[str] = (),
 ) -> None:
-    """Add the curves of one of the paper's figures, and plot them to `out`."""
+    """Add the curves of one of the paper's figures, of its agents or others; plot them to `out`."""
     figure = paper["figures"][number]
-    curves: dict[str, list[tuple[str, Any, Any]]] = {agent: [] for agent in figure["agents"]}
+    curves: dict[str, list[tuple[str, Any, Any]]] = {
+        agent: [] for agent in agents or figure["agents"]
+    }
     for agent in curves:
         for name in figure["arms"]:
             run = load_run(folder, agent, name)

@@ -6,15 +6,16 @@ import argparse
 import json
 import pickle
 import re
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from atommem.errors import ConfigError, DataError
-from atommem.policy.contract import ScriptedPolicy
-from atommem.tokens import ApproximateTokenizer
+from atommem.policy.contract import Completion, Sampling
 from papers.experience_following import __main__ as command
 from papers.experience_following import clinic, driving
 from papers.experience_following.agents import says_yes
@@ -22,7 +23,7 @@ from papers.experience_following.report import load_run
 from papers.experience_following.runs import Arm, Run
 from papers.experiment import Journal, Report
 from papers.inputs import load_published
-from papers.streams import StreamRow, shift
+from papers.streams import Shown, StreamRow, executions, shift
 
 PAPER = load_published("experience_following")
 ARTEFACTS = [
@@ -123,18 +124,23 @@ def test_figures_of_each_kind_are_read_from_saved_runs(number: int, tmp_path: Pa
         assert limited.size == min(45, 12 + int(limited.column("outcome").sum()))
 
 
+class OneAnswer:
+    """A chat server that always names the same class, and whose judge passes that."""
+
+    async def complete_chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:
+        text = "<think>DDoS-SYN_Flood?</think>ANALYSIS: -\nANSWER: BenignTraffic"
+        if "You judge answers" in (prompt := messages[-1]["content"]):
+            text = "CORRECT\nas it is" if "ANSWER: BenignTraffic" in prompt else "INCORRECT"
+        return Completion([], [], text, "stop")
+
+    async def close(self) -> None: ...
+
+
 @pytest.mark.slow
 def test_a_models_replies_decide_outputs_and_verdicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def reply(prompt: str) -> str:
-        if "You judge answers" in prompt:
-            return "CORRECT\nas it is" if "ANSWER: BenignTraffic" in prompt else "INCORRECT"
-        return "<think>DDoS-SYN_Flood?</think>ANALYSIS: -\nANSWER: BenignTraffic"
-
-    policy = ScriptedPolicy(ApproximateTokenizer(), reply)
-    policy.tokenizer = ApproximateTokenizer()  # type: ignore[attr-defined]
-    monkeypatch.setattr(command, "open_policy", lambda config: policy)
+    monkeypatch.setattr(command, "open_policy", lambda config: OneAnswer())
     flags = ("--agent", "cic_iot", "--policy", "m", "--judges", "m", "--arms", "C1")
     report = run(tmp_path, *flags)
     assert report.tables[0].rows[0][0] == "C1"
@@ -192,3 +198,31 @@ def test_shift_sorts_a_users_stream_by_component() -> None:
     assert sorted_rows[0].query == "known"
     truths = [row.truth for row in sorted_rows[1:]]
     assert sum(a != b for a, b in pairwise(truths)) == 2
+
+
+class Learner:
+    """Repeats a right output of the records."""
+
+    async def act(self, row: StreamRow, shown: Shown) -> str:
+        return next((output for output in executions(shown) if output == row.truth), "?")
+
+    def score(self, row: StreamRow, output: str) -> Mapping[str, Any]:
+        return {"outcome": float(output == row.truth)}
+
+
+@pytest.mark.slow
+def test_stream_of_a_file_runs_with_the_users_agent(tmp_path: Path) -> None:
+    rows = [{"query": {"day": i % 3}, "truth": f"t{i % 3}"} for i in range(12)]
+    rows.insert(0, {"query": "first", "truth": "t0", "output": "t0"})
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    arms = ("--arms", "fixed, k 20", "add all, k 20", "strict, history, k 20, shift 2")
+    flags = ("--stream", str(path), "--agent", f"{__name__}:Learner", *arms)
+    report = run(tmp_path, *flags)
+    found = {str(row[0]): row for row in report.tables[0].rows}
+    assert found["fixed, k 20"][1] == pytest.approx(100 * 4 / 12), "the initial record helps"
+    assert found["add all, k 20"][3] == 13
+    assert report.holds
+    path.write_text('{"query": "q"}')
+    with pytest.raises(DataError, match="row 1: needs query and truth"):
+        run(tmp_path, *flags)
