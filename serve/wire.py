@@ -188,6 +188,11 @@ def error_response(status: int, code: str, message: str, param: str | None = Non
     return JSONResponse(body, status, headers)
 
 
+def scope_of(*values: str) -> dict[str, str]:
+    """Return the metadata of `SCOPE` that conversations with these values have."""
+    return {name: value for name, value in zip(SCOPE, values, strict=True) if value}
+
+
 def conversation_object(info: ConversationInfo) -> dict[str, Any]:
     return {
         "id": info.id,
