@@ -77,7 +77,7 @@ async def test_full_context_cuts_the_middle_and_records_the_fraction_kept() -> N
 
 @pytest.mark.parametrize(
     ("name", "per_document", "searches"),
-    [("rag", {}, 2), ("mem0", {"facts": ["Orla", "Bran", "Kiln"]}, 4 * 3 + 2), ("a_mem", {}, 3 + 2)],
+    [("rag", {}, 2), ("mem0", {"facts": ["Orla", "Bran"]}, 4 * 2 + 2), ("a_mem", {}, 3 + 2)],
 )
 async def test_retrievals_count_each_search(
     name: str, per_document: dict[str, Any], searches: int
