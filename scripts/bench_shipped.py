@@ -139,7 +139,7 @@ def corpus_server(folder: Path) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [*ATOMMEM, "corpus", "serve", "corpus", "--port", str(port)]
-    with started(command, f"{url}/health", folder / "corpus.log", **settings):
+    with started(command, url, folder / "corpus.log", **settings):
         yield url
 
 
