@@ -72,7 +72,17 @@ def main(argv: Sequence[str]) -> int:
         asyncio.run(run_all(runs, tasks))
     except KeyboardInterrupt:
         return print_interrupted(given.out)
-    evaluations = {run: _read(run) for run in runs}
+    evaluations = {
+        run: read_evaluation(
+            run.folder,
+            run.row.method,
+            run.column.name,
+            setting=run.row.label,
+            documents=run.column.documents,
+            seed=run.seed,
+        )
+        for run in runs
+    }
     _report(suite, evaluations, given.out)
     return _exit_status(evaluations)
 
@@ -165,17 +175,6 @@ def column_file(column: Column, cache: Path, benchmarks: Path | None = None) -> 
         words += [f"--aliases={file}" for file in aliases]
         build_data([*words, f"--out={path}"])
     return path
-
-
-def _read(run: SuiteRun) -> Evaluation:
-    return read_evaluation(
-        run.folder,
-        run.row.method,
-        run.column.name,
-        setting=run.row.label,
-        documents=run.column.documents,
-        seed=run.seed,
-    )
 
 
 def _report(suite: Suite, evaluations: Mapping[SuiteRun, Evaluation], out: Path) -> None:

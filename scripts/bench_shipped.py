@@ -52,8 +52,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "async": {**SAMPLED, "token_budget": 2000, "max_staleness": 0},
     "sft": {"max_length": 4096, "max_completion_length": 1024, "logging_steps": 1},
 }
-EPISODES = {"grpo": 16, "async": 16, "sft": 4}
-"""Of one process's batch; two have half each."""
+EPISODES = {"grpo": 16, "async": 16, "sft": 4}  # of one process's batch; two have half each
 
 
 @dataclass(frozen=True)

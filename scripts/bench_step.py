@@ -49,8 +49,7 @@ from atommem.train.objective.rows import Row, episode_rows
 from atommem.train.packing.micro_batch import pad_rows
 
 LEAST_RATIO, TRIE_TOKENS = 5.0, 8192
-TRAINING = 3
-"""Cost of a forward and backward pass in forward passes."""
+TRAINING = 3  # cost of a forward and backward pass in forward passes
 
 
 class Clock:

@@ -35,10 +35,8 @@ _END = re.compile(
 _BRACKETS = re.compile(r"\s*\([^()]*\)")
 _PRONOUN = re.compile(r"(He|She|It|They|His|Her|Its|Their)\b")
 _QUESTIONS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-LONGEST = 30
-"""Words of a note."""
-ORDERED = 0.7
-"""Share of tasks whose documents are in the order of the hops."""
+LONGEST = 30  # words of a note
+ORDERED = 0.7  # share of tasks whose documents are in the order of the hops
 
 
 @dataclass

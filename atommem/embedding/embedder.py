@@ -103,18 +103,18 @@ class MicroBatcher:
     """Batch and cache calls of an embedder.
 
     Texts requested at the same time go to the embedder together: one call per kind and per
-    `max_batch` texts. Its ``embed`` may be called concurrently.
+    `batch_size` texts. Its ``embed`` may be called concurrently.
     """
 
-    def __init__(self, embedder: Embedder, max_batch: int = 1024) -> None:
+    batch_size = 1024
+
+    def __init__(self, embedder: Embedder) -> None:
         self.embedder = embedder
         self.id, self.dim = embedder.id, embedder.dim
-        self._max_batch = max_batch
         self._cache: dict[tuple[TextKind, str], Vectors] = {}
         self._batcher: RequestBatcher[_Request, Vectors] = RequestBatcher(self._embed_all)
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
-        """Embed `texts` as the embedder does."""
         if not texts:
             return np.empty((0, self.dim), dtype=np.float32)
         if all((kind, text) in self._cache for text in texts):
@@ -122,7 +122,6 @@ class MicroBatcher:
         return await self._batcher.submit((tuple(texts), kind))
 
     async def close(self) -> None:
-        """Close the embedder."""
         await self.embedder.close()
 
     async def _embed_all(self, waiting: list[Waiting[_Request, Vectors]]) -> None:
@@ -137,7 +136,7 @@ class MicroBatcher:
                     new[kind][text] = None
         calls: list[tuple[list[str], TextKind]] = []
         for kind, uncached in new.items():
-            rest, size = list(uncached), self._max_batch
+            rest, size = list(uncached), self.batch_size
             calls += [(rest[at : at + size], kind) for at in range(0, len(rest), size)]
         failed: dict[tuple[TextKind, str], BaseException] = {}
         results = await asyncio.gather(

@@ -41,7 +41,6 @@ def shipped(name: str) -> dict[str, Any]:
 def make_model(
     architecture: dict[str, Any], dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> Any:
-    """A model of this shape with random weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
@@ -153,7 +152,6 @@ def run(
 
 
 def main() -> int:
-    """Train, and write what it took; of several processes the first one does."""
     style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
     parser.add_argument("out", type=Path)

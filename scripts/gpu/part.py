@@ -44,10 +44,8 @@ class Part:
             yield
         except Exception as failure:
             traceback.print_exc()
-            self.add(
-                f"{what}: {type(failure).__name__}: {str(failure).strip().splitlines()[0][:120]}",
-                ok=ok,
-            )
+            text = str(failure).strip().splitlines()[0][:120]
+            self.add(f"{what}: {type(failure).__name__}: {text}", ok=ok)
 
     def seconds(self, work: Callable[[], Any], rounds: int) -> float:
         """Median wall-clock time, all of the device's work included."""
@@ -73,7 +71,6 @@ class Part:
         return (torch.cuda.max_memory_allocated() - before) / 1e9
 
     def wait(self) -> None:
-        """Until the device has done what it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 

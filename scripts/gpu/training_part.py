@@ -69,7 +69,6 @@ def estimate(part: Part, mode: str, flags: list[str], folder: Path) -> dict[str,
 
 
 def sharded(part: Part, flags: list[str], folder: Path) -> dict[str, Any]:
-    """The run under the shipped launcher."""
     out, script = folder / "found.json", measured_training.__file__
     if part.tiny:
         launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node=2"]
@@ -83,7 +82,6 @@ def sharded(part: Part, flags: list[str], folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One mode."""
     part = Part("mode")
     mode = part.arguments.mode
     with tempfile.TemporaryDirectory() as name:

@@ -13,8 +13,7 @@ DIFFERENCES = HERE / "differences.json"
 Goldens = dict[str, Any]
 MISSING = "missing"
 TOLERANCE = 1e-9
-LOSS_TOLERANCE = 1e-6
-"""Of float32, whose last bits depend on the machine."""
+LOSS_TOLERANCE = 1e-6  # of float32, whose last bits depend on the machine
 
 
 def leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:

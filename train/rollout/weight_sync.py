@@ -18,8 +18,7 @@ from atommem.files import let_others_read
 from atommem.policy.server_pool import Adapter
 from atommem.train.errors import WRITE_ERRORS
 
-KEPT = 2
-"""Versions of an adapter on disk; late requests may still name the one before the last."""
+KEPT = 2  # versions of an adapter on disk; late requests may still name the one before the last
 
 
 class AdapterPublisher:

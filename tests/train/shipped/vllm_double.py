@@ -19,8 +19,7 @@ from atommem.policy.decoding import Row, decode
 from atommem.policy.server_pool import ServerPool
 from atommem.train.loops.models import loading_whole
 
-calls: list[str] = []
-"""Calls to engines of this process, without repetitions."""
+calls: list[str] = []  # calls to engines of this process, without repetitions
 
 
 def record(call: str) -> None:
