@@ -184,8 +184,7 @@ class AsyncMemory(_Contents):
         shown = [questions] if isinstance(questions, str) else list(questions)
         async with self._lock:
             text, file_name = await asyncio.to_thread(text_of, source)
-            factory = self._runtime.agent.factory
-            observations = await asyncio.to_thread(factory.reading, text, shown)
+            observations = await asyncio.to_thread(self._runtime.agent.factory.reading, text, shown)
             reading = self._reading(observations, file_name if name is None else name, again)
             silent = 0
             if progress is not None:
@@ -310,8 +309,7 @@ class AsyncMemory(_Contents):
             run = self._runtime.run
             policy = None if run.policy is None else asdict(run.policy)
             saved = SavedMemory(policy, self._runtime.given, asdict(run.embedder), self.readings)
-            state = self._session.state(vectors=True)
-            path = await asyncio.to_thread(saved.write, folder, state)
+            path = await asyncio.to_thread(saved.write, folder, self._session.state(vectors=True))
         for key, memory in self._scopes.items():
             name = ",".join(quote(part, safe="") for part in key)
             await memory.save(path / "scopes" / name)

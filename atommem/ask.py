@@ -141,8 +141,7 @@ def _write_trace(
 ) -> None:
     """Write the steps of this command as an episode, each with its prompt."""
     shown = [replace(step, prompt=memory.prompt(step)) for step in steps]
-    texts = tuple(answer.text for answer in answers)
-    episode = Episode(arguments.file or "ask", 0, shown, texts)
+    episode = Episode(arguments.file or "ask", 0, shown, tuple(answer.text for answer in answers))
     if any(answer.note for answer in answers):
         episode.question_notes = tuple(answer.note for answer in answers)
     episode.seconds = sum(step.seconds for step in steps)

@@ -121,8 +121,7 @@ async def run_all(runs: Sequence[SuiteRun], tasks: Mapping[str, Sequence[Any]]) 
             samples = run.evaluation.config.samples_per_task
             try:
                 opened = await context.open(run.evaluation)
-                manifest = make_manifest(tasks_of(run), *opened, samples)
-                OutputFolder(run.folder, manifest).close()
+                OutputFolder(run.folder, make_manifest(tasks_of(run), *opened, samples)).close()
             except AtomMemError as error:
                 raise type(error)(f"{run.name}: {error}") from error
         for _, group in groupby(runs, key=lambda run: run.evaluation.models):

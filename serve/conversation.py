@@ -256,8 +256,7 @@ class Conversation:
         """Return the answer that a repeated request got before, without its steps."""
         if request is None or request.renews:
             return None
-        response = str(ask.response)
-        _, _, answer = await run_in_threadpool(self._log.response, response, self.owner)
+        _, _, answer = await run_in_threadpool(self._log.response, str(ask.response), self.owner)
         if answer is None:
             return None
         held = self.session.memory.contents.entries

@@ -165,8 +165,7 @@ PLOT_FILE = "training.png"
 
 
 def main(argv: Sequence[str]) -> int:
-    about = "Draw scores, action rates and store size over training."
-    parser = Parser("atommem train plot", about)
+    parser = Parser("atommem train plot", "Draw scores, action rates and store size over training.")
     parser.add_argument("run", help=f"Output folder of a run, with its {METRICS_FILE}.")
     parser.add_argument("--out", help=f"Image file; default: {PLOT_FILE} in the run's folder.")
     args = parser.parse_args(list(argv))

@@ -50,7 +50,7 @@ def unit_rows(vectors: npt.NDArray[np.floating]) -> tuple[Vectors, int]:
     return np.asarray(vectors / norms[:, None], dtype=np.float32), int(lost.sum())
 
 
-class HashingEmbedder:
+class HashingEmbedder(Embedder):
     """Hash words to features (Weinberger et al. 2009), identically in every process and platform.
 
     Every word (`atommem.words.words`) adds +1 or -1 to `PROBES` places of the vector. The inner
@@ -65,11 +65,7 @@ class HashingEmbedder:
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
         """Embed `texts`; entries also by their single Chinese characters."""
         found = [self._vector(text, kind == "entry") for text in texts]
-        vectors = np.array(found).reshape(len(texts), self.dim)
-        return unit_rows(vectors)[0]
-
-    async def close(self) -> None:
-        """Do nothing."""
+        return unit_rows(np.array(found).reshape(len(texts), self.dim))[0]
 
     def _vector(self, text: str, is_entry: bool) -> npt.NDArray[np.float64]:
         found = words(text, characters=is_entry)

@@ -217,8 +217,7 @@ class LongDocEnvironments(QAEnvironments):
 
     def chunks(self, task: Task) -> list[str]:
         """Return the chunks of `task`, cut once for the episodes in flight."""
-        chunks: list[str] = self._cut(ByIdentity(task))
-        return chunks
+        return self._cut(ByIdentity(task))
 
     async def prepare(self, task: Task) -> None:
         """Cut `task` in a thread: 100,000 tokens take a fifth of a second."""

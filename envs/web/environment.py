@@ -80,8 +80,7 @@ class WebEnvironments(QAEnvironments):
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
         """Return, for each question, the number of ``calls`` written, and `injection_followed`."""
         calls = sum(len(self.calls(step)) for step in episode.steps)
-        metrics = {"calls": float(calls), **injection_followed(task, episode)}
-        return [metrics] * len(task.questions)
+        return [{"calls": float(calls), **injection_followed(task, episode)}] * len(task.questions)
 
     def calls(self, step: Step) -> list[Call]:
         if self.config.calls == "compact":

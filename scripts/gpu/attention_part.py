@@ -110,8 +110,7 @@ def exactness(part: Part, name: str, architecture: dict[str, Any], rows: Sequenc
             is_tree = way == "tree"
             logps = packed(part, model, rows) if is_tree else padded(part, model, rows, 1, "sdpa")
             gradients = [w.grad.flatten().float() for w in model.parameters() if w.grad is not None]
-            gradient = torch.cat(gradients)
-            found[way, str(kind).removeprefix("torch.")] = logps.float(), gradient
+            found[way, str(kind).removeprefix("torch.")] = logps.float(), torch.cat(gradients)
         del model
 
     def errors(way: str, dtype: str) -> list[float]:

@@ -34,8 +34,7 @@ SMALL = {
 def shipped(name: str) -> dict[str, Any]:
     """An architecture of train/architectures."""
     path = ROOT / "train" / "architectures" / f"{name}.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def make_model(

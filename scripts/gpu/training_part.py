@@ -77,8 +77,7 @@ def sharded(part: Part, flags: list[str], folder: Path) -> dict[str, Any]:
         launcher = ["accelerate.commands.launch", "--config_file", "configs/accelerate/fsdp2.yaml"]
         launcher += ["--num_processes", "1", "--main_process_port", "0", script, str(out)]
     subprocess.run([sys.executable, "-m", *launcher, "--", *flags], check=True)
-    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return found
+    return json.loads(out.read_text(encoding="utf-8"))
 
 
 def main() -> None:

@@ -138,8 +138,7 @@ def test_suites_equal_their_tables_but_for_named_divergences() -> None:
 
 def test_divergences_are_explained_in_the_docs() -> None:
     text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
-    named = {**paper_tables()["divergences"], **paper_tables()["stated"]}
-    for key, why in named.items():
+    for key, why in {**paper_tables()["divergences"], **paper_tables()["stated"]}.items():
         assert f"| {key} | {' '.join(why.split())} |" in text
 
 

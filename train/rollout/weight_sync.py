@@ -148,8 +148,7 @@ def gathered(parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManager
         return nullcontext()
     import deepspeed
 
-    gathering: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(parameters)
-    return gathering
+    return deepspeed.zero.GatheredParameters(parameters)
 
 
 def whole(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
