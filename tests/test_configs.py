@@ -79,7 +79,8 @@ def test_eval_config_is_read(path: Path) -> None:
     elif path.stem != "paper_tables":
         suite = load_suite(path)
         suite = suite.with_policies({row.policy: row.policy for row in suite.rows})
-        assert expand(suite, ["--policy=p"], Path("out"))
+        runs, errors = expand(suite, ["--policy=p"], Path("out"))
+        assert runs and not errors
 
 
 @pytest.mark.parametrize("path", TRAIN, ids=attrgetter("stem"))
