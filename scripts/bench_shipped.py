@@ -57,8 +57,6 @@ EPISODES = {"grpo": 16, "async": 16, "sft": 4}  # of one process's batch; two ha
 
 @dataclass(frozen=True)
 class Pair:
-    """A launcher and a recipe, with the command of the header."""
-
     launcher: str
     recipe: str
     command: str
@@ -99,7 +97,6 @@ def _commands(path: Path) -> list[str]:
 
 
 def why_not(pair: Pair) -> str | None:
-    """Return the reason why this pair cannot run here."""
     if pair.stage == "async" and not os.environ.get("VLLM_PYTHON"):
         return "it needs vLLM servers: set VLLM_PYTHON"
     if pair.launcher == "deepspeed_zero3" and find_spec("deepspeed") is None:

@@ -80,7 +80,8 @@ def test_eval_config_is_read(path: Path) -> None:
         suite = load_suite(path)
         suite = suite.with_policies({row.policy: row.policy for row in suite.rows})
         runs, errors = expand(suite, ["--policy=p"], Path("out"))
-        assert runs and not errors
+        assert runs
+        assert not errors
 
 
 @pytest.mark.parametrize("path", TRAIN, ids=attrgetter("stem"))

@@ -48,7 +48,6 @@ def flash(
 def padded(
     part: Part, model: Any, rows: Sequence[Row], at_once: int, attention: str
 ) -> torch.Tensor:
-    """Log-probabilities and gradients from padded batches of `at_once` rows."""
     found = []
     model.set_attn_implementation(attention)
     for start in range(0, len(rows), at_once):
@@ -78,7 +77,6 @@ def ready(architecture: dict[str, Any], dtype: torch.dtype, part: Part) -> Any:
 def speed(
     part: Part, name: str, architecture: dict[str, Any], rows: Sequence[Row], at_once: Sequence[int]
 ) -> None:
-    """Seconds, tokens a second and memory of each way."""
     model = ready(architecture, torch.bfloat16, part)
     raw = sum(map(len, rows))
     taken: dict[str, float] = {}
@@ -101,7 +99,6 @@ def speed(
 
 
 def exactness(part: Part, name: str, architecture: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Errors of log-probabilities and gradients, in float32 and bfloat16."""
     found: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]] = {}
     for kind in (torch.float32, torch.bfloat16):
         model = ready(architecture, kind, part)

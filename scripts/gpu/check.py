@@ -82,7 +82,6 @@ def name_entry_points(target: Path) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """The device and the versions; needs torch alone."""
     import torch
 
     versions = {}
@@ -131,7 +130,6 @@ def run_part(
 
 
 def table(found: dict[str, Any]) -> str:
-    """What was found, in Markdown."""
     info = found["machine"]
     listed = ", ".join(f"{name} {info[name]}" for name in ("python", *PACKAGES))
     lines = [f"# {info['device']}", "", f"{listed}; {found['seconds']:.0f} s in all.", ""]
@@ -149,7 +147,6 @@ def table(found: dict[str, Any]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the parts and write what they found after each of them."""
     style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
     parser.add_argument("--out", type=Path, default=Path("runs/gpu_check"))

@@ -17,7 +17,6 @@ LIMITS = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
 
 
 def make_tree(tokens: int, seed: int) -> Tree:
-    """Of a group of 16 that shares half of `tokens`."""
     shared = tokens // 2
     tree = pack_rows(make_group(16, shared, shared // 32, shared // 32, 1000, seed)).tree
     assert tree is not None, "packed rows have one"
@@ -37,7 +36,6 @@ def attend(parts: list[torch.Tensor], tree: Tree) -> torch.Tensor:
 
 
 def dense(parts: list[torch.Tensor], tree: Tree) -> torch.Tensor:
-    """The same in float32 on the whole mask."""
     device = parts[0].device
     positions = torch.arange(tree.length, device=device)
     mask = (positions <= positions[:, None]) & (positions[:, None] < tree.ends(device))
@@ -51,7 +49,6 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def exactness(part: Part, name: str, tree: Tree, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Output and gradients beside those of the dense mask."""
     parts = inputs(tree, part.device, dtypes)
     wanted, found = dense(parts, tree), attend(parts, tree)
     toward = torch.randn_like(wanted)
@@ -64,7 +61,6 @@ def exactness(part: Part, name: str, tree: Tree, dtypes: tuple[torch.dtype, ...]
 
 
 def cost(part: Part, tokens: int) -> None:
-    """What a mask costs in time and memory beside the attention that uses it."""
     half: tuple[torch.dtype, ...] = (torch.bfloat16,) * 3
 
     def step(tree: Tree) -> Any:
@@ -88,7 +84,6 @@ def cost(part: Part, tokens: int) -> None:
 
 
 def recompiling(part: Part, tokens: int) -> None:
-    """How often tries of different shapes have the attention compiled again."""
     from torch._dynamo.utils import counters
 
     before = counters["stats"]["unique_graphs"]

@@ -32,7 +32,6 @@ SMALL = {
 
 
 def shipped(name: str) -> dict[str, Any]:
-    """An architecture of train/architectures."""
     path = ROOT / "train" / "architectures" / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -74,15 +73,12 @@ def make_inputs(
 
 
 class Phases:
-    """The highest allocated memory and the seconds of each phase."""
-
     def __init__(self) -> None:
         self.bytes: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
         self._name, self._began = "loading", time.perf_counter()
 
     def enter(self, name: str) -> None:
-        """End the current phase and begin another."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
             peak = torch.cuda.max_memory_allocated()

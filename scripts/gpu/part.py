@@ -59,7 +59,6 @@ class Part:
         return statistics.median(taken)
 
     def peak_gb(self, work: Callable[[], Any]) -> float:
-        """What `work` had allocated at most, beyond what was there; 0 on a CPU."""
         if self.device.type == "cpu":
             work()
             return 0.0

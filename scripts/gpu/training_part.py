@@ -34,7 +34,6 @@ TINY = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 384}
 
 
 def flags_of(part: Part, mode: str, folder: Path) -> list[str]:
-    """The recipe with this model and these sizes."""
     # Batch, group, completion, chunk and micro-batch; words of a document.
     sizes, words = ("4", "2", "4", "800", "512"), 90
     architecture: dict[str, Any] = {**measured_training.SMALL, **TINY}
