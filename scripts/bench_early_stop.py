@@ -7,9 +7,9 @@ tasks stands in the first third, of the others in the last. The cold start has a
 forgets nothing and ends the reading, once it knows the answer, at 30% of the steps, and before at
 3%; asked without knowing, it writes nothing and reads on. (After an expert that forgets entries
 too, GRPO learns never to stop.) From there GRPO with the action (``early_stop``) and a reward
-times 1 - cost * (share that was read). With ``--start`` the demo's cold start of seed 0 is where all seeds begin, and saves most of the time;
-else every seed learns to copy first. The same command continues: what is trained or measured in
-OUT is used again.
+times 1 - cost * (share that was read). With ``--start`` the demo's cold start of seed 0 is where
+all seeds begin, and saves most of the time; else every seed learns to copy first. The same command
+continues: what is trained or measured in OUT is used again.
 
 On held-out tasks of both kinds the table compares the trained policy with itself where it may not
 stop: EM, steps, and the sign-flip interval of their difference: the frontier over costs. The last
