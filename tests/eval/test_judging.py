@@ -40,7 +40,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeChat:
 
 
 def evaluation(folder: Path, right: int, names: str = NAMES) -> Path:
-    """Write an evaluation of one question a task, the first `right` of which are answered right."""
     asyncio.run(evaluated([make_task(name) for name in names], folder, wrong=set(names[right:])))
     return folder
 

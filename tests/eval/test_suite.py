@@ -106,7 +106,6 @@ def test_row_without_rl_differs_from_the_trained_one_in_its_policy_alone(tmp_pat
 
 
 def differences(table: Mapping[str, Any], suite: suites.Suite, runs: Any) -> Iterator[str]:
-    """Yield each way in which a suite differs from the published table."""
     paper, name = paper_tables(), table["suite"]
     rows = {row["row"]: row for row in table["rows"]}
     columns, keys = table.get("columns", []), [column.key for column in suite.columns]

@@ -46,7 +46,6 @@ STEPS = {"plain": 150, "hostile": 50}
 
 
 def observations(kind: str) -> Iterator[tuple[Any, Any, int | None]]:
-    """Seeded observations, views and capacities; `hostile` text imitates the prompt."""
     rng = random.Random(kind)
 
     def text(most: int) -> str:

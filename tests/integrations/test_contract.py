@@ -60,8 +60,6 @@ def own_weights(scale: Callable[[list[float]], float] = lambda rewards: 1.0) -> 
 
 
 class Client:
-    """An engine that samples the same words, or cannot be reached."""
-
     def __init__(self, tokenizer: WordTokenizer, error: Exception | None = None) -> None:
         self.error = error
         self.ids = [*tokenizer.encode("<answer> Rome </answer>"), 0]

@@ -144,8 +144,6 @@ def test_async_lora_requests_name_the_adapter_of_their_version(tmp_path: Path) -
 
 
 class FakePolicy(Closable):
-    """Answers with one token, or raises an error."""
-
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
 

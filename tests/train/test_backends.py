@@ -61,8 +61,6 @@ def make_server_trainer(
 
 
 class FakeTransfer:
-    """Takes weights as `WeightTransfer` does, and records calls."""
-
     def __init__(self, url: str, trainer: Any, timeout: float = 0.0) -> None:
         self.url, self.description = url, describe_weights(trainer)
         self.calls: list[str] = []

@@ -108,7 +108,6 @@ SETTINGS |= {"shuffle_dataset": True, "learning_rate": 1e-2}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[float]]:
-    """Weights and rewards of the run that nothing happened to."""
     trainer = make_real_trainer(tmp_path_factory.mktemp("whole"), **SETTINGS)
     trainer.train()
     trainer.close()
@@ -136,7 +135,6 @@ def spend_budget(trainer: MemoryGRPOTrainer) -> None:
 
 
 def diverge(trainer: MemoryGRPOTrainer) -> None:
-    """Make the gradients of the third update NaN."""
     trainer.model.lm_head.weight.register_hook(
         lambda gradient: gradient * float("nan") if trainer.state.global_step == 2 else gradient
     )
