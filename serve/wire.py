@@ -50,8 +50,6 @@ Name = Annotated[str, Field(max_length=1000), CLEAN]
 ConversationId = Annotated[str, Field(max_length=64), CLEAN]
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _Value = Annotated[str, Field(max_length=4096), CLEAN]
-SCOPE = ("user", "agent", "session")
-"""Metadata of conversations that name whose they are: namespaces of one owner."""
 Metadata = Annotated[dict[ConversationId, _Value], Field(max_length=16)]
 
 
