@@ -106,6 +106,7 @@ class Step:
         token_ids, logprobs: As sampled, in nats; training uses them as they are.
         operations: Empty if an outage prevented them.
         store_size: The number of entries after the step.
+        searches: Those that found what its prompt showed: one while a query stands.
         prompt_tokens, completion_tokens: Counts, also if a chat server returns text only.
         prompt: The prompt's text, where a trace keeps it for people; of baselines it does not
             follow from observation and view.
@@ -127,6 +128,7 @@ class Step:
     seconds: float = 0.0
     prompt: str | None = None
     completion_tokens: int = 0
+    searches: int = 0
 
     def __post_init__(self) -> None:
         self.completion_tokens = self.completion_tokens or len(self.token_ids)
@@ -230,11 +232,7 @@ def _sums_of(episode: Episode) -> dict[str, float]:
         "malformed": len(problems),
         "truncated": sum(step.finish_reason == "length" for step in steps),
         "thinking_cut": sum(item.reason is ProblemReason.UNCLOSED_THINKING for item in problems),
-        # Several reads of one completion set one query.
-        "retrievals": sum(
-            any(item.kind == "read" and item.outcome is Outcome.APPLIED for item in items)
-            for items in operations
-        ),
+        "retrievals": sum(step.searches for step in steps),
         **{f"wasted/{outcome}": outcomes[outcome] for outcome in _WASTED},
         **Counter(_ACTION + action.kind for step in steps for action in step.actions),
     }
@@ -271,8 +269,8 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
         malformed: parser problems a step.
         truncated, thinking_cut: completions cut at their limit, or inside a thinking block, a step.
         wasted/unknown_handle, /rejected, /disabled: actions without effect a step.
-        steps, retrievals (completions with an applied read), tokens/prompt, tokens/completion,
-            seconds: an episode.
+        steps, retrievals (searches), tokens/prompt, tokens/completion, seconds: an episode.
+        tokens/call: completion tokens a step.
         store_size: entries at the end.
         stop/REASON: the share of all episodes, including failed ones.
     """
@@ -285,6 +283,8 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
     ):
         if count:
             result |= {key: sums[key] / count for key in keys}
+    if sums["steps"]:
+        result["tokens/call"] = sums["tokens/completion"] / sums["steps"]
     for key, count in sums.items():
         name = key.removeprefix(_METRIC_COUNT)
         if name != key:

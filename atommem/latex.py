@@ -16,19 +16,23 @@ _SYMBOLS = dict(
         slash=/ quoteright=\u2019 quoteleft=\u2018 quotesingle=' endash=\u2013 emdash=— ldots=...
         cdots=... dots=... times=\u00d7 div=÷ pm=±
         cdot=· approx=≈ sim=~ le=≤ leq=≤ ge=≥ geq=≥ neq=≠ to=→
-        rightarrow=→ Rightarrow=⇒ leftarrow=← infty=∞ left= right= bf= rm= it= sf= tt= em= bfseries=
-        itshape= displaystyle= textstyle= scriptsize= footnotesize= small= normalsize= large=
-        Large= LARGE= huge= Huge= centering= noindent= par= protect=""",
+        rightarrow=→ Rightarrow=⇒ leftarrow=← infty=∞ checkmark=✓ dag=† prime=\u2032 ell=\u2113
+        varepsilon=ε langle=\u27e8 rangle=\u27e9 lbrace={ rbrace=} left= right= bf= rm= it= sf= tt=
+        em= bfseries= itshape= hfill= null= displaystyle= textstyle= scriptsize= footnotesize=
+        small= normalsize= large= Large= LARGE= huge= Huge= centering= noindent= par= protect=""",
     )
-) | dict.fromkeys(("quad", "qquad", "space", "enspace", "thinspace", "newline"), " ")
+) | dict.fromkeys(
+    ("quad", "qquad", "space", "enspace", "thinspace", "newline", "nobreakspace"), " "
+)
 # `\"` also escapes quotation marks: without braces it is an accent only within a word.
 _TOKEN = re.compile(
     r"""
     (?P<grouped> (?<=\d) (?: \\[,;:!\ ] | \{,\} | ~ ) (?=\d{3}(?!\d)) )
     | (?P<dropped> \\ (?: (?:text)?color(?:box)? | href | parbox | [hv]space\*? | [hv]?phantom
-        | label | cite | footnote | tag | begin (?:\{(?:array|tabular)\})?+ | end )
+        | label | cite | footnote | tag | overset | begin (?:\{(?:array|tabular)\})?+ | end )
         \s*+ \{ [^{}]*+ \} ) (?P<wraps> \s*+ \{ )?+
-    | \\ [dtc]?frac \s*+ \{ (?P<over> [^{}]*+ ) \} \s*+ \{ (?P<under> [^{}]*+ ) \}
+    | \\ [dtc]?frac (?: \s*+ \{ (?P<over> [^{}]*+ ) \} \s*+ \{ (?P<under> [^{}]*+ ) \}
+        | \s*+ (?P<digit> \d ) \s*+ (?P<digits> \d ) )
     | \\{1,2} (?P<wrapper> (?! [dtc]?frac | sqrt | d?binom | .\{ ) [A-Za-z]++ \*? ) \s*+ \{ (?!\})
     | (?:\{\})?+ (?P<degree> \^ (?: \\circ(?![A-Za-z]) | \{\\circ\} ) )
     | \\ (?P<accent> [`'^"~=.uvHckrdb] ) \{ \\?+ (?P<braced> [A-Za-z] ) \}
@@ -42,6 +46,8 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
+_RAISED = re.compile(r"(?<=\d)(\$?)\^\{(st|nd|rd|th)\}\1")  # 2^{nd}
+_INDEX = re.compile(r"(?<=[^\W_])(?:_|(\^))\{(\d+)\}")  # CO_{2}, 10^{6}
 _MATH = re.compile(r"\$(?=[^\s$])([^$]*+)(?<=\S)\$(?!\d)")  # as pandoc finds it, and not two prices
 
 
@@ -50,7 +56,7 @@ def plain_text(latex: str) -> str:
 
     Braces of no such command stay, as those of a set do. Text without LaTeX stays as it is.
     """
-    if not re.search(r"[\\~$]|\{,\}", latex):
+    if not re.search(r"[\\~$]|\{,\}|[_^]\{", latex):
         return latex
     parts: list[str] = []
     braces: list[int] = []  # of each open brace its place in parts, or 0 if it is a command's
@@ -72,7 +78,8 @@ def plain_text(latex: str) -> str:
                 parts.append("}")
         else:
             parts.append(_replacement(match))
-    return _MATH.sub(r"\1", "".join((*parts, latex[end:])).replace("$$", "$")).strip()
+    text = _INDEX.sub(r"\1\2", _RAISED.sub(r"\2", "".join((*parts, latex[end:]))))
+    return _MATH.sub(r"\1", text.replace("$$", "$")).strip()
 
 
 def _replacement(match: re.Match[str]) -> str:
@@ -87,9 +94,9 @@ def _replacement(match: re.Match[str]) -> str:
     accent = match["accent"] or match["above"] or match["umlaut"] or match["mark"]
     if accent:
         return normalize("NFC", (match["braced"] or match["letter"]) + accent.translate(_ACCENTS))
-    if match["under"]:
+    if over := match["over"] or match["digit"]:
         before = match.string[match.start() - 1 : match.start()]
-        return f"{' ' * before.isdigit()}{match['over']}/{match['under']}"
+        return f"{' ' * before.isdigit()}{over}/{match['under'] or match['digits']}"
     name = match["name"] or ""
     if (symbol := _SYMBOLS.get(name)) is None:
         with suppress(KeyError):

@@ -34,6 +34,7 @@ _RULES = {
     "periodic": f"{__name__}:Periodic",
     "history": f"{__name__}:History",
     "combined": f"{__name__}:Combined",
+    "constrained": f"{__name__}:Constrained",
     "memobank": f"{__name__}:MemoBank",
     "traceretain": f"{__name__}:TraceRetain",
 }
@@ -117,6 +118,26 @@ class Combined(Periodic):
         ids = {eviction.entry_id for eviction in harmful}
         unused = [eviction for eviction in super().sweep(store) if eviction.entry_id not in ids]
         return [*harmful, *unused]
+
+
+class Constrained(Periodic):
+    """Delete as `Periodic`; above `limit` then the record of the least mean utility (section 5.2).
+
+    Of records without a use the oldest goes, if there are no others.
+    """
+
+    def __init__(self, limit: int, period: int = 500, alpha: int = 0) -> None:
+        super().__init__(period, alpha)
+        self._limit = limit
+
+    def sweep(self, store: StoreState) -> Sequence[Eviction]:
+        unused = list(super().sweep(store))
+        means = np.nan_to_num(store.column("mean_outcome"), nan=1e9)
+        means[np.isin(store.ids, [eviction.entry_id for eviction in unused])] = np.inf
+        for place in np.argsort(means, kind="stable")[: len(means) - len(unused) - self._limit]:
+            reason = f"least mean utility, {means[place]:.2f}"
+            unused.append(Eviction(int(store.ids[place]), reason, float(means[place])))
+        return unused
 
 
 # MemoBankRL's case bank

@@ -137,13 +137,16 @@ class Bank:
         self._apply(plan)
         return [(self._contents.entries[entry_id], score) for entry_id, score in hits]
 
-    async def end(self, experience: Experience) -> tuple[Operation, ...]:
+    async def end(
+        self, experience: Experience, verdict: Verdict | None = None
+    ) -> tuple[Operation, ...]:
         """Finish the current task: credit retrieved records, add one, delete; return operations.
 
-        After an `OutageError` of the embedder the bank is unchanged.
+        `verdict` replaces that of the bank's evaluator. After an `OutageError` of the embedder the
+        bank is unchanged.
         """
         rng = np.random.default_rng((self._seed, self._contents.position, 1))
-        verdict = EVALUATORS[self._evaluator](experience, rng)
+        verdict = verdict or EVALUATORS[self._evaluator](experience, rng)
         vector = None
         if verdict.add:
             vector = await self._vector(experience.query)

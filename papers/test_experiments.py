@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,9 @@ from atommem.embedding.embedder import HashingEmbedder
 from atommem.episode import Observation, Piece
 from atommem.errors import DataError
 from atommem.memory.log import Operation
-from papers import streams
 from papers.credit import compression_reward, state_advantages
 from papers.experience import Bank, Experience
-from papers.experiment import Journal, Report
+from papers.experiment import Report
 from papers.inputs import load_published
 from papers.memobank import (
     HERE,
@@ -30,7 +27,7 @@ from papers.memobank import (
     read_questions,
     table_3,
 )
-from papers.streams import SIMILARITIES, Driver, Shown, StreamRow, Voter, executions
+from papers.streams import SIMILARITIES, Driver, StreamRow, Voter
 from papers.test_papers import unit_vectors
 from tests.envs.benchmark_rows import real_data
 from tests.train.toys import make_episode, make_step
@@ -152,35 +149,6 @@ async def test_voter_and_driver_by_hand() -> None:
     assert await Voter().act(row, []) == ""
     assert Driver().score(row, "[[0, 0], [0, 0]]") == {"outcome": 0.0, "error": 2.5}
     assert Driver().score(row, "[[0, 0], [3, 1]]")["outcome"] == 1.0
-
-
-class Learner:
-    """Repeats a right output of the records."""
-
-    async def act(self, row: StreamRow, shown: Shown) -> str:
-        return next((output for output in executions(shown) if output == row.truth), "?")
-
-    def score(self, row: StreamRow, output: str) -> Mapping[str, Any]:
-        return {"outcome": float(output == row.truth)}
-
-
-def test_stream_of_a_file_runs_with_the_users_agent(tmp_path: Path) -> None:
-    rows = [{"query": {"day": i % 3}, "truth": f"t{i % 3}"} for i in range(12)]
-    rows.insert(0, {"query": "first", "truth": "t0", "output": "t0"})
-    path = tmp_path / "own.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    parser = argparse.ArgumentParser()
-    streams.add_flags(parser)
-    flags = ["--stream", str(path), "--agent", f"{__name__}:Learner", "--k", "20"]
-    report = streams.run(parser.parse_args(flags), Journal())
-    found = {str(row[0]): row for row in report.tables[0].rows}
-    assert found["fixed, none"][3] == 1
-    assert found["add_all, none"][3] == 13
-    assert found["fixed, none"][1] == pytest.approx(4 / 12), "only the initial record helps"
-    assert {"strict, periodic", "strict, history", "strict, combined"} <= found.keys()
-    path.write_text('{"query": "q"}')
-    with pytest.raises(DataError, match="row 1: needs query and truth"):
-        streams.read_stream(path)
 
 
 def test_state_advantages_compare_steps_at_the_same_prompt() -> None:

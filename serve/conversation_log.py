@@ -1,81 +1,50 @@
 """Durable log of all conversations: events, memory operations, and cached vectors."""
 
-import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from atommem.errors import DataError
-from atommem.memory.log import Contents, Operation, operation_from_json, replay
+from atommem.memory.log import Contents, operation_from_json, replay
 from atommem.memory.store import TextVectors
 from atommem.serve.schema import (
+    ITEMS,
+    LISTED,
+    PARTS,
+    STATE,
     ConflictError,
     ConversationInfo,
     Event,
-    KeyReusedError,
+    LogState,
     NotFoundError,
     RequestKey,
+    Unread,
+    answer_id,
     conversations,
+    event_of,
     events,
+    events_of,
+    find_conversation,
+    find_request,
+    insert_conversation,
+    question_id,
+    record_request,
     requests,
     sha256,
+    state_of,
+    text_vectors,
+    vector_rows,
     vectors,
 )
 
-_STATE = tuple(column for column in events.c if column.name not in ("conversation", "body"))
-"""What `LogState` follows."""
 _Write = tuple[Callable[[sa.Connection], None], "Future[None]"]
-LISTED = "conv_"
-ITEMS = ("item", "ask", "answer")  # the events that are listed
-PARTS = ("conversation", "items")  # of a request that commits more than once
-Unread = dict[int, tuple[int, int]]  # (chunks read, chunks) of an item with some left, by version
-
-
-@dataclass
-class LogState:
-    """State of a conversation's log, with everything that its session needs to continue."""
-
-    version: int = 0  # of the newest event
-    embedder: str | None = None
-    steps: int = 0  # as in `SessionState`
-    sampled: int = 0
-    operations: tuple[Operation, ...] = ()  # until the session has them
-    vectors: TextVectors | None = None
-    unread: Unread = field(default_factory=dict)
-    asked: Unread = field(default_factory=dict)  # a question, unread until it has its answer
-
-    def advance(self, event: Any) -> None:
-        """Follow an event, or a row of its columns but the body."""
-        self.version, self.embedder = event.version, event.embedder
-        if event.kind == "step":
-            self.steps = event.step + 1
-            self.sampled += event.tokens
-        if event.kind == "fork":
-            self.unread.clear()
-            self.asked.clear()
-        elif event.kind == "deleted":
-            self.asked.pop(event.parent, None)
-        elif event.kind in ("item", "ask", "answer"):
-            self.unread |= self.asked
-            self.asked.clear()
-            if event.chunks:
-                texts = self.asked if event.kind == "ask" else self.unread
-                texts[event.version] = 0, event.chunks
-        if event.kind in ("step", "stopped", "deleted") and event.parent in self.unread:
-            read, chunks = self.unread[event.parent]
-            if event.kind == "step" and read + 1 < chunks:
-                self.unread[event.parent] = read + 1, chunks
-            else:  # its last step, or it was stopped or deleted
-                del self.unread[event.parent]
 
 
 class ConversationLog:
@@ -101,7 +70,7 @@ class ConversationLog:
 
         Only conversations with the prefix `LISTED` are listed.
         """
-        new = partial(_new_conversation, owner=owner, metadata=metadata, prefix=prefix)
+        new = partial(insert_conversation, owner=owner, metadata=metadata, prefix=prefix)
         return self._create(owner, request, new)
 
     def _create(
@@ -112,11 +81,11 @@ class ConversationLog:
     ) -> ConversationInfo:
         try:
             with self._write_engine.begin() as connection:
-                found = _find_request(connection, request)
+                found = find_request(connection, request)
                 if found is not None:
-                    return _info(connection, found.conversation, owner)
+                    return find_conversation(connection, found.conversation, owner)
                 info = create(connection)
-                _record_request(connection, request, info.id)
+                record_request(connection, request, info.id)
                 return info
         except sa.exc.IntegrityError:  # another gateway handled the same request
             return self._create(owner, request, create)
@@ -141,7 +110,7 @@ class ConversationLog:
     ) -> list[Event]:
         """Return the first `count` events that a request wrote before."""
         with self.engine.begin() as connection:
-            found = _find_request(connection, request)
+            found = find_request(connection, request)
         if found is None or found.version is None:
             return []
         name = conversation or found.conversation
@@ -150,7 +119,7 @@ class ConversationLog:
     def info(self, conversation: str, owner: str) -> ConversationInfo:
         """Return a conversation; raise NotFoundError if `owner` has none with this id."""
         with self.engine.begin() as connection:
-            return _info(connection, conversation, owner)
+            return find_conversation(connection, conversation, owner)
 
     def conversations(
         self,
@@ -179,7 +148,7 @@ class ConversationLog:
         self, conversation: str, owner: str, metadata: Mapping[str, str]
     ) -> ConversationInfo:
         with self._write_engine.begin() as connection:
-            info = _info(connection, conversation, owner)
+            info = find_conversation(connection, conversation, owner)
             row = conversations.update().where(conversations.c.id == conversation)
             connection.execute(row.values(metadata=dict(metadata)))
             return replace(info, metadata=dict(metadata))
@@ -187,7 +156,7 @@ class ConversationLog:
     def erase(self, conversation: str, owner: str) -> None:
         """Delete a conversation with all its rows."""
         with self._write_engine.begin() as connection:
-            _info(connection, conversation, owner, lock=True)
+            find_conversation(connection, conversation, owner, lock=True)
             for table in (events, vectors, requests):
                 connection.execute(table.delete().where(table.c.conversation == conversation))
             connection.execute(conversations.delete().where(conversations.c.id == conversation))
@@ -208,7 +177,7 @@ class ConversationLog:
         first, or the conversation is gone.
         """
         rows = [{"conversation": conversation, **vars(event)} for event in new]
-        vector_rows = _vector_rows(conversation, cached) if cached else []
+        cached_rows = vector_rows(conversation, cached) if cached else []
         insert: Any = (sqlite if self._is_sqlite else postgresql).insert
 
         def append(connection: sa.Connection) -> None:
@@ -218,9 +187,9 @@ class ConversationLog:
                     gone = requests.c.version.in_(deleted)
                     here = requests.c.conversation == conversation
                     connection.execute(requests.delete().where(here, gone))
-                _record_request(connection, request, conversation, new[0].version)
-                if vector_rows:
-                    connection.execute(insert(vectors).on_conflict_do_nothing(), vector_rows)
+                record_request(connection, request, conversation, new[0].version)
+                if cached_rows:
+                    connection.execute(insert(vectors).on_conflict_do_nothing(), cached_rows)
             except sa.exc.IntegrityError as error:
                 message = f"conversation {conversation} has changed or was deleted."
                 raise ConflictError(message) from error
@@ -258,7 +227,8 @@ class ConversationLog:
     def load(self, conversation: str, owner: str, embedder: str) -> LogState:
         """Load the state of a conversation with the vectors of `embedder`."""
         self.info(conversation, owner)  # raises
-        state, found = self._state(conversation)
+        found = self._rows(events_of(conversation, *STATE))
+        state = state_of(found)
         state.operations = tuple(
             operation_from_json(operation) for row in found for operation in row.operations
         )
@@ -266,7 +236,7 @@ class ConversationLog:
             vectors.c.conversation == conversation, vectors.c.embedder == embedder
         )
         rows = self._rows(cached)
-        state.vectors = _text_vectors(embedder, rows) if rows else None
+        state.vectors = text_vectors(embedder, rows) if rows else None
         return state
 
     def version(self, conversation: str, owner: str) -> int | None:
@@ -286,10 +256,10 @@ class ConversationLog:
         limit: int | None = None,
     ) -> list[Event]:
         """Return events after a version, oldest first."""
-        query = _events_of(conversation).where(events.c.version > after).limit(limit)
+        query = events_of(conversation).where(events.c.version > after).limit(limit)
         if kinds:
             query = query.where(events.c.kind.in_(kinds))
-        return [_event(row) for row in self._rows(query)]
+        return [event_of(row) for row in self._rows(query)]
 
     def items(
         self,
@@ -323,7 +293,7 @@ class ConversationLog:
                 raise NotFoundError(f"there is no item {after!r} in this conversation.")
             query = query.where(order < rows[0][0] if newest else order > rows[0][0])
         query = query.order_by(order.desc() if newest else order).limit(limit)
-        return [_event(row) for row in self._rows(query)]
+        return [event_of(row) for row in self._rows(query)]
 
     def item(self, owner: str, item: str) -> Event:
         """Return a text, question or answer of any conversation of `owner`."""
@@ -340,13 +310,8 @@ class ConversationLog:
         return {e.parent or 0: e.body["reason"] for e in found if e.body.get("unread")}
 
     def unread(self, conversation: str) -> Unread:
-        columns = [column for column in _STATE if column.name != "operations"]
-        return _advance(self._rows(_events_of(conversation, *columns))).unread
-
-    def _state(self, conversation: str) -> tuple[LogState, Sequence[sa.Row[Any]]]:
-        """Return the state without operations and vectors, and the rows that it follows."""
-        rows = self._rows(_events_of(conversation, *_STATE))
-        return _advance(rows), rows
+        columns = [column for column in STATE if column.name != "operations"]
+        return state_of(self._rows(events_of(conversation, *columns))).unread
 
     def response(self, response: str, owner: str) -> tuple[str, Event, Event | None]:
         """Return conversation, question and answer (None: unanswered) of a response."""
@@ -365,10 +330,10 @@ class ConversationLog:
         """Copy a conversation as it was after `at` operations (unset: all), with nothing unread."""
 
         def fork(connection: sa.Connection) -> ConversationInfo:
-            source = _info(connection, conversation, owner)
-            info = _new_conversation(connection, owner, source.metadata)
+            source = find_conversation(connection, conversation, owner)
+            info = insert_conversation(connection, owner, source.metadata)
             rows, copied = [], 0
-            for row in connection.execute(_events_of(conversation)).mappings():
+            for row in connection.execute(events_of(conversation)).mappings():
                 if at is not None and copied >= at:
                     break
                 written = row["operations"][: None if at is None else at - copied]
@@ -403,8 +368,8 @@ class ConversationLog:
         )
 
         def branch(connection: sa.Connection) -> ConversationInfo:
-            info = _new_conversation(connection, owner, {}, "resp_")
-            rows = connection.execute(_events_of(conversation).where(events.c.version < end))
+            info = insert_conversation(connection, owner, {}, "resp_")
+            rows = connection.execute(events_of(conversation).where(events.c.version < end))
             made = {"conversation": info.id, "response": None}
             connection.execute(events.insert(), [{**row, **made} for row in rows.mappings()])
             return info
@@ -418,7 +383,7 @@ class ConversationLog:
         columns = events.c.version, events.c.checkpoint, events.c.operations
         found = [
             {"version": row.version, "checkpoint": row.checkpoint, **operation}
-            for row in self._rows(_events_of(conversation, *columns))
+            for row in self._rows(events_of(conversation, *columns))
             for operation in row.operations
         ]
         end = None if limit is None else first + limit
@@ -426,7 +391,7 @@ class ConversationLog:
 
     def memory_at(self, conversation: str, length: int | None = None) -> tuple[Contents, int]:
         """Replay the memory after `length` operations (unset: all); also return how many it has."""
-        rows = self._rows(_events_of(conversation, events.c.operations))
+        rows = self._rows(events_of(conversation, events.c.operations))
         found = [operation_from_json(item) for row in rows for item in row.operations]
         if length is not None and length > len(found):
             raise DataError(f"at={length}: this conversation has {len(found)} operations.")
@@ -435,89 +400,3 @@ class ConversationLog:
     def _rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         with self.engine.begin() as connection:
             return connection.execute(query).all()
-
-
-def question_id(response: str) -> str:
-    return f"msg_q{response.removeprefix('resp_')}"
-
-
-def answer_id(response: str) -> str:
-    return f"msg_a{response.removeprefix('resp_')}"
-
-
-def _advance(rows: Sequence[sa.Row[Any]]) -> LogState:
-    state = LogState()
-    for row in rows:
-        state.advance(row)
-    return state
-
-
-def _events_of(conversation: str, *columns: Any) -> sa.Select[Any]:
-    query = sa.select(*(columns or (events,))).order_by(events.c.version)
-    return query.where(events.c.conversation == conversation)
-
-
-def _new_conversation(
-    connection: sa.Connection, owner: str, metadata: Mapping[str, str], prefix: str = LISTED
-) -> ConversationInfo:
-    name = prefix + secrets.token_hex(16)
-    info = ConversationInfo(name, owner, int(time.time()), dict(metadata))
-    connection.execute(conversations.insert().values(vars(info)))
-    return info
-
-
-def _info(
-    connection: sa.Connection, conversation: str, owner: str, *, lock: bool = False
-) -> ConversationInfo:
-    query = sa.select(conversations).where(
-        conversations.c.id == conversation, conversations.c.owner == owner
-    )
-    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
-    if row is None:
-        raise NotFoundError(f"there is no conversation {conversation!r}.")
-    return ConversationInfo(*tuple(row))
-
-
-def _record_request(
-    connection: sa.Connection,
-    request: RequestKey | None,
-    conversation: str,
-    version: int | None = None,
-) -> None:
-    if request is not None:
-        if request.renews:
-            connection.execute(requests.delete().where(requests.c.key == request.key))
-        values = {"conversation": conversation, "version": version}
-        connection.execute(
-            requests.insert(), {"key": request.key, "digest": request.digest, **values}
-        )
-
-
-def _find_request(connection: sa.Connection, request: RequestKey | None) -> sa.Row[Any] | None:
-    if request is None or request.renews:
-        return None
-    row = connection.execute(sa.select(requests).where(requests.c.key == request.key)).one_or_none()
-    if row is not None and row.digest != request.digest:
-        raise KeyReusedError(
-            "this Idempotency-Key was used for another request. Use a new key for each request."
-        )
-    return row
-
-
-def _event(row: sa.Row[Any]) -> Event:
-    return Event(**{key: value for key, value in row._mapping.items() if key != "conversation"})
-
-
-def _vector_rows(conversation: str, cached: TextVectors) -> list[dict[str, Any]]:
-    digests = cached.digests.view(np.int64).tolist()
-    key = {"conversation": conversation, "embedder": cached.embedder}
-    return [
-        {**key, "digest": digest, "row": row.tobytes()}
-        for digest, row in zip(digests, cached.rows.astype(np.float32), strict=True)
-    ]
-
-
-def _text_vectors(embedder: str, rows: Sequence[Any]) -> TextVectors:
-    digests = np.array([row.digest for row in rows], dtype=np.int64).view(np.uint64)
-    found = np.stack([np.frombuffer(row.row, dtype=np.float32) for row in rows])
-    return TextVectors(embedder, digests, found)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from atommem.serve.schema import Event
+from atommem.serve.schema import Event, question_id
 from atommem.text_safety import clean
 
 Item = dict[str, Any]  # as OpenAI's API lists it, without the fields of `_SERVER`
@@ -248,6 +248,21 @@ def new_items(held: Sequence[Item], items: Sequence[Item]) -> list[Item]:
     known, given = ([signature(item) for item in each] for each in (held, items))
     changes = SequenceMatcher(None, known, given, autojunk=False).get_opcodes()
     return [item for kind, _, _, i, j in changes if kind != "equal" for item in items[i:j]]
+
+
+def item_event(item: Item, goal: str) -> Event:
+    """Return the event of an item, read with the questions of `goal` in view."""
+    return Event("item", {"item": item, "questions": lines_of(goal)}, item=item["id"])
+
+
+def ask_event(question: Item, response: str, echo: Mapping[str, Any]) -> Event:
+    item = {**question, "id": question_id(response)}
+    body = {"item": item, "question": "\n".join(texts_of(item)), "questions": [], "echo": echo}
+    return Event("ask", body, response=response, item=item["id"])
+
+
+def lines_of(goal: str) -> list[str]:
+    return [line for line in goal.splitlines() if line.strip()]
 
 
 def item_of(event: Event) -> Item:

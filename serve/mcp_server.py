@@ -23,8 +23,9 @@ from starlette.routing import BaseRoute, Route
 from atommem.answering import Answer
 from atommem.episode import cut_share, written_and_cut
 from atommem.errors import DataError
-from atommem.saved_memory import SCOPE  # metadata that names whose a conversation is
-from atommem.serve.conversations import Conversation, Conversations
+from atommem.saved_memory import SCOPE
+from atommem.serve.conversation import Conversation
+from atommem.serve.conversations import Conversations
 from atommem.serve.items import text_item
 from atommem.serve.middleware import LOCAL, LOGGER, error_location
 from atommem.serve.wire import (
@@ -35,6 +36,7 @@ from atommem.serve.wire import (
     NonBlank,
     Text,
     public_error,
+    scope_of,
 )
 
 PATH = "/mcp"
@@ -99,13 +101,11 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
             yield held
 
     async def newest_of(
-        context: _Context, user: str, agent: str, session: str, missing: str | None = None
+        context: _Context, scope: dict[str, str], missing: str | None = None
     ) -> str:
         """Return the newest conversation of exactly this scope."""
-        where = {
-            key: value or None for key, value in zip(SCOPE, (user, agent, session), strict=True)
-        }
-        if any(where.values()):
+        if scope:
+            where = {name: scope.get(name) for name in SCOPE}
             infos = partial(server.log.conversations, owner_of(context), where=where, limit=1)
             for info in await run_in_threadpool(infos):
                 return info.id
@@ -132,15 +132,14 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         async with _tool_errors():
             if not text.strip():
                 raise DataError("text: it is blank. Give the text to read.")
-            owner, scope = owner_of(context), (user, agent, session)
-            parts = "mcp", owner, conversation, goal, name, text, *scope
+            owner, scope = owner_of(context), scope_of(user, agent, session)
+            parts = "mcp", owner, conversation, goal, name, text, user, agent, session
             key = await run_in_threadpool(
                 server.log.request_key, [part.encode() for part in parts], False
             )
-            conversation = conversation or await newest_of(context, *scope, missing="")
+            conversation = conversation or await newest_of(context, scope, missing="")
             if not conversation:
-                named = zip(("goal", *SCOPE), (goal, *scope), strict=True)
-                metadata = {key: value for key, value in named if value}
+                metadata = {"goal": goal, **scope} if goal else scope
                 create = partial(server.log.create, owner, metadata, key.derive("conversation"))
                 conversation = (await run_in_threadpool(create)).id
         async with use(conversation, context) as memory, server.settled(key):
@@ -162,7 +161,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         session: _Session = "",
     ) -> list[dict[str, Any]]:
         """Return the entries for a query; calls no model. A scope has those of all that match."""
-        scope = {k: v for k, v in zip(SCOPE, (user, agent, session), strict=True) if v}
+        scope = scope_of(user, agent, session)
         if conversation or not scope:
             async with use(conversation, context) as memory:
                 found = [(conversation, *hit) for hit in await memory.recall(query)]
@@ -201,7 +200,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         session: _Session = "",
     ) -> dict[str, Any]:
         """Ask the memory. The policy searches it before it answers, or answers null."""
-        conversation = conversation or await newest_of(context, user, agent, session)
+        conversation = conversation or await newest_of(context, scope_of(user, agent, session))
         response = f"resp_{secrets.token_hex(16)}"
         async with use(conversation, context) as memory:
             *_, answer = [event async for event in memory.ask(text_item(question), response)]

@@ -11,12 +11,11 @@ from starlette.concurrency import run_in_threadpool
 
 from atommem.episode import cut_share, written_and_cut
 from atommem.errors import DataError
-from atommem.saved_memory import SCOPE
 from atommem.serve import wire
-from atommem.serve.conversation_log import LISTED
-from atommem.serve.conversations import Conversation, Conversations, ask_once
+from atommem.serve.conversation import Conversation, ask_once
+from atommem.serve.conversations import Conversations
 from atommem.serve.items import Item, item_of, listed, new_items, texts_of, unread_parts
-from atommem.serve.schema import ConversationInfo, Event, NotFoundError, RequestKey, sha256
+from atommem.serve.schema import LISTED, ConversationInfo, Event, NotFoundError, RequestKey, sha256
 from atommem.serve.streaming import AskEvents, ChatForm, ResponseForm, respond, until_disconnect
 
 router = APIRouter(prefix="/v1")
@@ -87,9 +86,8 @@ def get_scope(
     metadata: Annotated[list[str] | None, Query(description="KEY=VALUE")] = None,
 ) -> dict[str, str]:
     """Return the metadata that conversations must have."""
-    named = dict(zip(SCOPE, (user, agent, session), strict=True))
     parts = [text.partition("=") for text in metadata or ()]
-    return {name: value for name, value in named.items() if value} | {k: v for k, _, v in parts}
+    return wire.scope_of(user, agent, session) | {name: value for name, _, value in parts}
 
 
 Scope = Annotated[dict[str, str], Depends(get_scope)]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import sqlalchemy as sa
 
 from atommem.errors import AtomMemError, ConfigError
+from atommem.memory.log import Operation
+from atommem.memory.store import TextVectors
 
 VERSION = 3  # version of the tables; a database of another version is refused
 
@@ -138,6 +143,52 @@ class Event:
         return self.source == name or self.source.startswith(f"{name}, ")
 
 
+LISTED = "conv_"
+ITEMS = ("item", "ask", "answer")  # the events that are listed
+PARTS = ("conversation", "items")  # of a request that commits more than once
+Unread = dict[int, tuple[int, int]]  # (chunks read, chunks) of an item with some left, by version
+STATE = tuple(column for column in events.c if column.name not in ("conversation", "body"))
+"""What `LogState` follows."""
+
+
+@dataclass
+class LogState:
+    """State of a conversation's log, with everything that its session needs to continue."""
+
+    version: int = 0  # of the newest event
+    embedder: str | None = None
+    steps: int = 0  # as in `SessionState`
+    sampled: int = 0
+    operations: tuple[Operation, ...] = ()  # until the session has them
+    vectors: TextVectors | None = None
+    unread: Unread = field(default_factory=dict)
+    asked: Unread = field(default_factory=dict)  # a question, unread until it has its answer
+
+    def advance(self, event: Any) -> None:
+        """Follow an event, or a row of its columns but the body."""
+        self.version, self.embedder = event.version, event.embedder
+        if event.kind == "step":
+            self.steps = event.step + 1
+            self.sampled += event.tokens
+        if event.kind == "fork":
+            self.unread.clear()
+            self.asked.clear()
+        elif event.kind == "deleted":
+            self.asked.pop(event.parent, None)
+        elif event.kind in ITEMS:
+            self.unread |= self.asked
+            self.asked.clear()
+            if event.chunks:
+                texts = self.asked if event.kind == "ask" else self.unread
+                texts[event.version] = 0, event.chunks
+        if event.kind in ("step", "stopped", "deleted") and event.parent in self.unread:
+            read, chunks = self.unread[event.parent]
+            if event.kind == "step" and read + 1 < chunks:
+                self.unread[event.parent] = read + 1, chunks
+            else:  # its last step, or it was stopped or deleted
+                del self.unread[event.parent]
+
+
 @dataclass(frozen=True)
 class RequestKey:
     """Identity of a request: SHA-256 of owner and ``Idempotency-Key``, and of the request.
@@ -157,6 +208,92 @@ class RequestKey:
 
 def sha256(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def question_id(response: str) -> str:
+    return f"msg_q{response.removeprefix('resp_')}"
+
+
+def answer_id(response: str) -> str:
+    return f"msg_a{response.removeprefix('resp_')}"
+
+
+def state_of(rows: Sequence[sa.Row[Any]]) -> LogState:
+    state = LogState()
+    for row in rows:
+        state.advance(row)
+    return state
+
+
+def events_of(conversation: str, *columns: Any) -> sa.Select[Any]:
+    query = sa.select(*(columns or (events,))).order_by(events.c.version)
+    return query.where(events.c.conversation == conversation)
+
+
+def insert_conversation(
+    connection: sa.Connection, owner: str, metadata: Mapping[str, str], prefix: str = LISTED
+) -> ConversationInfo:
+    name = prefix + secrets.token_hex(16)
+    info = ConversationInfo(name, owner, int(time.time()), dict(metadata))
+    connection.execute(conversations.insert().values(vars(info)))
+    return info
+
+
+def find_conversation(
+    connection: sa.Connection, conversation: str, owner: str, *, lock: bool = False
+) -> ConversationInfo:
+    query = sa.select(conversations).where(
+        conversations.c.id == conversation, conversations.c.owner == owner
+    )
+    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    if row is None:
+        raise NotFoundError(f"there is no conversation {conversation!r}.")
+    return ConversationInfo(*tuple(row))
+
+
+def record_request(
+    connection: sa.Connection,
+    request: RequestKey | None,
+    conversation: str,
+    version: int | None = None,
+) -> None:
+    if request is not None:
+        if request.renews:
+            connection.execute(requests.delete().where(requests.c.key == request.key))
+        values = {"conversation": conversation, "version": version}
+        connection.execute(
+            requests.insert(), {"key": request.key, "digest": request.digest, **values}
+        )
+
+
+def find_request(connection: sa.Connection, request: RequestKey | None) -> sa.Row[Any] | None:
+    if request is None or request.renews:
+        return None
+    row = connection.execute(sa.select(requests).where(requests.c.key == request.key)).one_or_none()
+    if row is not None and row.digest != request.digest:
+        raise KeyReusedError(
+            "this Idempotency-Key was used for another request. Use a new key for each request."
+        )
+    return row
+
+
+def event_of(row: sa.Row[Any]) -> Event:
+    return Event(**{key: value for key, value in row._mapping.items() if key != "conversation"})
+
+
+def vector_rows(conversation: str, cached: TextVectors) -> list[dict[str, Any]]:
+    digests = cached.digests.view(np.int64).tolist()
+    key = {"conversation": conversation, "embedder": cached.embedder}
+    return [
+        {**key, "digest": digest, "row": row.tobytes()}
+        for digest, row in zip(digests, cached.rows.astype(np.float32), strict=True)
+    ]
+
+
+def text_vectors(embedder: str, rows: Sequence[Any]) -> TextVectors:
+    digests = np.array([row.digest for row in rows], dtype=np.int64).view(np.uint64)
+    found = np.stack([np.frombuffer(row.row, dtype=np.float32) for row in rows])
+    return TextVectors(embedder, digests, found)
 
 
 def open_database(url: str) -> sa.Engine:

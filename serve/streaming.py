@@ -14,9 +14,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from atommem.answering import Answer
 from atommem.episode import Step
 from atommem.memory.log import Operation, Outcome
-from atommem.serve.conversation_log import LISTED, answer_id
 from atommem.serve.items import answer_item
-from atommem.serve.schema import Event
+from atommem.serve.schema import LISTED, Event, answer_id
 from atommem.serve.wire import SERVE_ERRORS, entry_object, public_error
 
 AskEvents = AsyncGenerator[Event | Step | Answer, None]  # as of `Conversation.ask`

@@ -19,6 +19,7 @@ from atommem.errors import (
 )
 from atommem.memory.log import Entry
 from atommem.process import StepTimeoutError
+from atommem.saved_memory import SCOPE
 from atommem.serve.conversations import BusyError
 from atommem.serve.items import Item, parse_items, texts_of, unread_parts
 from atommem.serve.schema import ConversationInfo, KeyReusedError, NotFoundError
@@ -184,6 +185,11 @@ def error_response(status: int, code: str, message: str, param: str | None = Non
     headers = {"Retry-After": _RETRY_AFTER[status]} if status in _RETRY_AFTER else {}
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     return JSONResponse(body, status, headers)
+
+
+def scope_of(*values: str) -> dict[str, str]:
+    """Return the metadata of `SCOPE` that conversations with these values have."""
+    return {name: value for name, value in zip(SCOPE, values, strict=True) if value}
 
 
 def conversation_object(info: ConversationInfo) -> dict[str, Any]:

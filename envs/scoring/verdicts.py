@@ -10,7 +10,10 @@ from atommem.words import unify
 
 _WORDS = r"correct|incorrect|not[ _-]attempted"
 _GRADES = rf"(?P<grade>{_WORDS})"
-_LABEL = r"(?:verdict|grade|judge?ment|decision|conclusion|assessment|evaluation|label|result)"
+_LABEL = (
+    r"(?:verdict|grade|judge?ment|decision|conclusion|assessment|evaluation|label|result"
+    r"|urteil|antwort|veredicto|respuesta|r\u00e9ponse|verdetto|risposta)"
+)
 _ALONE = re.compile(
     rf"[^\w>]*(?:\d[.)]\W*)?(?:(?:yes|{_LABEL})\W+)?(?:[abc]\W+)?{_GRADES}[^\w?]*", re.IGNORECASE
 )
@@ -25,12 +28,13 @@ _FIELD = re.compile(
     re.IGNORECASE,
 )
 _GIVEN = (
-    r"(?:(?:the|this|that|my|its|(?:model|student|user)['\u2019]?s|given|predicted|final)\W+)*"
+    r"(?:(?:the|das|die|el|la|le|il|this|that|my|its|(?:model|student|user)['\u2019]?s|given"
+    r"|predicted|final)\W+)*"
     rf"(?:{_LABEL}|answer|response|prediction|it|this|that)\b"
 )
 _IS = (
-    r"(?:\W*(?:is|was|(?<=['\u2019])s)\b(?:\W*(?:also|clearly|indeed|simply|factually|semantically"
-    r"|exactly|fully|therefore|thus|considered|judged|graded|deemed|marked)\b)*)"
+    r"(?:\W*(?:is|was|ist|es|est|\u00e8|(?:can|must) be|has been|(?<=['\u2019])s)\b"
+    r"(?:\W*(?:also|clearly|indeed|simply|factually|semantically|exactly|fully|therefore|thus|considered|judged|graded|deemed|marked)\b)*)"
 )
 _REASON = r"(?:[^\w?]*|\s*[^\w\s/|?\\].*|\s+(?:because|since|as)\b.*)"
 # A verdict at the beginning of a line, and then its reason.

@@ -175,6 +175,7 @@ class Recorder:
     def log_query(self, step: Step, query: str) -> None:
         """Record that the entries in the prompt of `step` were retrieved for `query`."""
         before = self._contents.query
+        step.searches += 1
         self._log(step, Operation(step.index, "read", before=before, after=query))
 
     def _log(self, step: Step, operation: Operation) -> None:

@@ -1,4 +1,4 @@
-"""RegAgent (arXiv 2505.16067): Tables 1, 2, 5, 6 and 7 with a numeric agent, and controls."""
+"""RegAgent (arXiv 2505.16067): Tables 1, 2 and 7 with a numeric agent, and controls."""
 
 from __future__ import annotations
 
@@ -56,8 +56,7 @@ def run(arguments: argparse.Namespace, journal: Journal) -> Report:
         "ours are larger.",
         "n is 'more than' (formula; the text says 'at least', the code >=); beta 'at most'. A "
         "record younger than a period is not deleted by it (code).",
-        "In the paper's Tables 5 and 6 success falls with K, with beta above .5 and with shorter "
-        "periods; here they change little. Under a limit, 'failures' are those of the row's "
+        "Under a limit, 'failures' are those of the row's "
         "evaluator (add all has none: the true success).",
     ]
     return report
@@ -137,30 +136,6 @@ def deletions(report: Report, runs: Runs) -> None:
     report.check(name, all(above), above, "C1 and strict")
 
 
-def neighbours(report: Report, runs: Runs) -> None:
-    """Add Table 5: K."""
-    rows: list[list[Any]] = []
-    for name, cells in runs.paper["table5"].items():
-        for k, (published, r) in cells.items():
-            found = runs.outcomes(name, k=k)
-            rows.append([f"{name}, K {k}", published, r, mean(found), mean(found, "following")])
-    report.table("Table 5, K", ["", "success", "r", "success, ours", "r, ours"], rows, 2)
-
-
-def history_settings(report: Report, runs: Runs) -> None:
-    """Add Table 6: n, beta and the period, all with strict additions."""
-    rows: list[list[Any]] = []
-    for setting, deletion in {"n": "history", "beta": "history", "period": "periodic"}.items():
-        for value, published in runs.paper["table6"][setting].items():
-            found = runs.outcomes("strict", deletion=deletion, **{setting: value})
-            printed = published if isinstance(published, list) else [published, None, None]
-            ours = [mean(found), *errors(found), round(mean(found, "size"))]
-            rows.append([f"{setting} {value:g}", *printed, *ours])
-    names = ["success", "error retained", "deleted"]
-    columns = ["strict", *names, *(f"{name}, ours" for name in [*names, "size"])]
-    report.table("Table 6, history's n and beta, the period", columns, rows, 2)
-
-
 def size_matched(report: Report, runs: Runs) -> None:
     """Add Table 7: equally many records of both final memories, frozen, on new tasks."""
     rows: list[list[Any]] = []
@@ -230,43 +205,12 @@ def under_a_limit(report: Report, runs: Runs) -> None:
     report.table(title, ["added", *by.values()], rows, 1)
 
 
-def variants(report: Report, runs: Runs) -> None:
-    """Add what the paper leaves open, or its code does otherwise."""
-    truth, order = "stored outputs replaced by the truth", "component after component"
-    history: dict[str, Any] = {"deletion": "history"}
-    sliding, least = {**history, "sliding": True}, {**history, "n": runs.paper["n"] - 1}
-    found = {
-        "strict": runs.outcomes("strict"),
-        f"strict, {truth}": runs.outcomes("strict", truth=True),
-        f"add all, {truth}": runs.outcomes("add all", truth=True),
-        "strict, history, one record a step (AgentDriver's code)": runs.outcomes(
-            "strict", **sliding
-        ),
-        "strict, history, at least n retrievals (text, code)": runs.outcomes("strict", **least),
-    }
-    worlds = [world.in_order() for world in runs.worlds]
-    for label, rules in {
-        f"strict, {order}": runs.rules("strict"),
-        f"strict, periodic, {order}": runs.rules("strict", deletion="periodic"),
-        f"add all, {order}": runs.rules("add all"),
-    }.items():
-        found[label] = runs.with_follower(rules, runs.follower, worlds)
-    rows: list[list[Any]] = [
-        [label, mean(outcomes), round(mean(outcomes, "size")), mean(outcomes, "following")]
-        for label, outcomes in found.items()
-    ]
-    report.table("Variants", ["", "success", "size", "r"], rows, 2)
-
-
 STEPS: tuple[Callable[..., None], ...] = (
     additions,
     deletions,
-    neighbours,
-    history_settings,
     size_matched,
     copy_strength,
     under_a_limit,
-    variants,
 )
 if __name__ == "__main__":
     raise SystemExit(main("regagent", __doc__, add_flags, run))

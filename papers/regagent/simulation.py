@@ -29,23 +29,17 @@ class World:
     known_outputs: Array  # with noise: (m,)
     inputs: Array  # the stream: (n, dim)
     draws: Array  # a standard normal number a task, the same under every rule
-    components: Ints  # the Gaussian of each task
 
     @cached_property
     def truths(self) -> Array:
         """The stream's outputs without noise: (n,)."""
         return self.inputs @ self.weights
 
-    def in_order(self) -> World:
-        """Return the stream component after component (the paper's distribution shift)."""
-        order = np.argsort(self.components, kind="stable")
-        return replace(self, inputs=self.inputs[order], components=self.components[order])
-
     def fresh(self, seed: int, n: int, scales: Mapping[str, Any]) -> World:
         """Return `n` new tasks of the same w."""
         rng = np.random.default_rng([seed, 1])
-        inputs, components = _draw_inputs(rng, n, scales)
-        return replace(self, inputs=inputs, components=components, draws=rng.normal(size=n))
+        inputs = _draw_inputs(rng, n, scales)
+        return replace(self, inputs=inputs, draws=rng.normal(size=n))
 
 
 def make_world(seed: int, scales: Mapping[str, Any], initial: int, n: int) -> World:
@@ -60,17 +54,16 @@ def make_world(seed: int, scales: Mapping[str, Any], initial: int, n: int) -> Wo
         weights = sd * direction
     else:
         weights = scales["weight_norm"] * direction / np.linalg.norm(direction)
-    inputs, components = _draw_inputs(rng, initial + n, scales)
+    inputs = _draw_inputs(rng, initial + n, scales)
     noise = rng.uniform(-scales["noise"], scales["noise"], initial)
     outputs = inputs[:initial] @ weights + noise
     draws = rng.normal(size=n)
-    return World(weights, inputs[:initial], outputs, inputs[initial:], draws, components[initial:])
+    return World(weights, inputs[:initial], outputs, inputs[initial:], draws)
 
 
-def _draw_inputs(rng: np.random.Generator, n: int, scales: Mapping[str, Any]) -> tuple[Array, Ints]:
-    components = rng.integers(0, len(scales["means"]), n)
-    means = np.array(scales["means"])[components, None]
-    return rng.normal(size=(n, scales["dim"])) + means, components
+def _draw_inputs(rng: np.random.Generator, n: int, scales: Mapping[str, Any]) -> Array:
+    means = np.array(scales["means"])[rng.integers(0, len(scales["means"]), n), None]
+    return rng.normal(size=(n, scales["dim"])) + means
 
 
 Follower = Callable[[Array, Array, Array, Array, float], float]
@@ -208,8 +201,6 @@ class Rules:
     beta: float = 0.5
     limit: int | None = None  # most records (the paper's resource-constrained setting)
     limited_by: Limited = "constrained"  # the rule that deletes above the limit
-    sliding: bool = False  # delete one record a step by history, like AgentDriver's code
-    truth: bool = False  # store the true output (error-free variant)
 
 
 @dataclass
@@ -244,8 +235,7 @@ def run_stream(world: World, follower: Follower, rules: Rules, success: float = 
         alike[step] = np.exp(-((guess - outputs[0]) ** 2))
         records.use(rows, float(error <= tolerance))
         if error <= rules.tolerance:
-            output, wrong = (truth, 0.0) if rules.truth else (guess, error)
-            records.add(x, output, wrong, step, error <= tolerance)
+            records.add(x, guess, error, step, error <= tolerance)
         deleted += _delete(records, rules, step, rows)
         while rules.limit is not None and records.size > rules.limit:
             deleted.append(records.delete(np.array([_worst(records, rules, rng)])))
@@ -266,8 +256,6 @@ def _delete(records: Records, rules: Rules, step: int, rows: Ints) -> list[Array
     gone = []
     if rules.deletion in ("history", "combined"):
         bad = records.bad(rows, rules.n, rules.beta)
-        if rules.sliding and len(bad) > 1:
-            bad = bad[[int(np.argmin(records.utility[bad] / records.retrieved[bad]))]]
         if len(bad):
             gone.append(records.delete(bad))
     if rules.deletion in ("periodic", "combined") and (step + 1) % rules.period == 0:

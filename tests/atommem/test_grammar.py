@@ -152,6 +152,10 @@ def test_parse_handle_of_any_script_is_one_number() -> None:
             r"5\frac{1}{2} \leq \tfrac{1}{2} \times 3, \beta\text{-carotene}, 5\pounds",
             "5 1/2 ≤ 1/2 × 3, β-carotene, 5£",
         ),
+        (
+            r"2^{nd}, 10^{6}, \text{CO}_{2}, \frac12, x_{n}, \overset{a}{b}",
+            "2nd, 10^6, CO2, 1/2, x_{n}, b",
+        ),
         # Not LaTeX, or nothing that has a plain form.
         (r"\"Paris\" ~5 km, $5–$6, a.org/~me, C:\new, \sqrt{2}",) * 2,
     ],

@@ -18,7 +18,7 @@ from atommem.actions import ProblemReason
 from atommem.config import MemoryConfig
 from atommem.environment import environment_config, make_factory
 from atommem.envs.task import Document, Question, Task, joined_text
-from atommem.episode import Episode, StopReason
+from atommem.episode import Episode, StopReason, episode_sums, means
 from atommem.errors import OutageError, PromptTooLongError
 from atommem.eval.methods import METHODS, make_method
 from atommem.eval.methods.generative_agents import stream_scores
@@ -73,6 +73,19 @@ async def test_full_context_cuts_the_middle_and_records_the_fraction_kept() -> N
     assert (episode.metrics["truncated"], episode.metrics["context_kept"]) == (1.0, kept)
     assert 160 - 12 < episode.steps[0].prompt_tokens + 64 <= 160
     assert all(text in policy.prompts[1] for text in ("Moss grows", "in Port."))
+
+
+@pytest.mark.parametrize(
+    ("name", "per_document", "searches"),
+    [("rag", {}, 2), ("mem0", {"facts": ["Orla", "Bran"]}, 4 * 2 + 2), ("a_mem", {}, 3 + 2)],
+)
+async def test_retrievals_count_each_search(
+    name: str, per_document: dict[str, Any], searches: int
+) -> None:
+    documents = environment_config("longdoc", chunking="documents")
+    setup, _ = make_setup(lambda prompt: json.dumps(per_document), environment=documents)
+    episode = await make_method(name, setup).run(TASK)
+    assert means(episode_sums([episode]))["retrievals"] == searches
 
 
 @pytest.mark.parametrize(

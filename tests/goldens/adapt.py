@@ -197,7 +197,7 @@ def suite_runs(path: Path) -> dict[str, dict[str, Any]]:
     suite = replace(suite, settings={"policy": "POLICY", **suite.settings})
     found = {
         f"{item.row.name} / {item.column.key} / {item.seed}": evaluation_settings(item.evaluation)
-        for item in expand(suite, [], Path("OUT"))
+        for item in expand(suite, [], Path("OUT"))[0]
     }
     for settings in found.values():  # the folder was called cells
         settings["out"] = settings["out"].replace("OUT/runs/", "OUT/cells/")

@@ -1,12 +1,14 @@
 """Clients as released, each by a script in an environment of its own: docs/serve.md, Clients.
 
-``CLIENTS_PYTHON`` names interpreters, with colons between; without the client a test skips.
+``CLIENTS_PYTHON`` names interpreters, ``CLIENTS_NODE`` folders with node_modules, with colons
+between; without the client a test skips.
 """
 
 import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +16,19 @@ from tests.serve.servers import Running, make_conversations, running
 
 FOLDER = Path(__file__).with_name("clients")
 CLIENTS = {
-    "claude_memory": "anthropic.tools",
-    "langchain_chat": "langchain_openai",
-    "langgraph_store": "langgraph.store",
-    "litellm_sdk": "litellm",
-    "llama_index": "llama_index.llms.openai_like",
-    "mcp_session": "mcp.server.fastmcp.server",  # of 1.x alone
-    "openai_agents": "agents",
-    "pydantic_agent": "pydantic_ai",
+    "claude_memory.py": "anthropic.tools",
+    "hermes_memory.py": "agent.memory_manager",
+    "langchain_chat.py": "langchain_openai",
+    "langgraph_store.py": "langgraph.store",
+    "litellm_sdk.py": "litellm",
+    "llama_index.py": "llama_index.llms.openai_like",
+    "mcp_session.py": "mcp.server.fastmcp.server",  # of 1.x alone
+    "openai_agents.py": "agents",
+    "pydantic_agent.py": "pydantic_ai",
+    "mcp_node.mjs": "@modelcontextprotocol/client",
+    "openai_agents_node.mjs": "@openai/agents",
+    "openai_node.mjs": "openai",
+    "vercel_ai.mjs": "ai",
 }
 
 
@@ -34,11 +41,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS)
 def test_client_works_as_released(client: str, server: Running) -> None:
-    find = f"import importlib.util as u; u.find_spec('{CLIENTS[client]}') or exit(1)"
-    for python in filter(None, os.environ.get("CLIENTS_PYTHON", "").split(":")):
-        if subprocess.run([python, "-P", "-c", find], capture_output=True).returncode == 0:
-            command = [python, "-P", FOLDER / f"{client}.py", server.url]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-            assert done.returncode == 0, done.stderr[-3000:]
-            return
-    pytest.skip(f"{CLIENTS[client]} is not installed for CLIENTS_PYTHON")
+    script, package, command = FOLDER / client, CLIENTS[client], []
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120}
+    for python in _names("CLIENTS_PYTHON") if script.suffix == ".py" else []:
+        find = f"import importlib.util as u; u.find_spec({package!r}) or exit(1)"
+        if subprocess.run([python, "-P", "-c", find], **options).returncode == 0:
+            command = [python, "-P", str(script), server.url]
+    for folder in _names("CLIENTS_NODE") if script.suffix == ".mjs" else []:
+        if Path(folder, "node_modules", package).is_dir():
+            # A script from standard input imports what the current folder has.
+            command = ["node", "--input-type=module", "-", server.url]
+            path = f"{folder}/node_modules/.bin:{os.environ['PATH']}"
+            options |= {"cwd": folder, "env": {**os.environ, "PATH": path}}
+            options["input"] = script.read_text()
+    if not command:
+        pytest.skip(f"{package} is not installed for {script.suffix} clients")
+    done = subprocess.run(command, **options)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def _names(variable: str) -> list[str]:
+    return list(filter(None, os.environ.get(variable, "").split(":")))

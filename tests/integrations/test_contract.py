@@ -311,7 +311,7 @@ def test_verl_accepts_recipe_and_writes_the_agent_loop(
     validate_config(cfg, use_reference_policy=True, use_critic=False)
     assert (cfg.trainer.nnodes, cfg.trainer.use_v1) == (4, True)
     (loop,) = OmegaConf.load(cfg.actor_rollout_ref.rollout.agent.agent_loop_config_path)
-    assert (loop.data, loop.model, loop.settings.max_reads) == ([data], "Qwen/Qwen3-8B", 3)
+    assert (loop.data, loop.model, loop.settings.max_reads) == ([data], "Qwen/Qwen3-8B", 0)
 
 
 def test_tinker_gets_our_weights_as_advantages() -> None:
