@@ -115,7 +115,7 @@ async def test_report_is_the_same_for_the_same_evaluations(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "old", "new"), [("run.json", "1", "2"), ("episodes.jsonl", "1.0", "0.0")]
+    ("name", "change"), [("run.json", ("1", "2")), ("episodes.jsonl", ("1.0", "0.0"))]
 )
 async def test_changed_file_of_an_evaluation_is_found(
     tmp_path: Path, name: str, change: tuple[str, str], capsys: pytest.CaptureFixture[str]
