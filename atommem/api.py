@@ -8,24 +8,30 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from atommem.actions import STOP_ACTION, first
 from atommem.answering import Answer, answer_steps
 from atommem.embedding.embedder import Embedder
-from atommem.episode import Observation, Step
+from atommem.episode import Observation, Step, written_and_cut
 from atommem.errors import ConfigError, DataError, TraceError
 from atommem.memory.log import Entry, Operation
 from atommem.policy.contract import Policy
 from atommem.process import wait_for
 from atommem.rollout import Session
 from atommem.run import Runtime
-from atommem.saved_memory import MEMORY_FILE, Reading, SavedMemory, text_of
+from atommem.saved_memory import (
+    MEMORY_FILE,
+    SCOPE,
+    Reading,
+    SavedMemory,
+    scope_files,
+    text_of,
+)
 from atommem.session_state import SessionState
 
 Progress = Callable[[int, int], None]  # called with the number of chunks that were read, and of all
 Found = tuple[Entry, float]  # with its similarity
-SCOPE = ("user", "agent", "session")
 _SILENT = 3  # chunks in a row with text but without an action, after which reading warns
 
 
@@ -140,10 +146,9 @@ class AsyncMemory(_Contents):
             state = SessionState.load(Path(folder) / MEMORY_FILE)
             session = await Session.restore(runtime.agent, state, reembed=reembed)
             memory = cls(runtime, session, saved.readings)
-            for path in sorted(Path(folder).glob(f"scopes/*/{MEMORY_FILE}")):
+            for key, path in scope_files(folder).items():
                 state = SessionState.load(path)
                 session = await Session.restore(runtime.agent, state, reembed=reembed)
-                key = tuple(unquote(part) for part in path.parent.name.split(","))
                 memory._scopes[key] = cls(runtime, session, SavedMemory.read(path.parent).readings)
         except BaseException as error:
             await runtime.close()
@@ -192,7 +197,13 @@ class AsyncMemory(_Contents):
             for observation in observations[len(reading.steps) :]:
                 origin = ", ".join(part for part in (reading.name, observation.origin) if part)
                 step = await self._session.step(replace(observation, origin=origin or None))
-                reading = self._readings[-1] = replace(reading, steps=(*reading.steps, step.index))
+                written, cut = written_and_cut(step)
+                reading = self._readings[-1] = replace(
+                    reading,
+                    steps=(*reading.steps, step.index),
+                    written=reading.written + written,
+                    cut=reading.cut + cut,
+                )
                 silent = silent + 1 if step.text.strip() and not step.actions else 0
                 if silent == _SILENT:
                     warnings.warn(_silence(step), stacklevel=2)

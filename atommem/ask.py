@@ -172,7 +172,7 @@ async def _read(
             steps.append(step)
             bar.set_postfix_str(f"{len(step.actions)} actions, {step.store_size} entries", False)
 
-        await memory.read(
+        reading = await memory.read(
             text,
             questions=arguments.questions,
             name=name,
@@ -180,6 +180,9 @@ async def _read(
             on_step=on_step,
             again=False,
         )
+    if reading.cut:
+        share = reading.cut / reading.written
+        _note(f"  (limits cut {share:.0%} of what the policy wrote: entry_tokens and others)")
 
 
 def _to_json(answer: Answer) -> dict[str, Any]:

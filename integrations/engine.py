@@ -35,8 +35,7 @@ class Episodes:
     ) -> Episodes:
         """Read task files, and `settings` by name on top of those stored with `model`."""
         settings = dict(settings or {})
-        named = "tools" in settings
-        stored = stored_settings(model, settings.get("environment"), trusts_tools=named)
+        stored = stored_settings(model, settings.get("environment"), named=settings)
         read_tasks = find_environment(stored["environment"]).read_tasks
         files = [data] if isinstance(data, str) else data
         tasks = {task.id: task for file in files for task in read_tasks(file)}

@@ -135,7 +135,7 @@ def corpus_server(folder: Path) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [*ATOMMEM, "corpus", "serve", "corpus", "--port", str(port)]
-    with started(command, f"{url}/health", folder / "corpus.log", **settings):
+    with started(command, url, folder / "corpus.log", **settings):
         yield url
 
 
@@ -146,9 +146,14 @@ def commands(
     settings = {
         **{**SIZES[pair.stage], "model_name_or_path": "model", "output_dir": out},
         "per_device_train_batch_size": EPISODES[pair.stage] // processes,
-        # Three updates are within the warm-up of the recipes that have one.
-        "learning_rate": 1e-2 if "warmup_steps" in pair.path.read_text() else 1e-3,
-        **{"max_steps": 3, "save_steps": 1, "dtype": "float32", **asks},
+        **{
+            "learning_rate": 1e-3,
+            "warmup_steps": 0,
+            "max_steps": 3,
+            "save_steps": 1,
+            "dtype": "float32",
+            **asks,
+        },
     }
     launchers = rf"{CONFIGS}/accelerate/\1.yaml"
     words = shlex.split(re.sub(r"\$\(atommem configs (\w+)\)", launchers, pair.command))

@@ -1,6 +1,7 @@
 """Suites: their file, their settings, their tasks, and running them."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,6 +151,14 @@ def test_divergences_are_explained_in_the_docs() -> None:
     text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
     for key, why in {**paper_tables()["divergences"], **paper_tables()["stated"]}.items():
         assert f"| {key} | {' '.join(why.split())} |" in text
+
+
+def test_docs_have_a_row_for_every_part_of_the_paper() -> None:
+    text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (Equation|Table|Figure)s? ([\d, ]+): ", text, re.MULTILINE)
+    found = sorted((kind, int(number)) for kind, some in rows for number in some.split(","))
+    last = {"Equation": 9, "Figure": 8, "Table": 7}
+    assert found == [(kind, number) for kind in last for number in range(1, last[kind] + 1)]
 
 
 @pytest.fixture
