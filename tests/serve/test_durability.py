@@ -25,9 +25,11 @@ import pytest
 from atommem.errors import OutageError
 from atommem.serve.app import make_app, run
 from atommem.servers.vllm_process import free_port
+from tests.fakes import full_disk
 from tests.serve.servers import (
     KEYS,
     Running,
+    entries,
     event_kinds,
     gated,
     items,
@@ -168,6 +170,16 @@ def count_rows(server: Running) -> tuple[int, int]:
 
 
 @pytest.mark.slow
+def test_full_disk_refuses_a_text_and_loses_none(tmp_path: Path) -> None:
+    with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
+        path = new_conversation(http, "Ann lives in Rome.")
+        with full_disk((tmp_path / "log.db-wal").stat().st_size):
+            refused = http.post(f"{path}/items", json=items("Bob sings."))
+        assert (refused.status_code, "Retry-After" in refused.headers) == (503, True)
+        http.post(f"{path}/items", json=items("Bob sings.")).raise_for_status()
+        assert [*entries(http, path).values()] == ["Ann lives in Rome.", "Bob sings."]
+
+
 def test_every_write_with_a_key_happens_once(tmp_path: Path) -> None:
     with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
         path = new_conversation(http, "Ann lives in Rome.")
