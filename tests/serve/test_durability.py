@@ -16,10 +16,12 @@ import httpx
 import pytest
 
 from atommem.errors import OutageError
+from tests.fakes import full_disk
 from tests.serve.kills import DATABASES, kill_under_load
 from tests.serve.servers import (
     KEYS,
     Running,
+    entries,
     event_kinds,
     gated,
     items,
@@ -50,6 +52,16 @@ def count_rows(server: Running) -> tuple[int, int]:
 
 
 @pytest.mark.slow
+def test_full_disk_refuses_a_text_and_loses_none(tmp_path: Path) -> None:
+    with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
+        path = new_conversation(http, "Ann lives in Rome.")
+        with full_disk((tmp_path / "log.db-wal").stat().st_size):
+            refused = http.post(f"{path}/items", json=items("Bob sings."))
+        assert (refused.status_code, "Retry-After" in refused.headers) == (503, True)
+        http.post(f"{path}/items", json=items("Bob sings.")).raise_for_status()
+        assert [*entries(http, path).values()] == ["Ann lives in Rome.", "Bob sings."]
+
+
 def test_every_write_with_a_key_happens_once(tmp_path: Path) -> None:
     with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
         path = new_conversation(http, "Ann lives in Rome.")
