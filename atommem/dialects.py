@@ -46,8 +46,7 @@ def split_template(template: str) -> list[TemplatePart]:
     parts = []
     end = 0
     for match in _PLACEHOLDER.finditer(template):
-        literal = template[end : match.start()]
-        parts.append(TemplatePart(literal, match[1], match[2] is not None))
+        parts.append(TemplatePart(template[end : match.start()], match[1], match[2] is not None))
         end = match.end()
     return [*parts, TemplatePart(template[end:], "")]
 
@@ -196,7 +195,10 @@ for _name, _texts in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_byt
 
 @cache
 def load_templates(name: str) -> Templates:
-    """Read a template set: a shipped name, a file's path, or a file of ``configs/templates``."""
+    """Read a template set: a shipped name, a file's path, or a file of ``configs/templates``.
+
+    With ``base``, it has the pieces of that set which it does not replace.
+    """
     shipped = Path(__file__).parent / "templates" / f"{name}.yaml"
     path = shipped if name in SHIPPED else find_file("templates", name, "templates")
     templates: Templates = _load(Templates, path)
@@ -240,7 +242,10 @@ def load_section(
 
 def _load(kind: Any, path: Path) -> Any:
     try:
-        return msgspec.yaml.decode(path.read_bytes(), type=kind)
+        values = msgspec.yaml.decode(path.read_bytes())
+        if isinstance(values, dict) and (base := values.pop("base", None)):
+            values = {**msgspec.to_builtins(load_templates(base)), **values}
+        return msgspec.convert(values, kind)
     except (OSError, msgspec.DecodeError) as error:
         raise DialectError(f"{path}: {error}. Correct the file.") from error
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import sqrt
+from os.path import commonprefix
 from typing import Any
 
 from atommem.actions import ANSWER, MEMORY_KINDS, Action, Call, Problem, ProblemReason
@@ -105,6 +106,7 @@ class Step:
         token_ids, logprobs: As sampled, in nats; training uses them as they are.
         operations: Empty if an outage prevented them.
         store_size: The number of entries after the step.
+        searches: Those that found what its prompt showed: one while a query stands.
         prompt_tokens, completion_tokens: Counts, also if a chat server returns text only.
         prompt: The prompt's text, where a trace keeps it for people; of baselines it does not
             follow from observation and view.
@@ -126,6 +128,7 @@ class Step:
     seconds: float = 0.0
     prompt: str | None = None
     completion_tokens: int = 0
+    searches: int = 0
 
     def __post_init__(self) -> None:
         self.completion_tokens = self.completion_tokens or len(self.token_ids)
@@ -136,6 +139,23 @@ class Step:
         made = [action for action in self.actions if action.arguments is not None]
         refused = [problem for problem in self.problems if problem.reason in _REFUSED_CALLS]
         return sorted([*made, *refused], key=lambda call: call.start)
+
+
+def written_and_cut(step: Step) -> tuple[int, int]:
+    """Return the characters of a step's texts for the memory, and how many of them limits cut."""
+    texts = [action.text for action in step.actions if action.kind in MEMORY_KINDS]
+    done = [operation for operation in step.operations if operation.actor == POLICY]
+    cut = [
+        len(text) - len(commonprefix((text, operation.after or "")))  # noqa: RUF071, not paths
+        for text, operation in zip(texts, done, strict=False)  # an outage leaves no operations
+        if operation.reason == "cut"
+    ]
+    return sum(map(len, texts)), sum(cut)
+
+
+def cut_share(counts: Sequence[tuple[int, int]]) -> float:
+    """Return the share of the texts that limits cut, from counts of `written_and_cut`."""
+    return sum(cut for _, cut in counts) / max(1, sum(written for written, _ in counts))
 
 
 @dataclass(slots=True)
@@ -212,11 +232,7 @@ def _sums_of(episode: Episode) -> dict[str, float]:
         "malformed": len(problems),
         "truncated": sum(step.finish_reason == "length" for step in steps),
         "thinking_cut": sum(item.reason is ProblemReason.UNCLOSED_THINKING for item in problems),
-        # Several reads of one completion set one query.
-        "retrievals": sum(
-            any(item.kind == "read" and item.outcome is Outcome.APPLIED for item in items)
-            for items in operations
-        ),
+        "retrievals": sum(step.searches for step in steps),
         **{f"wasted/{outcome}": outcomes[outcome] for outcome in _WASTED},
         **Counter(_ACTION + action.kind for step in steps for action in step.actions),
     }
@@ -253,8 +269,8 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
         malformed: parser problems a step.
         truncated, thinking_cut: completions cut at their limit, or inside a thinking block, a step.
         wasted/unknown_handle, /rejected, /disabled: actions without effect a step.
-        steps, retrievals (completions with an applied read), tokens/prompt, tokens/completion,
-            seconds: an episode.
+        steps, retrievals (searches), tokens/prompt, tokens/completion, seconds: an episode.
+        tokens/call: completion tokens a step.
         store_size: entries at the end.
         stop/REASON: the share of all episodes, including failed ones.
     """
@@ -267,6 +283,8 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
     ):
         if count:
             result |= {key: sums[key] / count for key in keys}
+    if sums["steps"]:
+        result["tokens/call"] = sums["tokens/completion"] / sums["steps"]
     for key, count in sums.items():
         name = key.removeprefix(_METRIC_COUNT)
         if name != key:

@@ -184,6 +184,7 @@ class Session:
         step = sampled_step(self.steps, observation, view, len(prompt_ids), completion)
         step.prompt_ids = prompt_ids if agent.keep_prompts else []
         step.actions, step.problems = parsed.actions, parsed.problems
+        step.searches = int(bool(view.query))
         step.seconds = time.perf_counter() - started
         self.steps += 1
         self.sampled += step.completion_tokens

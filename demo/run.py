@@ -267,7 +267,9 @@ def run_demo(
     if not PartialState().is_main_process:
         return summary
     lines = {"held-out EM after": summary["em_after"], "held-out EM before": summary["em_before"]}
-    plot = plot_training(read_metrics(out / "grpo" / METRICS_FILE), out / PLOT_FILE, lines)
+    plot = plot_training(
+        {"grpo": read_metrics(out / "grpo" / METRICS_FILE)}, out / PLOT_FILE, lines
+    )
     write_json(out / results.SUMMARY_FILE, summary)
     console.print()
     console.print(results.results_table(found))

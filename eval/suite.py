@@ -17,10 +17,10 @@ import yaml
 from msgspec.structs import replace
 
 from atommem.arguments import pop_flags
-from atommem.config import check_choice, is_server
+from atommem.config import check_choice, is_server, load_config
 from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.errors import AtomMemError, ConfigError
-from atommem.eval.eval_config import EvalRun, parse_arguments
+from atommem.eval.eval_config import EvalRun, find_stored, parse_arguments
 from atommem.plugins import find_file
 
 TRAINED = "trained"  # the policy of ``--policy``, as rows name it
@@ -143,8 +143,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                         f"row {row.name!r}: policy {row.policy!r} is unknown. Give --policies "
                         f"{row.policy}=FOLDER_OR_URL, or choose other --rows."
                     )
-                settings = {**row.settings, "policy": known[row.policy]}
-                row = replace(row, settings=settings)
+                row = replace(row, settings={**row.settings, "policy": known[row.policy]})
             rows.append(row)
         return replace(self, rows=tuple(rows))
 
@@ -243,27 +242,34 @@ class SuiteRun:
 
 def expand(
     suite: Suite, argv: Sequence[str], out: Path, seeds: Sequence[int] | None = None
-) -> list[SuiteRun]:
+) -> tuple[list[SuiteRun], dict[str, ConfigError]]:
     """Return all runs, those with the same models next to each other, column by column.
 
+    Runs whose settings are refused are left out: their errors are by name.
+
     A row's settings win over its column's, these over flags (`argv`), these over the suite's, these
-    over the checkpoint's. The embedder is the same in all rows that do not set one: by default that
-    of ``--policy`` (without it, the first row's).
+    over the checkpoint's. A model that has none stored, such as the base model of the row without
+    RL, gets those of ``--policy`` where it plays the same method. The embedder is the same in all
+    rows that do not set one: by default that of ``--policy`` (without it, the first row's).
     """
     words, others = pop_flags(argv, ("policy", *_SERVER_SETTINGS))
     flags = {name: value if name == "policy" else value[0] for name, value in words.items()}
     settings = {**suite.settings, **flags, "data": "", "out": ""}
+    trained = find_stored(others, settings)
     parsed: dict[str, EvalRun] = {}
 
     def parse(row: Row) -> EvalRun:
         given = _row_settings(row, settings)
+        if row.method == "atommem" and not _has_settings(given.get("policy")):
+            given = {**trained, **given}
         if repr(given) not in parsed:
             parsed[repr(given)] = parse_arguments(others, given)
         return parsed[repr(given)]
 
     first = suite.rows[0] if settings.get("policy") is None else Row("atommem")
     embedder = asdict(parse(first).run.embedder)
-    runs = []
+    runs: list[SuiteRun] = []
+    errors: dict[str, ConfigError] = {}
     for column, row, seed in product(
         suite.columns, suite.rows, dict.fromkeys(seeds or suite.seeds)
     ):
@@ -273,9 +279,14 @@ def expand(
         try:
             runs.append(SuiteRun(row, column, seed, parse(row).replace(changes)))
         except ConfigError as error:
-            raise ConfigError(f"{row.name} on {column.key}: {error}") from error
+            errors[f"{row.name} on {column.key}, seed {seed}"] = error
     order = list(dict.fromkeys(run.evaluation.models for run in runs))
-    return sorted(runs, key=lambda run: order.index(run.evaluation.models))
+    return sorted(runs, key=lambda run: order.index(run.evaluation.models)), errors
+
+
+def _has_settings(policy: str | Sequence[str] | None) -> bool:
+    folder = policy if isinstance(policy, str) or not policy else policy[0]
+    return bool(folder and not is_server([folder]) and load_config(folder))
 
 
 def _row_settings(row: Row, settings: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from atommem.eval.eval_config import (
     print_error,
     print_interrupted,
 )
-from atommem.eval.output import OutputFolder
+from atommem.eval.output import MANIFEST, OutputFolder
 from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.reporting.results import Evaluation, read_evaluation
 from atommem.eval.runner import evaluate, make_manifest
@@ -64,24 +64,40 @@ def main(argv: Sequence[str]) -> int:
     if given.list:
         names = {row.policy: row.policy for row in suite.rows}
         suite = replace(suite.with_policies(names), settings={"policy": "X", **suite.settings})
-        print(*(run.name for run in expand(suite, flags, Path(), given.seeds)), sep="\n")
+        print(*(run.name for run in expand(suite, flags, Path(), given.seeds)[0]), sep="\n")
         return 0
-    runs = expand(suite.with_policies(policies), flags, given.out, given.seeds)
+    runs, errors = expand(suite.with_policies(policies), flags, given.out, given.seeds)
+    for name, error in errors.items():
+        print_error(f"{name} is left out: {error}")
+    if not runs:
+        return EXIT_REFUSED
     tasks = load_columns(suite.columns, suite.environment, given.data_cache, given.benchmarks)
     try:
         asyncio.run(run_all(runs, tasks))
     except KeyboardInterrupt:
         return print_interrupted(given.out)
-    evaluations = {run: _read(run) for run in runs}
+    evaluations = {
+        run: read_evaluation(
+            run.folder,
+            run.row.method,
+            run.column.name,
+            setting=run.row.label,
+            documents=run.column.documents,
+            seed=run.seed,
+        )
+        for run in runs
+        if (run.folder / MANIFEST).is_file()
+    }
     _report(suite, evaluations, given.out)
-    return _exit_status(evaluations)
+    is_whole = len(evaluations) == len(runs) and not errors
+    return _exit_status(evaluations) or (0 if is_whole else EXIT_REFUSED)
 
 
 async def run_all(runs: Sequence[SuiteRun], tasks: Mapping[str, Sequence[Any]]) -> None:
     """Run all episodes that have not run; a run that cannot go on notes its error.
 
-    Runs with the same models, which are adjacent, run side by side; `tasks` are by column key. If
-    a run is known to be impossible, nothing runs.
+    Runs with the same models, which are adjacent, run side by side; `tasks` are by column key. Runs
+    that are known to be impossible are left out before any starts.
     """
 
     def tasks_of(run: SuiteRun) -> Sequence[Any]:
@@ -111,11 +127,12 @@ async def run_all(runs: Sequence[SuiteRun], tasks: Mapping[str, Sequence[Any]]) 
             samples = run.evaluation.config.samples_per_task
             try:
                 opened = await context.open(run.evaluation)
-                manifest = make_manifest(tasks_of(run), *opened, samples)
-                OutputFolder(run.folder, manifest).close()
+                OutputFolder(run.folder, make_manifest(tasks_of(run), *opened, samples)).close()
             except AtomMemError as error:
-                raise type(error)(f"{run.name}: {error}") from error
-        for _, group in groupby(runs, key=lambda run: run.evaluation.models):
+                run.error = error
+                print_error(f"{run.name} is left out: {error}")
+        possible = [run for run in runs if run.error is None]
+        for _, group in groupby(possible, key=lambda run: run.evaluation.models):
             async with asyncio.TaskGroup() as started:
                 for run in group:
                     started.create_task(start(run))
@@ -165,17 +182,6 @@ def column_file(column: Column, cache: Path, benchmarks: Path | None = None) -> 
         words += [f"--aliases={file}" for file in aliases]
         build_data([*words, f"--out={path}"])
     return path
-
-
-def _read(run: SuiteRun) -> Evaluation:
-    return read_evaluation(
-        run.folder,
-        run.row.method,
-        run.column.name,
-        setting=run.row.label,
-        documents=run.column.documents,
-        seed=run.seed,
-    )
 
 
 def _report(suite: Suite, evaluations: Mapping[SuiteRun, Evaluation], out: Path) -> None:

@@ -52,14 +52,11 @@ SIZES: dict[str, dict[str, Any]] = {
     "async": {**SAMPLED, "token_budget": 2000, "max_staleness": 0},
     "sft": {"max_length": 4096, "max_completion_length": 1024, "logging_steps": 1},
 }
-EPISODES = {"grpo": 16, "async": 16, "sft": 4}
-"""Of one process's batch; two have half each."""
+EPISODES = {"grpo": 16, "async": 16, "sft": 4}  # of one process's batch; two have half each
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A launcher and a recipe, with the command of the header."""
-
     launcher: str
     recipe: str
     command: str
@@ -100,7 +97,6 @@ def _commands(path: Path) -> list[str]:
 
 
 def why_not(pair: Pair) -> str | None:
-    """Return the reason why this pair cannot run here."""
     if pair.stage == "async" and not os.environ.get("VLLM_PYTHON"):
         return "it needs vLLM servers: set VLLM_PYTHON"
     if pair.launcher == "deepspeed_zero3" and find_spec("deepspeed") is None:
@@ -139,7 +135,7 @@ def corpus_server(folder: Path) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [*ATOMMEM, "corpus", "serve", "corpus", "--port", str(port)]
-    with started(command, f"{url}/health", folder / "corpus.log", **settings):
+    with started(command, url, folder / "corpus.log", **settings):
         yield url
 
 
@@ -150,9 +146,14 @@ def commands(
     settings = {
         **{**SIZES[pair.stage], "model_name_or_path": "model", "output_dir": out},
         "per_device_train_batch_size": EPISODES[pair.stage] // processes,
-        # Three updates are within the warm-up of the recipes that have one.
-        "learning_rate": 1e-2 if "warmup_steps" in pair.path.read_text() else 1e-3,
-        **{"max_steps": 3, "save_steps": 1, "dtype": "float32", **asks},
+        **{
+            "learning_rate": 1e-3,
+            "warmup_steps": 0,
+            "max_steps": 3,
+            "save_steps": 1,
+            "dtype": "float32",
+            **asks,
+        },
     }
     launchers = rf"{CONFIGS}/accelerate/\1.yaml"
     words = shlex.split(re.sub(r"\$\(atommem configs (\w+)\)", launchers, pair.command))

@@ -162,67 +162,84 @@ def use_console(trainer: Any, columns: Sequence[Column]) -> None:
 
 
 PLOT_FILE = "training.png"
+_DASHES = ("-", "--", ":", "-.")
 
 
 def main(argv: Sequence[str]) -> int:
-    about = "Draw scores, action rates and store size over training."
+    about = "Draw scores, action rates and store size over the training of one or several runs."
     parser = Parser("atommem train plot", about)
-    parser.add_argument("run", help=f"Output folder of a run, with its {METRICS_FILE}.")
-    parser.add_argument("--out", help=f"Image file; default: {PLOT_FILE} in the run's folder.")
+    parser.add_argument(
+        "runs", nargs="+", help=f"Output folders of runs, with their {METRICS_FILE}."
+    )
+    parser.add_argument("--out", help=f"Image file; default: {PLOT_FILE} in the first folder.")
     args = parser.parse_args(list(argv))
-    file = Path(args.run) / METRICS_FILE
-    if not file.is_file():
-        raise DataError(f"run={args.run}: there is no {METRICS_FILE}. Give a run's output folder.")
-    out = Path(args.out) if args.out else Path(args.run) / PLOT_FILE
-    print(plot_training(read_metrics(file), out))
+    runs = {}
+    for run in args.runs:
+        file = Path(run) / METRICS_FILE
+        if not file.is_file():
+            raise DataError(f"run={run}: there is no {METRICS_FILE}. Give a run's output folder.")
+        runs[run] = read_metrics(file)
+    out = Path(args.out) if args.out else Path(args.runs[0]) / PLOT_FILE
+    print(plot_training(runs, out))
     return 0
 
 
 def plot_training(
-    metrics: Sequence[Mapping[str, Any]], path: Path, lines: Mapping[str, float] | None = None
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    path: Path,
+    lines: Mapping[str, float] | None = None,
 ) -> Path:
     """Draw three panels and write them as an image; returns `path`.
 
-    `metrics` are entries of ``metrics.jsonl``; `lines` are scores across the first panel, by label.
+    `runs` are entries of ``metrics.jsonl`` by name: their scores differ in colour, their actions in
+    dashes. `lines` are scores across the first panel, by label.
     """
-    updates = [entry for entry in metrics if entry.get("reward") is not None]
-    if not updates:
-        raise DataError("there is no update to plot: plot a GRPO run that has logged one.")
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
     figure = Figure(figsize=(9, 8), layout="constrained")
     scores, actions, store = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2))
-    steps = [entry["step"] for entry in updates]
-    rewards = [entry["reward"] for entry in updates]
-    scores.plot(steps, rewards, color="tab:blue", label="mean reward in training")
-    _draw_evaluations(scores, metrics)
+    colors: dict[str, str] = {}
+    for number, (name, metrics) in enumerate(runs.items()):
+        updates = [entry for entry in metrics if entry.get("reward") is not None]
+        if not updates:
+            raise DataError(f"{name}: no update to plot. Give a GRPO run that has logged one.")
+        of = f" of {name}" if len(runs) > 1 else ""
+        dash = _DASHES[number % len(_DASHES)]
+        steps = [entry["step"] for entry in updates]
+        rewards = [entry["reward"] for entry in updates]
+        scores.plot(steps, rewards, color=f"C{2 * number}", label=f"mean reward{of}")
+        _draw_evaluations(scores, metrics, f"C{2 * number + 1}", of)
+        for action in action_names(*updates):
+            rates = [entry.get(f"actions/{action}") for entry in updates]
+            if any(rates):
+                color = colors.setdefault(action, f"C{len(colors)}")
+                actions.plot(steps, rates, dash, color=color, label=f"{action}{of}")
+        entries = [entry.get("store_size") for entry in updates]
+        store.plot(steps, entries, dash, color="tab:purple", label=name)
     for label, value in (lines or {}).items():
         scores.axhline(value, linestyle="--", linewidth=1, label=f"{label}: {value:.2f}")
     scores.set(ylabel="score", ylim=(0, 1.02))
-    for action in action_names(*updates):
-        rates = [entry.get(f"actions/{action}") for entry in updates]
-        if any(rates):
-            actions.plot(steps, rates, label=action)
     actions.set_ylabel("actions per step")
-    store.plot(steps, [entry.get("store_size") for entry in updates], color="tab:purple")
     store.set(ylabel="entries at the end", xlabel="GRPO update")
     for axes in (scores, actions, store):
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    for axes in (scores, actions):
+    for axes in (scores, actions, *[store] * (len(runs) > 1)):
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", frameon=False)
     with replacing(path) as draft:
         figure.savefig(draft, dpi=150, format=path.suffix[1:] or "png")
     return path
 
 
-def _draw_evaluations(axes: Any, metrics: Sequence[Mapping[str, Any]]) -> None:
+def _draw_evaluations(axes: Any, metrics: Sequence[Mapping[str, Any]], color: str, of: str) -> None:
     found = [(entry, score) for entry in metrics if (score := held_out_score(entry))]
     if not found:
         return
     means = [entry[key] for entry, (key, _) in found]
     below = [max(entry[key] - entry[f"{key}_low"], 0.0) for entry, (key, _) in found]
     above = [max(entry[f"{key}_high"] - entry[key], 0.0) for entry, (key, _) in found]
-    style = {"color": "tab:orange", "marker": "o", "markersize": 3, "capsize": 2}
+    style = {"color": color, "marker": "o", "markersize": 3, "capsize": 2}
     steps = [entry["step"] for entry, _ in found]
-    axes.errorbar(steps, means, yerr=(below, above), label=f"held-out {found[0][1][1]}", **style)
+    axes.errorbar(
+        steps, means, yerr=(below, above), label=f"held-out {found[0][1][1]}{of}", **style
+    )

@@ -26,6 +26,7 @@ CREATE TABLE IF NOT EXISTS made (id INTEGER PRIMARY KEY, calls INTEGER);
 INSERT OR IGNORE INTO made VALUES (0, 0)
 """
 _UNLIMITED = 2**62
+msgspec.json.Decoder(ToolResult)  # in one thread, as in atommem.memory.log
 
 
 class Recording:

@@ -44,7 +44,10 @@ class AgenticSearch(ReAct):
         return settings
 
     async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
-        return await super().drive(record, episode, replace(task, documents=self.pages(task)))
+        score = await super().drive(record, episode, replace(task, documents=self.pages(task)))
+        for step in episode.steps:
+            step.searches = sum(action.kind == "search" for action in step.actions)
+        return score
 
     def pages(self, task: Task) -> tuple[Document, ...]:
         """Return the documents with titles; a single text is split at headings or into chunks."""

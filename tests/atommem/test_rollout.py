@@ -158,6 +158,13 @@ async def test_episode_runs_from_empty_memory_to_reward() -> None:
         assert step.token_ids[-1] == 0
 
 
+async def test_episode_searches_at_every_step_while_a_query_stands() -> None:
+    texts = ["x", "<read_memory>y</read_memory>", "x", "<read_memory>z</read_memory>"]
+    session = Session(agent(saying(*texts)), "t/0")
+    steps = [await session.step(reading("q?", chunk="part")) for _ in texts]
+    assert [step.searches for step in steps] == [0, 0, 1, 1]
+
+
 async def test_episode_outage_is_failed_without_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     episode = await runner(saying("x", OutageError("server gone"))).run(TASK)
     assert (episode.failed, episode.reward, episode.error) == (True, None, "server gone")
@@ -187,8 +194,7 @@ async def test_episode_limit_sets_stop_reason(
 
 async def test_episode_time_limit_cancels_request_and_scores() -> None:
     policy = SimpleNamespace(complete=AsyncMock(side_effect=forever))
-    run = runner(lambda tokenizer: policy, limits=Limits(max_seconds=0.05))
-    episode = await run.run(TASK)
+    episode = await runner(lambda tokenizer: policy, limits=Limits(max_seconds=0.05)).run(TASK)
     assert (episode.stop_reason, episode.reward) == (StopReason.TIME_LIMIT, 0.0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 

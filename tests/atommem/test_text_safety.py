@@ -184,7 +184,9 @@ def test_prompt_hostile_data_forges_no_control_token(shape: str, count: int) -> 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("as_ids", [False, True])
-@pytest.mark.parametrize("templates", ["full", "compact", "memagent", "chatml_examples", "plain"])
+@pytest.mark.parametrize(
+    "templates", ["full", "compact", "memagent", "chatml_examples", "plain", "advice"]
+)
 def test_prompt_different_states_have_different_prompts(
     templates: str, as_ids: bool, count: int
 ) -> None:

@@ -18,7 +18,7 @@ from atommem.actions import ProblemReason
 from atommem.config import MemoryConfig
 from atommem.environment import environment_config, make_factory
 from atommem.envs.task import Document, Question, Task, joined_text
-from atommem.episode import Episode, StopReason
+from atommem.episode import Episode, StopReason, episode_sums, means
 from atommem.errors import OutageError, PromptTooLongError
 from atommem.eval.methods import METHODS, make_method
 from atommem.eval.methods.generative_agents import stream_scores
@@ -65,14 +65,26 @@ async def test_full_context_cuts_the_middle_and_records_the_fraction_kept() -> N
     setup, policy = make_setup()
     full = await make_method("full_context", setup).run(TASK)
     assert (full.metrics["truncated"], full.metrics["context_kept"]) == (0.0, 1.0)
-    small = replace(setup, context_tokens=160)
-    episode = await make_method("full_context", small).run(TASK)
+    episode = await make_method("full_context", replace(setup, context_tokens=160)).run(TASK)
     total = len(setup.tokenizer.encode(joined_text(TASK), add_special_tokens=False))
     missing = full.steps[0].prompt_tokens - episode.steps[0].prompt_tokens
     kept = pytest.approx((total - missing) / total, abs=1.5 / total)
     assert (episode.metrics["truncated"], episode.metrics["context_kept"]) == (1.0, kept)
     assert 160 - 12 < episode.steps[0].prompt_tokens + 64 <= 160
     assert all(text in policy.prompts[1] for text in ("Moss grows", "in Port."))
+
+
+@pytest.mark.parametrize(
+    ("name", "per_document", "searches"),
+    [("rag", {}, 2), ("mem0", {"facts": ["Orla", "Bran"]}, 4 * 2 + 2), ("a_mem", {}, 3 + 2)],
+)
+async def test_retrievals_count_each_search(
+    name: str, per_document: dict[str, Any], searches: int
+) -> None:
+    documents = environment_config("longdoc", chunking="documents")
+    setup, _ = make_setup(lambda prompt: json.dumps(per_document), environment=documents)
+    episode = await make_method(name, setup).run(TASK)
+    assert means(episode_sums([episode]))["retrievals"] == searches
 
 
 @pytest.mark.parametrize(
@@ -117,8 +129,7 @@ async def test_method_is_evaluated_recorded_and_continued(name: str, tmp_path: P
     )
     tasks = [TASK, replace(TASK, id="u")]
     if name in ("react", "summarising", "web_rag"):
-        web = make_factory(environment_config("web"), setup.tokenizer)
-        setup = replace(setup, factory=web)
+        setup = replace(setup, factory=make_factory(environment_config("web"), setup.tokenizer))
     first = await evaluate(tasks, make_method(name, setup), tmp_path, progress=False)
     calls = len(policy.prompts)
     assert (first.failed, len(first.records)) == (0, 2)

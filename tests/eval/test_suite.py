@@ -1,6 +1,7 @@
 """Suites: their file, their settings, their tasks, and running them."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,7 +69,7 @@ def test_expand_ranks_row_column_flag_suite_checkpoint(tmp_path: Path) -> None:
         seeds=[0, 4],
     )
     flags = ["--policy", policy, "--retrieve_k", "4", "--capacity", "9"]
-    runs = suites.expand(suites.parse_suite(values), flags, tmp_path / "out")
+    runs, _ = suites.expand(suites.parse_suite(values), flags, tmp_path / "out")
     memories = [run.evaluation.run.memory for run in runs]
     found = [(memory.capacity, memory.retrieve_k) for memory in memories]
     assert found == [(2, 4), (2, 4), (None, 5), (None, 5)]
@@ -86,7 +87,7 @@ def test_expand_gives_rows_their_policy_and_one_embedder(tmp_path: Path) -> None
     unnamed = suites.parse_suite(suite(rows=rows))
     with pytest.raises(ConfigError, match=r"policy 'base' is unknown\. Give --policies base="):
         unnamed.with_policies({})
-    runs = suites.expand(unnamed.with_policies({"base": base}), ["--policy", trained], tmp_path)
+    runs, _ = suites.expand(unnamed.with_policies({"base": base}), ["--policy", trained], tmp_path)
     assert [run.evaluation.policy.policy for run in runs] == [[base], [trained]]
     found = [run.evaluation.run for run in runs]
     assert [(one.memory.retrieve_k, one.embedder.embedder) for one in found] == [
@@ -95,8 +96,17 @@ def test_expand_gives_rows_their_policy_and_one_embedder(tmp_path: Path) -> None
     ]
 
 
+def test_row_without_rl_differs_from_the_trained_one_in_its_policy_alone(tmp_path: Path) -> None:
+    memory, embedder = MemoryConfig(scratchpad_tokens=2048, layout="paper"), EmbedderConfig()
+    trained = save_checkpoint(tmp_path / "trained", memory, embedder)
+    ours = suites.load_suite("table1").with_policies({"memagent": "m", "base_yarn": "b"})
+    ours = ours.select(rows=["atommem, without RL", "atommem"], columns=["hotpotqa-200"])
+    (base, own), _ = suites.expand(ours, ["--policy", trained], tmp_path)
+    changes = {"policy": own.evaluation.policy.policy, "out": str(own.folder)}
+    assert base.evaluation.replace(changes) == own.evaluation
+
+
 def differences(table: Mapping[str, Any], suite: suites.Suite, runs: Any) -> Iterator[str]:
-    """Yield each way in which a suite differs from the published table."""
     paper, name = paper_tables(), table["suite"]
     rows = {row["row"]: row for row in table["rows"]}
     columns, keys = table.get("columns", []), [column.key for column in suite.columns]
@@ -132,15 +142,23 @@ def test_suites_equal_their_tables_but_for_named_divergences() -> None:
     for table in paper_tables()["tables"].values():
         ours = suites.load_suite(table["suite"])
         ours = ours.with_policies({row.policy: row.policy for row in ours.rows})
-        found |= set(differences(table, ours, suites.expand(ours, ["--policy", "trained"], Path())))
+        runs, _ = suites.expand(ours, ["--policy", "trained"], Path())
+        found |= set(differences(table, ours, runs))
     assert found == named
 
 
 def test_divergences_are_explained_in_the_docs() -> None:
     text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
-    named = {**paper_tables()["divergences"], **paper_tables()["stated"]}
-    for key, why in named.items():
+    for key, why in {**paper_tables()["divergences"], **paper_tables()["stated"]}.items():
         assert f"| {key} | {' '.join(why.split())} |" in text
+
+
+def test_docs_have_a_row_for_every_part_of_the_paper() -> None:
+    text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (Equation|Table|Figure)s? ([\d, ]+): ", text, re.MULTILINE)
+    found = sorted((kind, int(number)) for kind, some in rows for number in some.split(","))
+    last = {"Equation": 9, "Figure": 8, "Table": 7}
+    assert found == [(kind, number) for kind in last for number in range(1, last[kind] + 1)]
 
 
 @pytest.fixture
@@ -194,6 +212,20 @@ def test_suite_exit_status_and_continuing(
     expected = {(row, "one"): 0.75 for row in ("atommem", "no_memory")}
     assert em(folder) == expected | {(row, "two"): 1.0 for row, _ in expected}
     assert (folder / "out" / "report" / "report.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn", "policy")
+def test_rows_that_cannot_run_leave_the_others(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown = {"method": "atommem", "settings": {"dialect": "x"}}
+    rows = [{"method": "no_memory"}, {"method": "react"}, unknown]
+    assert run(folder, rows=rows) == 2
+    errors = capsys.readouterr().err
+    assert "atommem on one, seed 0 is left out: dialect" in errors
+    assert "react on one, seed 0 is left out" in errors
+    assert em(folder) == {("no_memory", "one"): 1.0, ("no_memory", "two"): 1.0}
 
 
 def test_policy_without_a_place_is_refused(folder: Path) -> None:

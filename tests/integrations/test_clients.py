@@ -17,6 +17,7 @@ from tests.serve.servers import Running, make_conversations, running
 FOLDER = Path(__file__).with_name("clients")
 CLIENTS = {
     "claude_memory.py": "anthropic.tools",
+    "hermes_memory.py": "agent.memory_manager",
     "langchain_chat.py": "langchain_openai",
     "langgraph_store.py": "langgraph.store",
     "litellm_sdk.py": "litellm",

@@ -1,6 +1,7 @@
 """``atommem train``: settings, refusals, the stages on a tiny model, and their logs."""
 
 import contextlib
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from wandb.sdk.lib.noop_run import NoopRun
 
 from atommem.config import load_config
 from atommem.envs.task_files import save_tasks
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, DataError
 from atommem.train.console import METRICS_FILE, MetricsFile, read_metrics
 from atommem.train.episode_logs import COLUMNS
 from atommem.train.settings import parse
@@ -149,3 +150,18 @@ def test_wandb_gets_settings_rates_and_episodes(
     assert [values["train/global_step"] for values in updates] == [1, 2]
     (table,) = (values["episodes"] for values in logged if "episodes" in values)
     assert table.data[0][COLUMNS.index("task")].startswith("task-")
+
+
+def test_plot_draws_several_runs(tmp_path: Path) -> None:
+    entry = {"reward": 0.5, "store_size": 1.0, "actions/create": 0.3, "loss": 0.0}
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        lines = [json.dumps({"step": step, **entry}) for step in (1, 2)]
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(lines))
+    runs = [str(tmp_path / name) for name in ("a", "b")]
+    assert main(["plot", *runs, "--out", str(tmp_path / "both.png")]) == 0
+    assert main(["plot", runs[1]]) == 0
+    one, both = (tmp_path / "b" / "training.png", tmp_path / "both.png")
+    assert one.read_bytes() != both.read_bytes()
+    with pytest.raises(DataError, match="there is no metrics"):
+        main(["plot", *runs, str(tmp_path)])
