@@ -2,13 +2,11 @@
 
 import argparse
 import asyncio
-import fcntl
 import json
-import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from atommem.config import SHIPPED
 from atommem.documents import read_path, text_of_bytes
 from atommem.episode import Episode, Step
 from atommem.errors import ConfigError, check_writable
+from atommem.files import locked
 from atommem.policy.opening import model_folder
 from atommem.run import add_run_settings, find_stored
 from atommem.saved_memory import SavedMemory
@@ -49,7 +48,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.no_reading and not SavedMemory.exists(arguments.memory or ""):
             raise ConfigError("--no_reading: needs a saved memory. Give its folder as --memory.")
-        with _locked(arguments.memory), warnings.catch_warnings():
+        # Of two commands in one folder, the last to save would undo the other's reading.
+        lock = locked("memory", arguments.memory) if arguments.memory else nullcontext()
+        with lock, warnings.catch_warnings():
             warnings.showwarning = _print_warning  # type: ignore[assignment]
             return asyncio.run(_run(arguments, settings))
     except KeyboardInterrupt:
@@ -91,24 +92,6 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     check_writable("memory", arguments.memory, folder=True)
     check_writable("trace", arguments.trace, folder=False)
     return arguments, settings
-
-
-@contextmanager
-def _locked(folder: Path | None) -> Iterator[None]:
-    """Lock a memory's folder: of two commands, the last to save would undo the other's reading."""
-    if folder is None:
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        problem = f"memory={folder}: in use by another command. Wait, or give another folder."
-        raise ConfigError(problem) from error
-    finally:
-        os.close(lock)
 
 
 async def _run(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
