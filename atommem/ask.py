@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
         # Of two commands in one folder, the last to save would undo the other's reading.
         lock = locked("memory", arguments.memory) if arguments.memory else nullcontext()
         with lock, warnings.catch_warnings():
-            warnings.showwarning = _print_warning  # type: ignore[assignment]
+            show = partial(tqdm.write, file=sys.stderr)
+            warnings.showwarning = lambda message, *_: show(f"warning: {message}")
             return asyncio.run(_run(arguments, settings))
     except KeyboardInterrupt:
         folder = arguments.memory
@@ -139,8 +141,7 @@ def _write_trace(
 ) -> None:
     """Write the steps of this command as an episode, each with its prompt."""
     shown = [replace(step, prompt=memory.prompt(step)) for step in steps]
-    texts = tuple(answer.text for answer in answers)
-    episode = Episode(arguments.file or "ask", 0, shown, texts)
+    episode = Episode(arguments.file or "ask", 0, shown, tuple(answer.text for answer in answers))
     if any(answer.note for answer in answers):
         episode.question_notes = tuple(answer.note for answer in answers)
     episode.seconds = sum(step.seconds for step in steps)
@@ -212,7 +213,3 @@ def _print(answer: Answer, arguments: argparse.Namespace) -> None:
 def _note(text: str) -> None:
     """Print text for people, without control characters of a model."""
     print(printable(text), file=sys.stderr, flush=True)
-
-
-def _print_warning(message: Warning | str, *_: Any) -> None:
-    tqdm.write(f"warning: {message}", sys.stderr)

@@ -75,8 +75,7 @@ def main(argv: list[str]) -> int:
             print(f"without the {others} scopes of this memory: --scope user=NAME is of one")
         args.store = _file_of(args.store, args.scope)
     entries = read_store(args.store, args.scope)
-    embedder = make_embedder(config)
-    found = asyncio.run(audit(entries, embedder, args.same, args.budget, args.rules))
+    found = asyncio.run(audit(entries, make_embedder(config), args.same, args.budget, args.rules))
     print(*_format(entries, found), sep="\n")
     if args.out is not None:
         write_json(args.out, asdict(found))
@@ -158,8 +157,7 @@ def read_store(path: Path, scope: Sequence[str] = ()) -> tuple[Entry, ...]:
         with path.open("rb") as file:
             kind = json.loads(file.readline())["type"]
         if kind == "session":
-            session = SessionState.load(path)
-            return tuple(replay(session.operations).entries.values())
+            return tuple(replay(SessionState.load(path).operations).entries.values())
         if kind == "episode":
             steps = read_trace(path).episode.steps
             operations = [operation for step in steps for operation in step.operations]

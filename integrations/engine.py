@@ -54,7 +54,7 @@ class Episodes:
 
 
 @dataclass
-class EnginePolicy:
+class EnginePolicy(Policy):
     """Samples with an engine's own client, by token ids; `outages` are errors of that client."""
 
     tokenizer: Any
@@ -70,9 +70,6 @@ class EnginePolicy:
         except self.outages as error:
             raise OutageError(f"the engine does not answer: {format_error(error)}") from error
         return make_completion(self.tokenizer, token_ids, logprobs, stopped, "the engine")
-
-    async def close(self) -> None:
-        """Do nothing: the engine owns its client."""
 
 
 def read_sampling(params: Mapping[str, Any], max_tokens: int) -> Sampling:

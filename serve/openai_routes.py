@@ -290,8 +290,7 @@ async def create_chat_completion(body: wire.ChatCreate, call: ThisCall) -> Any:
     """Answer the last message after reading those before it that the conversation does not have."""
     response = await _response_id(call)
     usage = bool(body.stream_options and body.stream_options.include_usage)
-    name = response.replace("resp_", "chatcmpl-")
-    form = ChatForm(name, call.server.model.name, usage)
+    form = ChatForm(response.replace("resp_", "chatcmpl-"), call.server.model.name, usage)
     return await respond(call.request, _ask(call, response, body), form, bool(body.stream))
 
 

@@ -89,8 +89,7 @@ def test_lost_answers_are_counted_at_the_first_stage() -> None:
 
 def test_page_escapes_data_and_loads_nothing() -> None:
     evil = "</title><script>alert(1)</script><img src=x>"
-    tables = make_tables(make_results([made(evil, ones(1, 2))]))
-    page = render_page(evil, tables, {})
+    page = render_page(evil, make_tables(make_results([made(evil, ones(1, 2))])), {})
     assert "default-src 'none'" in page
     assert not re.search(r"<script|<img|(?:src|href)=[\"']?(?:https?:)?//", page)
 

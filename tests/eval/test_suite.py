@@ -107,7 +107,6 @@ def test_row_without_rl_differs_from_the_trained_one_in_its_policy_alone(tmp_pat
 
 
 def differences(table: Mapping[str, Any], suite: suites.Suite, runs: Any) -> Iterator[str]:
-    """Yield each way in which a suite differs from the published table."""
     paper, name = paper_tables(), table["suite"]
     rows = {row["row"]: row for row in table["rows"]}
     columns, keys = table.get("columns", []), [column.key for column in suite.columns]
@@ -150,8 +149,7 @@ def test_suites_equal_their_tables_but_for_named_divergences() -> None:
 
 def test_divergences_are_explained_in_the_docs() -> None:
     text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
-    named = {**paper_tables()["divergences"], **paper_tables()["stated"]}
-    for key, why in named.items():
+    for key, why in {**paper_tables()["divergences"], **paper_tables()["stated"]}.items():
         assert f"| {key} | {' '.join(why.split())} |" in text
 
 

@@ -63,7 +63,6 @@ async def connect(transport: str, folder: Path) -> AsyncIterator[Client]:
 
 
 async def call(client: Client, tool: str, **arguments: Any) -> Any:
-    """The result of a tool, or the message of its error."""
     result: Any = await client.call_tool(tool, arguments)
     if result.is_error:
         return result.content[0].text

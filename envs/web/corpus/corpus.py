@@ -99,8 +99,7 @@ class Corpus:
                 self._words.add((), removed)
         self._words.add(self.pages.passages_after(self._words.last()))
         if self._vectors is not None:
-            missing = self.pages.passages_after(len(self._vectors))
-            for part in batched(missing, _TEXTS_PER_BATCH):
+            for part in batched(self.pages.passages_after(len(self._vectors)), _TEXTS_PER_BATCH):
                 vectors = await self._embedder.embed([text for _, text in part], "entry")
                 self._vectors.append([number for number, _ in part], vectors)
             recall = self._vectors.build()
