@@ -98,8 +98,7 @@ def unboxed_answer(step: Step, tag: str) -> str | None:
 def _note(session: Session, last: Step, text: str | None) -> str:
     cut = last.finish_reason == "length"
     ended = f"{last.completion_tokens} tokens, {'cut at max_tokens' if cut else last.finish_reason}"
-    log = session.memory.log
-    acted = len({item.step for item in log if item.actor == POLICY})
+    acted = len({item.step for item in session.memory.log if item.actor == POLICY})
     counts = f"{acted} of {session.steps} steps had an action"
     advice = "a policy that was trained for this, or a larger instruct model"
     if text is not None:

@@ -3,31 +3,35 @@
 import asyncio
 import hashlib
 import os
-import threading
 import warnings
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
-from functools import cache
 from pathlib import Path
-from typing import Any, Self, TypeVar
-from urllib.parse import quote, unquote
+from typing import Any, Self
+from urllib.parse import quote
 
 from atommem.actions import STOP_ACTION, first
 from atommem.answering import Answer, answer_steps
 from atommem.embedding.embedder import Embedder
-from atommem.episode import Observation, Step
+from atommem.episode import Observation, Step, written_and_cut
 from atommem.errors import ConfigError, DataError, TraceError
 from atommem.memory.log import Entry, Operation
 from atommem.policy.contract import Policy
+from atommem.process import wait_for
 from atommem.rollout import Session
 from atommem.run import Runtime
-from atommem.saved_memory import MEMORY_FILE, Reading, SavedMemory, text_of
+from atommem.saved_memory import (
+    MEMORY_FILE,
+    SCOPE,
+    Reading,
+    SavedMemory,
+    scope_files,
+    text_of,
+)
 from atommem.session_state import SessionState
 
 Progress = Callable[[int, int], None]  # called with the number of chunks that were read, and of all
 Found = tuple[Entry, float]  # with its similarity
-SCOPE = ("user", "agent", "session")
-_Result = TypeVar("_Result")
 _SILENT = 3  # chunks in a row with text but without an action, after which reading warns
 
 
@@ -142,10 +146,9 @@ class AsyncMemory(_Contents):
             state = SessionState.load(Path(folder) / MEMORY_FILE)
             session = await Session.restore(runtime.agent, state, reembed=reembed)
             memory = cls(runtime, session, saved.readings)
-            for path in sorted(Path(folder).glob(f"scopes/*/{MEMORY_FILE}")):
+            for key, path in scope_files(folder).items():
                 state = SessionState.load(path)
                 session = await Session.restore(runtime.agent, state, reembed=reembed)
-                key = tuple(unquote(part) for part in path.parent.name.split(","))
                 memory._scopes[key] = cls(runtime, session, SavedMemory.read(path.parent).readings)
         except BaseException as error:
             await runtime.close()
@@ -186,8 +189,7 @@ class AsyncMemory(_Contents):
         shown = [questions] if isinstance(questions, str) else list(questions)
         async with self._lock:
             text, file_name = await asyncio.to_thread(text_of, source)
-            factory = self._runtime.agent.factory
-            observations = await asyncio.to_thread(factory.reading, text, shown)
+            observations = await asyncio.to_thread(self._runtime.agent.factory.reading, text, shown)
             reading = self._reading(observations, file_name if name is None else name, again)
             silent = 0
             if progress is not None:
@@ -195,7 +197,13 @@ class AsyncMemory(_Contents):
             for observation in observations[len(reading.steps) :]:
                 origin = ", ".join(part for part in (reading.name, observation.origin) if part)
                 step = await self._session.step(replace(observation, origin=origin or None))
-                reading = self._readings[-1] = replace(reading, steps=(*reading.steps, step.index))
+                written, cut = written_and_cut(step)
+                reading = self._readings[-1] = replace(
+                    reading,
+                    steps=(*reading.steps, step.index),
+                    written=reading.written + written,
+                    cut=reading.cut + cut,
+                )
                 silent = silent + 1 if step.text.strip() and not step.actions else 0
                 if silent == _SILENT:
                     warnings.warn(_silence(step), stacklevel=2)
@@ -312,8 +320,7 @@ class AsyncMemory(_Contents):
             run = self._runtime.run
             policy = None if run.policy is None else asdict(run.policy)
             saved = SavedMemory(policy, self._runtime.given, asdict(run.embedder), self.readings)
-            state = self._session.state(vectors=True)
-            path = await asyncio.to_thread(saved.write, folder, state)
+            path = await asyncio.to_thread(saved.write, folder, self._session.state(vectors=True))
         for key, memory in self._scopes.items():
             name = ",".join(quote(part, safe="") for part in key)
             await memory.save(path / "scopes" / name)
@@ -339,41 +346,6 @@ def _silence(step: Step) -> str:
     )
 
 
-@cache
-def _background() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
-    """Start an event loop in a daemon thread, for callers without one or inside one (Jupyter)."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="atommem-loop", daemon=True)
-    thread.start()
-    return loop, thread
-
-
-os.register_at_fork(after_in_child=_background.cache_clear)  # a fork has no such thread
-
-
-def _wait(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run a coroutine in the background and wait; Ctrl-C cancels it and is raised at its end."""
-    loop, thread = _background()
-    if threading.current_thread() is thread:
-        work.close()
-        raise ConfigError("a Memory was used from its own progress callback. Use an AsyncMemory.")
-    ended = threading.Event()
-
-    async def run() -> _Result:
-        try:
-            return await work
-        finally:
-            ended.set()
-
-    future = asyncio.run_coroutine_threadsafe(run(), loop)
-    try:
-        return future.result()
-    except KeyboardInterrupt:
-        future.cancel()
-        ended.wait()
-        raise
-
-
 class Memory(_Contents):
     """A memory that a policy fills by reading and answers from; see `AsyncMemory`.
 
@@ -381,7 +353,7 @@ class Memory(_Contents):
     """
 
     def __init__(self, policy: Any, **settings: Any) -> None:
-        self._wrap(_wait(AsyncMemory.open(policy, **settings)))
+        self._wrap(wait_for(AsyncMemory.open(policy, **settings)))
 
     def _wrap(self, memory: AsyncMemory) -> Self:
         self._memory = memory
@@ -392,19 +364,19 @@ class Memory(_Contents):
     @classmethod
     def load(cls, folder: str | os.PathLike[str], policy: Any = None, **settings: Any) -> Self:
         """Load a saved memory; see `AsyncMemory.load`."""
-        return cls.__new__(cls)._wrap(_wait(AsyncMemory.load(folder, policy, **settings)))
+        return cls.__new__(cls)._wrap(wait_for(AsyncMemory.load(folder, policy, **settings)))
 
     def read(self, source: str | Path | Iterable[str], **options: Any) -> Reading:
         """Read a text, chunk by chunk; see `AsyncMemory.read`."""
-        return _wait(self._memory.read(source, **options))
+        return wait_for(self._memory.read(source, **options))
 
     def ask(self, question: str, *, keep: bool = True) -> Answer:
         """Ask a question; without `keep`, a fork answers."""
-        return _wait(self._memory.ask(question, keep=keep))
+        return wait_for(self._memory.ask(question, keep=keep))
 
     def forget(self, source: str) -> tuple[Operation, ...]:
         """Delete everything that came from the text called `source`, or from one chunk of it."""
-        return _wait(self._memory.forget(source))
+        return wait_for(self._memory.forget(source))
 
     def scope(self, **names: str) -> Self:
         """Return the memory of a user, agent or session; see `AsyncMemory.scope`."""
@@ -412,23 +384,23 @@ class Memory(_Contents):
 
     def search(self, query: str, k: int | None = None, **scope: str) -> list[Found]:
         """Return the entries for a query, best first; see `AsyncMemory.search`."""
-        return _wait(self._memory.search(query, k, **scope))
+        return wait_for(self._memory.search(query, k, **scope))
 
     def fork(self) -> Self:
         """Return an independent copy that shares the policy; close only the original."""
-        return type(self).__new__(type(self))._wrap(_wait(self._memory.fork()))
+        return type(self).__new__(type(self))._wrap(wait_for(self._memory.fork()))
 
     def at(self, step: int) -> Self:
         """Return a fork as it was when step number `step` began; ``at(0)`` is empty."""
-        return type(self).__new__(type(self))._wrap(_wait(self._memory.at(step)))
+        return type(self).__new__(type(self))._wrap(wait_for(self._memory.at(step)))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write it to a folder, whole or not at all; replaces a memory saved there before."""
-        return _wait(self._memory.save(folder))
+        return wait_for(self._memory.save(folder))
 
     def close(self) -> None:
         """Free the policy and the embedder, for forks too."""
-        _wait(self._memory.close())
+        wait_for(self._memory.close())
 
     def __enter__(self) -> Self:
         return self

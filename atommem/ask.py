@@ -2,14 +2,13 @@
 
 import argparse
 import asyncio
-import fcntl
 import json
-import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from atommem.config import SHIPPED
 from atommem.documents import read_path, text_of_bytes
 from atommem.episode import Episode, Step
 from atommem.errors import ConfigError, check_writable
+from atommem.files import locked
 from atommem.policy.opening import model_folder
 from atommem.run import add_run_settings, find_stored
 from atommem.saved_memory import SavedMemory
@@ -49,8 +49,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.no_reading and not SavedMemory.exists(arguments.memory or ""):
             raise ConfigError("--no_reading: needs a saved memory. Give its folder as --memory.")
-        with _locked(arguments.memory), warnings.catch_warnings():
-            warnings.showwarning = _print_warning  # type: ignore[assignment]
+        # Of two commands in one folder, the last to save would undo the other's reading.
+        lock = locked("memory", arguments.memory) if arguments.memory else nullcontext()
+        with lock, warnings.catch_warnings():
+            show = partial(tqdm.write, file=sys.stderr)
+            warnings.showwarning = lambda message, *_: show(f"warning: {message}")
             return asyncio.run(_run(arguments, settings))
     except KeyboardInterrupt:
         folder = arguments.memory
@@ -91,24 +94,6 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     check_writable("memory", arguments.memory, folder=True)
     check_writable("trace", arguments.trace, folder=False)
     return arguments, settings
-
-
-@contextmanager
-def _locked(folder: Path | None) -> Iterator[None]:
-    """Lock a memory's folder: of two commands, the last to save would undo the other's reading."""
-    if folder is None:
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        problem = f"memory={folder}: in use by another command. Wait, or give another folder."
-        raise ConfigError(problem) from error
-    finally:
-        os.close(lock)
 
 
 async def _run(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
@@ -156,8 +141,7 @@ def _write_trace(
 ) -> None:
     """Write the steps of this command as an episode, each with its prompt."""
     shown = [replace(step, prompt=memory.prompt(step)) for step in steps]
-    texts = tuple(answer.text for answer in answers)
-    episode = Episode(arguments.file or "ask", 0, shown, texts)
+    episode = Episode(arguments.file or "ask", 0, shown, tuple(answer.text for answer in answers))
     if any(answer.note for answer in answers):
         episode.question_notes = tuple(answer.note for answer in answers)
     episode.seconds = sum(step.seconds for step in steps)
@@ -188,7 +172,7 @@ async def _read(
             steps.append(step)
             bar.set_postfix_str(f"{len(step.actions)} actions, {step.store_size} entries", False)
 
-        await memory.read(
+        reading = await memory.read(
             text,
             questions=arguments.questions,
             name=name,
@@ -196,6 +180,9 @@ async def _read(
             on_step=on_step,
             again=False,
         )
+    if reading.cut:
+        share = reading.cut / reading.written
+        _note(f"  (limits cut {share:.0%} of what the policy wrote: entry_tokens and others)")
 
 
 def _to_json(answer: Answer) -> dict[str, Any]:
@@ -226,7 +213,3 @@ def _print(answer: Answer, arguments: argparse.Namespace) -> None:
 def _note(text: str) -> None:
     """Print text for people, without control characters of a model."""
     print(printable(text), file=sys.stderr, flush=True)
-
-
-def _print_warning(message: Warning | str, *_: Any) -> None:
-    tqdm.write(f"warning: {message}", sys.stderr)

@@ -23,7 +23,7 @@ from atommem.environment import (
 )
 from atommem.episode import Episode, StopReason
 from atommem.memory.log import MemoryView
-from atommem.policy.contract import Completion, Sampling
+from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.prompts import PromptBuilder
 from atommem.rollout import Agent, EpisodeRunner, Limits
 from atommem.tokens import ApproximateTokenizer
@@ -53,7 +53,7 @@ def _require(holds: Any, detail: str, fix: str = "") -> None:
         raise _BrokenError(detail, fix)
 
 
-class ProbePolicy:
+class ProbePolicy(Policy):
     """Writes nothing, malformed elements or every action, by the seed of the request."""
 
     def __init__(self, kind: str, dialect: Dialect, actions: Sequence[ActionSpec]) -> None:
@@ -62,9 +62,6 @@ class ProbePolicy:
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         await asyncio.sleep(0)
         return Completion([0], [0.0], self._write(random.Random(sampling.seed)), "stop")
-
-    async def close(self) -> None:
-        """Do nothing."""
 
     def _write(self, rng: random.Random) -> str:
         if self.kind == "silent":
@@ -175,8 +172,7 @@ class _Checker:
             memory=self.memory,
             sampling=Sampling(seed=0, max_tokens=sys.maxsize),
         )
-        runner = EpisodeRunner(agent, limits=Limits(max_steps=self.max_steps))
-        episode = await runner.run(task)
+        episode = await EpisodeRunner(agent, limits=Limits(max_steps=self.max_steps)).run(task)
         _require(not episode.failed, f"an outage: {episode.error}", "Check again later.")
         return episode
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import requires, version
 from itertools import takewhile
-from pathlib import Path
 from types import FrameType
 
 from atommem.arguments import Command, Parser, run_command
@@ -132,15 +131,11 @@ def list_configs(argv: list[str]) -> int:
     files = shipped_files()
     width = max(map(len, files))
     for name, path in files.items():
-        print(f"{name:<{width}}  {_summary(path)}")
+        lines = path.read_text(encoding="utf-8").splitlines()
+        comment = takewhile(lambda line: line.startswith("# "), lines)
+        summary = " ".join(line[2:].strip() for line in comment).partition(". ")[0]
+        print(f"{name:<{width}}  {summary}")
     return 0
-
-
-def _summary(path: Path) -> str:
-    """Return the first sentence of the comment at a file's top."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    comment = takewhile(lambda line: line.startswith("# "), lines)
-    return " ".join(line[2:].strip() for line in comment).partition(". ")[0]
 
 
 if __name__ == "__main__":

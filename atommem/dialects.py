@@ -46,8 +46,7 @@ def split_template(template: str) -> list[TemplatePart]:
     parts = []
     end = 0
     for match in _PLACEHOLDER.finditer(template):
-        literal = template[end : match.start()]
-        parts.append(TemplatePart(literal, match[1], match[2] is not None))
+        parts.append(TemplatePart(template[end : match.start()], match[1], match[2] is not None))
         end = match.end()
     return [*parts, TemplatePart(template[end:], "")]
 

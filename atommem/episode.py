@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import sqrt
+from os.path import commonprefix
 from typing import Any
 
 from atommem.actions import ANSWER, MEMORY_KINDS, Action, Call, Problem, ProblemReason
@@ -138,6 +139,23 @@ class Step:
         made = [action for action in self.actions if action.arguments is not None]
         refused = [problem for problem in self.problems if problem.reason in _REFUSED_CALLS]
         return sorted([*made, *refused], key=lambda call: call.start)
+
+
+def written_and_cut(step: Step) -> tuple[int, int]:
+    """Return the characters of a step's texts for the memory, and how many of them limits cut."""
+    texts = [action.text for action in step.actions if action.kind in MEMORY_KINDS]
+    done = [operation for operation in step.operations if operation.actor == POLICY]
+    cut = [
+        len(text) - len(commonprefix((text, operation.after or "")))  # noqa: RUF071, not paths
+        for text, operation in zip(texts, done, strict=False)  # an outage leaves no operations
+        if operation.reason == "cut"
+    ]
+    return sum(map(len, texts)), sum(cut)
+
+
+def cut_share(counts: Sequence[tuple[int, int]]) -> float:
+    """Return the share of the texts that limits cut, from counts of `written_and_cut`."""
+    return sum(cut for _, cut in counts) / max(1, sum(written for written, _ in counts))
 
 
 @dataclass(slots=True)

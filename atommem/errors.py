@@ -66,6 +66,9 @@ _REMEDIES = {
     errno.ENOENT: "Give an existing path",
     errno.EACCES: "Give a path that you may use, or change its permissions",
     errno.ENOSPC: "Free some space, or give a path on another disk",
+    errno.EDQUOT: "Free some space, or give a path on another disk",
+    errno.EFBIG: "Raise the limit of file sizes, or give a path on another disk",
+    errno.EROFS: "Give a path on a disk that can be written",
     errno.ENOTDIR: "A part of the path is a file: give another path",
 }
 

@@ -1,6 +1,7 @@
 """Files that appear whole or not at all."""
 
 import fcntl
+import hashlib
 import json
 import os
 import secrets
@@ -39,6 +40,12 @@ def write_text(path: str | Path, text: str, *, durable: bool = False) -> None:
     """Write the whole text to a file, or nothing; DataError if it cannot be written."""
     with replacing(Path(path), durable=durable) as draft:
         draft.write_text(text, encoding="utf-8")
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_json(path: str | Path, content: Any) -> None:

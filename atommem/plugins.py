@@ -50,8 +50,7 @@ def names(group: str) -> list[str]:
 
 def registered(group: str) -> EntryPoints:
     """Return the entry points of `group`, cached: a search reads the files of every package."""
-    found: EntryPoints = _search(tuple(sys.path)).select(group=group)
-    return found
+    return _search(tuple(sys.path)).select(group=group)
 
 
 @cache

@@ -1,12 +1,17 @@
-"""A process at work: concurrent jobs, the seconds spent waiting, and the garbage collector."""
+"""A process at work: concurrent jobs, seconds spent waiting, garbage, and a background loop."""
 
 import asyncio
 import gc
+import os
+import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import cache
 from typing import Any, TypeVar
+
+from atommem.errors import ConfigError
 
 Result = TypeVar("Result")
 
@@ -122,3 +127,38 @@ def no_full_collection() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*thresholds)
+
+
+@cache
+def _background() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    """Start an event loop in a daemon thread, for callers without one or inside one (Jupyter)."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="atommem-loop", daemon=True)
+    thread.start()
+    return loop, thread
+
+
+os.register_at_fork(after_in_child=_background.cache_clear)  # a fork has no such thread
+
+
+def wait_for(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine in the background and wait; Ctrl-C cancels it and is raised at its end."""
+    loop, thread = _background()
+    if threading.current_thread() is thread:
+        work.close()
+        raise ConfigError("a Memory was used from its own progress callback. Use an AsyncMemory.")
+    ended = threading.Event()
+
+    async def run() -> Result:
+        try:
+            return await work
+        finally:
+            ended.set()
+
+    future = asyncio.run_coroutine_threadsafe(run(), loop)
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        future.cancel()
+        ended.wait()
+        raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -77,16 +78,17 @@ def find_stored(
 ) -> dict[str, Any]:
     """Return the settings stored with the model that flags or YAML name; see `stored_settings`."""
 
-    def named(name: str) -> Any:
+    def given(name: str) -> Any:
         return find_flag(argv, name) or values.get(name)
 
-    model = named(model_field)
+    model = given(model_field)
     if isinstance(model, list):
         model = model[0] if model else None
     if model is not None and is_server([str(model)]):
-        model = named("tokenizer")
+        model = given("tokenizer")
     folder = model and shipped_policy(str(model))
-    return stored_settings(folder, named("environment"), trusts_tools=bool(named("tools")))
+    named = [name for name in CODE_SETTINGS if given(name)]
+    return stored_settings(folder, given("environment"), named=named)
 
 
 def stored_settings(
@@ -94,26 +96,41 @@ def stored_settings(
     environment: str | None = None,
     changes: Mapping[str, Any] | None = None,
     *,
-    trusts_tools: bool = False,
+    named: Container[str] = (),
 ) -> dict[str, Any]:
     """Return the settings stored in a model's folder, or with a hub name, and `changes` on top.
 
-    Among them is always the ``environment`` to use: the one given, stored, or the default. Stored
-    functions as tools are refused unless the user names the tools: the policy would call them.
+    Among them is always the ``environment`` to use: the one given, stored, or the default.
     """
     found = load_config(folder) if folder else {}
-    functions = [tool for tool in found.get("tools") or () if ":" in tool]
-    if functions and not trusts_tools:
-        raise ConfigError(
-            f"{folder} gives its policy functions to call: {', '.join(functions)}. If you trust "
-            f"them, name them yourself: --tools {' '.join(found['tools'])}"
-        )
+    refuse_code(str(folder), found, named)
     found |= changes or {}
     name = environment or found.get("environment") or DEFAULT_ENVIRONMENT
     kinds = (MemoryConfig, EmbedderConfig, find_environment(name).config_class, Sampling)
     known = {field for kind in kinds for field in field_names(kind)} - {"affinity"}
     kept = {key: found[key] for key in found if key in known | {"chat_template_kwargs"}}
     return {**kept, "environment": name}
+
+
+CODE_SETTINGS = ("environment", "retention", "admission", "tools")
+"""Settings that may name an object of a module, which is then imported."""
+
+
+def refuse_code(folder: str, stored: Mapping[str, Any], named: Container[str]) -> None:
+    """Refuse modules that settings of a folder name, except in settings that the user names.
+
+    A folder may be anybody's, and so may the files of the current folder. Entry points are code
+    that the user has installed.
+    """
+    for name in CODE_SETTINGS:
+        value = stored.get(name) or ()
+        values = [value] if isinstance(value, str) else value
+        if name not in named and any(":" in str(item).partition("(")[0] for item in values):
+            text = " ".join(map(shlex.quote, values))
+            raise ConfigError(
+                f"{folder} names code to run: {name}={' '.join(values)}. If you trust it, name it "
+                f"yourself: --{name} {text}"
+            )
 
 
 def add_run_settings(parser: Parser, environment: str, *, policy: bool = True) -> None:
@@ -216,9 +233,7 @@ class Runtime:
         if isinstance(embedder, str):
             given["embedder"], embedder = embedder, None
         folder = choice.settings_folder if choice else None
-        stored = stored_settings(
-            folder, given.get("environment"), stored, trusts_tools="tools" in given
-        )
+        stored = stored_settings(folder, given.get("environment"), stored, named=given)
         run = replace(make_run(given, stored), policy=choice)
         if choice is not None:
             opened = open_policy(choice)

@@ -8,16 +8,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
 from atommem.config import EmbedderConfig, fields_of, is_loopback, without_addresses
 from atommem.documents import read_path
 from atommem.errors import ConfigError, DataError
-from atommem.run import Runtime
+from atommem.run import Runtime, refuse_code
 from atommem.session_state import SessionState
 
 MEMORY_FILE = "memory.json"
+SCOPE = ("user", "agent", "session")
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Reading:
     sha256: str  # of the chunks as shown
     steps: tuple[int, ...] = ()  # that read them; fewer than `chunks` after an interruption
     stopped: bool = False  # the policy ended it early (``early_stop``)
+    written: int = 0  # characters that the policy wrote for its memory
+    cut: int = 0  # of these, characters beyond a limit (``entry_tokens`` and others)
 
     @property
     def complete(self) -> bool:
@@ -82,6 +86,7 @@ class SavedMemory:
 
         A policy on another machine must be given by the user.
         """
+        refuse_code("this saved memory", self.given, settings)
         opening: dict[str, Any] = {}
         if policy is None:
             if self.policy is None:
@@ -97,6 +102,12 @@ class SavedMemory:
         stored = {} if reembed else fields_of(EmbedderConfig, without_addresses(self.embedder))
         given = {**without_addresses(self.given), **opening, **settings}
         return Runtime.open(policy, stored=stored, **given)
+
+
+def scope_files(folder: str | os.PathLike[str]) -> dict[tuple[str, ...], Path]:
+    """Return the files of a saved memory's scopes by user, agent and session."""
+    paths = sorted(Path(folder).glob(f"scopes/*/{MEMORY_FILE}"))
+    return {tuple(map(unquote, path.parent.name.split(","))): path for path in paths}
 
 
 def text_of(source: str | Path | Iterable[str]) -> tuple[str | list[str], str]:

@@ -28,9 +28,7 @@ class Tokenizer(Protocol):
 
 def token_offsets(tokenizer: Tokenizer, text: str) -> list[tuple[int, int]]:
     """Return the character span ``(start, end)`` of every token of `text`."""
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    offsets: list[tuple[int, int]] = encoded["offset_mapping"]
-    return offsets
+    return tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
 
 
 def cut_position(offsets: Sequence[tuple[int, int]], count: int) -> int:

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from scipy.sparse import csr_array, vstack
 from scipy.sparse.csgraph import connected_components
@@ -20,13 +21,13 @@ from atommem.files import write_json
 from atommem.memory.log import Entry, Source, replay
 from atommem.memory.rules import Candidate, StoreState, make_rule
 from atommem.memory.store import VectorStore
-from atommem.saved_memory import MEMORY_FILE, SavedMemory
+from atommem.saved_memory import MEMORY_FILE, SCOPE, SavedMemory, scope_files
 from atommem.session_state import SessionState
 from atommem.trace import read_trace
 
 RULES = ("fifo", "lru", "lfu", "length")
 _BLOCK = 256
-_SCOPES = ("user_id", "agent_id", "run_id")
+_SCOPES = dict(zip(SCOPE, ("user_id", "agent_id", "run_id"), strict=True))  # as in rows of mem0
 _TEXT_FIELDS = ("text", "memory", "content", "data", "query")
 
 
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rules", nargs="+", default=list(RULES), help=rules_help)
     parser.add_argument("--same", type=float, default=0.95, help="Least cosine of duplicates.")
     parser.add_argument(
-        "--scope", nargs="+", default=[], help="Rows of one user, agent or run: user_id=ann."
+        "--scope", nargs="+", default=[], help="One user, agent or session: user=ann session=7."
     )
     flags = ("embedder", "embedder_model", "embedder_url")
     parser.add_settings("embedder", EmbedderConfig, names=flags)
@@ -70,10 +71,11 @@ def main(argv: list[str]) -> int:
     if args.store.is_dir():  # of `Memory.save`
         stored = SavedMemory.read(args.store).embedder
         config = make(EmbedderConfig, {**stored, **given_flags(argv, args)})
-        args.store /= MEMORY_FILE
+        if not args.scope and (others := len(scope_files(args.store))):
+            print(f"without the {others} scopes of this memory: --scope user=NAME is of one")
+        args.store = _file_of(args.store, args.scope)
     entries = read_store(args.store, args.scope)
-    embedder = make_embedder(config)
-    found = asyncio.run(audit(entries, embedder, args.same, args.budget, args.rules))
+    found = asyncio.run(audit(entries, make_embedder(config), args.same, args.budget, args.rules))
     print(*_format(entries, found), sep="\n")
     if args.out is not None:
         write_json(args.out, asdict(found))
@@ -145,7 +147,7 @@ def evicted(entries: Sequence[Entry], vectors: Vectors, rule: str, budget: int) 
 
 
 def read_store(path: Path, scope: Sequence[str] = ()) -> tuple[Entry, ...]:
-    """Read a session file, a trace, or JSON Lines, of which `scope` (``user_id=ann``) chooses rows.
+    """Read a session file, a trace, or JSON Lines, of which `scope` (``user=ann``) chooses rows.
 
     Rows of JSON Lines have a ``text`` (or memory, content, data, query), and optionally the
     count of uses as ``shown`` and ``created_at``, by which they are sorted. mem0's ``get_all``
@@ -155,8 +157,7 @@ def read_store(path: Path, scope: Sequence[str] = ()) -> tuple[Entry, ...]:
         with path.open("rb") as file:
             kind = json.loads(file.readline())["type"]
         if kind == "session":
-            session = SessionState.load(path)
-            return tuple(replay(session.operations).entries.values())
+            return tuple(replay(SessionState.load(path).operations).entries.values())
         if kind == "episode":
             steps = read_trace(path).episode.steps
             operations = [operation for step in steps for operation in step.operations]
@@ -166,13 +167,13 @@ def read_store(path: Path, scope: Sequence[str] = ()) -> tuple[Entry, ...]:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # `read_rows` names what is wrong
     rows = [row.values for row in read_rows(path)]
-    for name, _, value in (each.partition("=") for each in scope):
-        rows = [row for row in rows if str(row.get(name)) == value]
+    for name, value in _parsed(scope).items():
+        rows = [row for row in rows if _scope_of(row, name) == value]
     for name in _SCOPES:
-        if len(values := sorted({str(row.get(name)) for row in rows})) > 1:
+        if len(values := sorted({_scope_of(row, name) for row in rows})) > 1:
             raise DataError(
-                f"{path} has rows of several {name}: {', '.join(values[:5])}. Each has memories of "
-                f"its own: give --scope {name}={values[0]}."
+                f"{path} has rows of several {name}s: {', '.join(values[:5])}. Each has memories "
+                f"of its own: give --scope {name}={values[0]}."
             )
     if rows and all(row.get("created_at") for row in rows):
         rows.sort(key=lambda row: _utc(str(row["created_at"])))
@@ -183,6 +184,30 @@ def read_store(path: Path, scope: Sequence[str] = ()) -> tuple[Entry, ...]:
             raise DataError(f"row {number} has no text. Give one of {', '.join(_TEXT_FIELDS)}.")
         entries.append(Entry(number, str(text), number, number, shown=int(row.get("shown") or 0)))
     return tuple(entries)
+
+
+def _parsed(scope: Sequence[str]) -> dict[str, str]:
+    pairs = [each.partition("=") for each in scope]
+    return {name: value for name, _, value in pairs}
+
+
+def _scope_of(row: Mapping[str, Any], name: str) -> str:
+    return str(row.get(name, row.get(_SCOPES.get(name, name))))
+
+
+def _file_of(folder: Path, scope: Sequence[str]) -> Path:
+    """Return the file of a saved memory, or of the one of its scopes that `scope` names."""
+    if not scope:
+        return folder / MEMORY_FILE
+    scopes = {path: dict(zip(SCOPE, key, strict=True)) for key, path in scope_files(folder).items()}
+    found = [path for path in scopes if _parsed(scope).items() <= scopes[path].items()]
+    if len(found) != 1:
+        known = (" ".join(map("=".join, scopes[path].items())) for path in found or scopes)
+        raise DataError(
+            f"scope={' '.join(scope)}: names {len(found)} scopes of {folder}. Give one: "
+            f"{'; '.join(known) or 'it has none'}."
+        )
+    return found[0]
 
 
 def _utc(time: str) -> datetime:

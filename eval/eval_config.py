@@ -72,8 +72,7 @@ class EvalRun:
 
     def replace(self, values: Mapping[str, Any]) -> EvalRun:
         """Return this evaluation with other `values` of settings, checked like YAML."""
-        environment = self.run.environment.environment
-        checked = self.to_flat() | eval_parser(environment).check(values)
+        checked = self.to_flat() | eval_parser(self.run.environment.environment).check(values)
         return EvalRun(make(EvalConfig, checked), RunConfig.from_flat(checked))
 
     def to_flat(self) -> dict[str, Any]:

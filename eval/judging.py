@@ -26,12 +26,9 @@ from atommem.eval.reporting.report_cli import read_evaluations
 from atommem.eval.reporting.tables import Table, format_estimate, mark
 from atommem.files import write_json
 
-SPREAD = 0.1
-"""Prompts that differ by more are flagged."""
-Answer = tuple[str, str | None]
-"""The id of a question, and its answer."""
-Labels = Mapping[Answer, bool]
-"""Whether an answer is right."""
+SPREAD = 0.1  # prompts that differ by more are flagged
+Answer = tuple[str, str | None]  # the id of a question, and its answer
+Labels = Mapping[Answer, bool]  # whether an answer is right
 
 
 def main(argv: Sequence[str]) -> int:
@@ -104,7 +101,7 @@ async def judge_rows(
             try:
                 with tqdm(total=len(jobs), desc=prompt, unit="episode", disable=None) as bar:
                     for job in jobs:
-                        job.add_done_callback(partial(_advance, bar))
+                        job.add_done_callback(lambda _, bar=bar: bar.update())
                     done = iter(await asyncio.gather(*jobs))
             except JudgeError as error:
                 print(f"{prompt} left out: {error}", file=sys.stderr)
@@ -163,10 +160,6 @@ async def _judged(
     return replace(
         record, questions=tuple(await asyncio.gather(*map(with_score, record.questions)))
     )
-
-
-def _advance(bar: Any, _: object) -> None:
-    bar.update()
 
 
 def judge_table(

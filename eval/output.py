@@ -8,7 +8,6 @@
 ==================  ============================================================================
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -22,7 +21,7 @@ from atommem.environment import TaskDescription
 from atommem.envs.scoring.records import EpisodeRecord
 from atommem.episode import Episode
 from atommem.errors import ConfigError, DataError
-from atommem.files import write_json
+from atommem.files import locked, write_json
 from atommem.trace import write_trace
 
 MANIFEST = "run.json"
@@ -40,26 +39,17 @@ class OutputFolder:
 
     def __init__(self, path: str | Path, manifest: Mapping[str, Any]) -> None:
         self.path = Path(path)
-        self.path.mkdir(parents=True, exist_ok=True)
         self.manifest: dict[str, Any] = json.loads(json.dumps(manifest))  # as it is read back
         file = self.path / EPISODES
-        with ExitStack() as stack:  # closes the file after an error
+        with ExitStack() as stack:  # after an error it closes the file and frees the lock
+            stack.enter_context(locked("out", self.path))
             self._file = stack.enter_context(file.open("a+b"))
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # freed with the process
-            except BlockingIOError as error:
-                raise ConfigError(
-                    f"an evaluation is running in {path}. Wait for it, or give another folder."
-                ) from error
             self._file.seek(0)
             content = self._file.read()
             self._check_manifest(empty=not content)
             self._file.truncate(content.rfind(b"\n") + 1)  # a line that a kill cut off
             self.finished = parse_records(content, file)
-            stack.pop_all()
-
-    def close(self) -> None:
-        self._file.close()
+            self.close = stack.pop_all().close
 
     def add(self, task: TaskDescription, episode: Episode, record: EpisodeRecord) -> None:
         """Store an episode durably: first its trace, then its line."""

@@ -13,8 +13,8 @@ from atommem.envs.scoring.records import EvalResult, breakdowns, record_of
 from atommem.episode import Episode
 from atommem.errors import DataError
 from atommem.eval.methods.baseline import Baseline, Method
-from atommem.eval.output import SUMMARY, OutputFolder
-from atommem.files import write_json
+from atommem.eval.output import EPISODES, SUMMARY, OutputFolder
+from atommem.files import file_digest, write_json
 from atommem.policy.server import ChatPolicy
 from atommem.process import frozen_heap, run_jobs
 from atommem.rollout import EpisodeRunner
@@ -79,7 +79,9 @@ async def evaluate(
             policy = (runner.setup if isinstance(runner, Baseline) else runner.agent).policy
             if isinstance(policy, ChatPolicy):
                 summary |= policy.record()
-            write_json(folder.path / SUMMARY, {**summary, "run": folder.manifest})
+            summary["run"] = folder.manifest
+            summary["episodes_sha256"] = file_digest(folder.path / EPISODES)
+            write_json(folder.path / SUMMARY, summary)
     return result
 
 

@@ -143,8 +143,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                         f"row {row.name!r}: policy {row.policy!r} is unknown. Give --policies "
                         f"{row.policy}=FOLDER_OR_URL, or choose other --rows."
                     )
-                settings = {**row.settings, "policy": known[row.policy]}
-                row = replace(row, settings=settings)
+                row = replace(row, settings={**row.settings, "policy": known[row.policy]})
             rows.append(row)
         return replace(self, rows=tuple(rows))
 

@@ -76,7 +76,18 @@ def main(argv: Sequence[str]) -> int:
         asyncio.run(run_all(runs, tasks))
     except KeyboardInterrupt:
         return print_interrupted(given.out)
-    evaluations = {run: _read(run) for run in runs if (run.folder / MANIFEST).is_file()}
+    evaluations = {
+        run: read_evaluation(
+            run.folder,
+            run.row.method,
+            run.column.name,
+            setting=run.row.label,
+            documents=run.column.documents,
+            seed=run.seed,
+        )
+        for run in runs
+        if (run.folder / MANIFEST).is_file()
+    }
     _report(suite, evaluations, given.out)
     is_whole = len(evaluations) == len(runs) and not errors
     return _exit_status(evaluations) or (0 if is_whole else EXIT_REFUSED)
@@ -116,8 +127,7 @@ async def run_all(runs: Sequence[SuiteRun], tasks: Mapping[str, Sequence[Any]]) 
             samples = run.evaluation.config.samples_per_task
             try:
                 opened = await context.open(run.evaluation)
-                manifest = make_manifest(tasks_of(run), *opened, samples)
-                OutputFolder(run.folder, manifest).close()
+                OutputFolder(run.folder, make_manifest(tasks_of(run), *opened, samples)).close()
             except AtomMemError as error:
                 run.error = error
                 print_error(f"{run.name} is left out: {error}")
@@ -172,17 +182,6 @@ def column_file(column: Column, cache: Path, benchmarks: Path | None = None) -> 
         words += [f"--aliases={file}" for file in aliases]
         build_data([*words, f"--out={path}"])
     return path
-
-
-def _read(run: SuiteRun) -> Evaluation:
-    return read_evaluation(
-        run.folder,
-        run.row.method,
-        run.column.name,
-        setting=run.row.label,
-        documents=run.column.documents,
-        seed=run.seed,
-    )
 
 
 def _report(suite: Suite, evaluations: Mapping[SuiteRun, Evaluation], out: Path) -> None:

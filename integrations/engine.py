@@ -35,8 +35,7 @@ class Episodes:
     ) -> Episodes:
         """Read task files, and `settings` by name on top of those stored with `model`."""
         settings = dict(settings or {})
-        named = "tools" in settings
-        stored = stored_settings(model, settings.get("environment"), trusts_tools=named)
+        stored = stored_settings(model, settings.get("environment"), named=settings)
         read_tasks = find_environment(stored["environment"]).read_tasks
         files = [data] if isinstance(data, str) else data
         tasks = {task.id: task for file in files for task in read_tasks(file)}
@@ -55,7 +54,7 @@ class Episodes:
 
 
 @dataclass
-class EnginePolicy:
+class EnginePolicy(Policy):
     """Samples with an engine's own client, by token ids; `outages` are errors of that client."""
 
     tokenizer: Any
@@ -71,9 +70,6 @@ class EnginePolicy:
         except self.outages as error:
             raise OutageError(f"the engine does not answer: {format_error(error)}") from error
         return make_completion(self.tokenizer, token_ids, logprobs, stopped, "the engine")
-
-    async def close(self) -> None:
-        """Do nothing: the engine owns its client."""
 
 
 def read_sampling(params: Mapping[str, Any], max_tokens: int) -> Sampling:

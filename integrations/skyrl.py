@@ -49,8 +49,7 @@ class SkyRLGenerator(GeneratorInterface):
             scored = [(name, episode) for name, episode in pairs if not episode.failed]
             names, episodes = [name for name, _ in scored], [episode for _, episode in scored]
         tokenizer: Any = self.runner.agent.tokenizer
-        pad = tokenizer.eos_token_id
-        return make_rows(episodes, names, pad) | {"rollout_metrics": metrics}
+        return make_rows(episodes, names, tokenizer.eos_token_id) | {"rollout_metrics": metrics}
 
     async def _sample(
         self, prompt_ids: list[int], sampling: Sampling

@@ -251,7 +251,13 @@ class TinkerTrainer:
         args = self.args
         data = make_data(rows, over, args.server_reduction)
         reply = self.client.forward_backward(data, args.loss_fn, loss_config(args)).result()
-        self._check_reduction(reply)
+        # Under another reduction it would reweight rows silently.
+        is_jax = not reply.metrics and "elementwise_loss" in reply.loss_fn_outputs[0]
+        if is_jax and args.server_reduction != ROW_MEAN:
+            raise ConfigError(
+                f"server_reduction={args.server_reduction}: this server is SkyRL's jax backend, "
+                f"which divides a row by its length. Give --server_reduction {ROW_MEAN}."
+            )
         tokens = Tokens.of(rows, torch.device("cpu"))
         logprobs = torch.from_numpy(trained_logprobs(reply, rows))
         loss, by_token = self._loss(logprobs, tokens, tokens.old_logprobs)
@@ -271,15 +277,6 @@ class TinkerTrainer:
         for name, values in by_token.items():
             log[name] = float((tokens.weights * values).sum() / tokens.weights.sum())
         return log | {"loss": float(loss / over)}
-
-    def _check_reduction(self, reply: Any) -> None:
-        """Refuse SkyRL's jax backend under another reduction: it would reweight rows silently."""
-        is_jax = not reply.metrics and "elementwise_loss" in reply.loss_fn_outputs[0]
-        if is_jax and self.args.server_reduction != ROW_MEAN:
-            raise ConfigError(
-                f"server_reduction={self.args.server_reduction}: this server is SkyRL's jax "
-                f"backend, which divides a row by its length. Give --server_reduction {ROW_MEAN}."
-            )
 
     def evaluate(self) -> dict[str, float]:
         """Run and score episodes on the held-out tasks; every evaluation has the same seeds."""

@@ -15,7 +15,7 @@ from atommem.errors import DataError
 from atommem.memory.log import Operation
 from papers.credit import compression_reward, state_advantages
 from papers.experience import Bank, Experience
-from papers.streams import SIMILARITIES, Driver, StreamRow, Voter
+from papers.streams import SIMILARITIES
 from tests.train.toys import make_episode, make_step
 
 
@@ -43,13 +43,6 @@ async def test_similarities_by_hand_and_unfitting_inputs() -> None:
         await compare(change, {"rate": 1.0}, {"flow": 1.0})
     with pytest.raises(DataError, match="JSON objects"):
         await compare(keys, "another", "a text")
-
-
-async def test_voter_and_driver_by_hand() -> None:
-    row = StreamRow("q", [[0.0, 0.0], [3.0, 4.0]])
-    assert await Voter().act(row, []) == ""
-    assert Driver().score(row, "[[0, 0], [0, 0]]") == {"outcome": 0.0, "error": 2.5}
-    assert Driver().score(row, "[[0, 0], [3, 1]]")["outcome"] == 1.0
 
 
 def test_state_advantages_compare_steps_at_the_same_prompt() -> None:

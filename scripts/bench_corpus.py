@@ -92,8 +92,7 @@ def measure_vectors(draw: Draw, count: int, dim: int, queries: int, folder: Path
 
 
 def nearest(rows: Array, query: Array) -> list[int]:
-    places: list[int] = (np.argpartition(-(rows @ query), 10)[:10] + 1).tolist()
-    return places
+    return (np.argpartition(-(rows @ query), 10)[:10] + 1).tolist()
 
 
 def timed(search: Callable[[Array], Any], queries: Array) -> list[float]:

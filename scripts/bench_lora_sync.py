@@ -46,7 +46,6 @@ def start_server(model: Path, log: Path) -> Any:
 
 
 def score(settings: Any, url: str, tasks: list[Any], adapter: Adapter | None) -> Any:
-    """Evaluate the base model or an adapter on the server, with training's sampling."""
     run, tokenizer = settings.run, load_tokenizer(settings.model)
 
     async def sample() -> Any:

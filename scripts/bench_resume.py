@@ -148,8 +148,7 @@ def measure(folder: Path, form: str, kills: int, updates: int, seed: int) -> dic
     reached = []
     for _ in range(kills):
         # Up to two updates are lost with each kill, so the last kills come near the end.
-        moment = rng.uniform(0, 2 * updates / (kills + 2))
-        reached.append(command.kill(next(ranks), moment, rng))
+        reached.append(command.kill(next(ranks), rng.uniform(0, 2 * updates / (kills + 2)), rng))
         print(f"  {form}: killed, {reached[-1]} updates in the log", flush=True)
     command.finish(next(ranks))
     file = next(whole.glob("*model.safetensors")).name

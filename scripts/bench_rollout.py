@@ -78,8 +78,6 @@ class NoteTaker(Wrapped):
 
 @dataclass(frozen=True)
 class Rollout:
-    """What one rollout took of a server."""
-
     seconds: float
     prompt_tokens: int
     computed_tokens: int
@@ -88,7 +86,6 @@ class Rollout:
 
 
 def fixed_length_request(model: str, prompt_ids: list[int], sampling: Sampling) -> dict[str, Any]:
-    """A request whose completion has exactly ``max_tokens`` tokens."""
     body = completion_request(model, prompt_ids, sampling)
     return body | {"min_tokens": sampling.max_tokens, "ignore_eos": True}
 
@@ -118,7 +115,6 @@ async def rollout(
     embedder: Any = None,
     **settings: Any,
 ) -> Rollout:
-    """Run episodes of `steps` steps each on a server with an empty prefix cache."""
     httpx.post(f"{server.url}/reset_prefix_cache", timeout=60).raise_for_status()
     policy_server.completion_request = fixed_length_request
     settings_of: Any = {"tokenizer": tokenizer, "max_in_flight": 256, "timeout": 1800}

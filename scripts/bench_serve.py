@@ -129,11 +129,14 @@ def main() -> int:
         ):
             secrets = asyncio.run(give_secrets(url, options.conversations, 0))
             server = psutil.Process(process.pid)
-            before = sum(server.cpu_times()[:2])
+            before, files = sum(server.cpu_times()[:2]), server.num_fds()
+            resident = server.memory_info().rss
             result = asyncio.run(ask(url, secrets, options.asks, options.latency))
             taken = sum(server.cpu_times()[:2]) - before
             result["processor_ms_an_ask"] = round(1000 * taken / options.asks, 2)
             result["resident_mb"] = round(server.memory_info().rss / 1e6)
+            result["resident_mb_added"] = round((server.memory_info().rss - resident) / 1e6)
+            result["descriptors_added"] = server.num_fds() - files
     fast = options.quick or result["p95_ms"] <= BAR_MS
     result["holds"] = result["mixed_up"] == 0 and fast
     return last_line({"bench": "serve", "latency_s": options.latency, **result})

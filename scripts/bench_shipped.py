@@ -52,14 +52,11 @@ SIZES: dict[str, dict[str, Any]] = {
     "async": {**SAMPLED, "token_budget": 2000, "max_staleness": 0},
     "sft": {"max_length": 4096, "max_completion_length": 1024, "logging_steps": 1},
 }
-EPISODES = {"grpo": 16, "async": 16, "sft": 4}
-"""Of one process's batch; two have half each."""
+EPISODES = {"grpo": 16, "async": 16, "sft": 4}  # of one process's batch; two have half each
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A launcher and a recipe, with the command of the header."""
-
     launcher: str
     recipe: str
     command: str
@@ -100,7 +97,6 @@ def _commands(path: Path) -> list[str]:
 
 
 def why_not(pair: Pair) -> str | None:
-    """Return the reason why this pair cannot run here."""
     if pair.stage == "async" and not os.environ.get("VLLM_PYTHON"):
         return "it needs vLLM servers: set VLLM_PYTHON"
     if pair.launcher == "deepspeed_zero3" and find_spec("deepspeed") is None:

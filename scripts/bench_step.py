@@ -49,8 +49,7 @@ from atommem.train.objective.rows import Row, episode_rows
 from atommem.train.packing.micro_batch import pad_rows
 
 LEAST_RATIO, TRIE_TOKENS = 5.0, 8192
-TRAINING = 3
-"""Cost of a forward and backward pass in forward passes."""
+TRAINING = 3  # cost of a forward and backward pass in forward passes
 
 
 class Clock:
@@ -122,7 +121,6 @@ class Recipes:
         self.reference = copy.deepcopy(self.model).requires_grad_(False).eval()
 
     def sample(self, ours: bool) -> tuple[np.ndarray, Rollout]:
-        """Sample one group; returns the seconds as well."""
         options = self.options
         task = long_task(self.tokenizer, options.chunk * options.steps)
         inner: Any = HashingEmbedder(64)
@@ -146,7 +144,6 @@ class Recipes:
         return clock.read(), measured
 
     def train(self, rows: list[Row], ours: bool) -> tuple[np.ndarray, int]:
-        """Make the passes over `rows`; returns seconds, and tokens of one pass."""
         computed = 0
         # A budget of one token makes every row a micro-batch of its own, and nothing is padded.
         parts = Accelerator(cpu=True), self.model, PolicyLoss(0.2, 0.28, beta=0.001)

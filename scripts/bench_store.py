@@ -28,7 +28,6 @@ BAR_MS, BAR_ENTRIES = 5.0, 1000
 
 
 async def timed(call: Callable[[int], Any], repeats: int) -> list[float]:
-    """Seconds of each call; awaits what it returns if it must."""
     seconds = []
     for number in range(repeats):
         started = time.perf_counter()

@@ -120,7 +120,6 @@ def compare_update(given: dict[str, Any], out: Path) -> dict[str, float]:
 
 
 def learn(given: dict[str, Any], out: Path, heldout: list[Any]) -> dict[str, Any]:
-    """Train on the server, with an evaluation before and after."""
     trained, began = out / f"trained-{int(time.time())}", time.perf_counter()
     STAGE.run(parse("tinker", flags({**given, "output_dir": trained})))
     entries = read_metrics(trained / METRICS_FILE)

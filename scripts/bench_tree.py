@@ -87,7 +87,6 @@ def branching_rows(rng: random.Random, vocabulary: int) -> list[Row]:
 
 
 def score(model: Any, rows: Sequence[Row], packed: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of all completion tokens, and the gradient of their weighted sum."""
     weights = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
     model.zero_grad()
     found: list[torch.Tensor] = []
@@ -171,7 +170,6 @@ def seconds_of(model: Any, rows: list[Row], packed: bool, size: int, rounds: int
 
 
 def measure_shape(model: Any, shape: Shape, size: int, rounds: int) -> dict[str, float]:
-    """Speed of a trie of all rows over rows padded `size` at a time."""
     rows = group_rows(shape)
     packed = seconds_of(model, rows, True, shape.rows, rounds)
     padded = seconds_of(model, rows, False, min(size, shape.rows), rounds)

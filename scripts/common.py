@@ -145,7 +145,6 @@ def python_of(script: str) -> Path:
 
 
 def vllm_server(model: Path, log: Path, *options: str, **settings: Any) -> Any:
-    """Make a vLLM server (a context manager) from the environment of ``scripts/vllm_python``."""
     from atommem.servers.vllm_process import VllmServer
 
     return VllmServer(str(python_of("vllm_python")), model, log, *options, **settings)

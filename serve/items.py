@@ -95,7 +95,9 @@ def _parse(value: Any, place: str) -> list[Item]:
     given = {name: part for name, part in _cleaned(value).items() if part is not None}
     if given.get("role") in ("tool", "function") and "type" not in given:  # of a chat
         call = given.get("tool_call_id") or given.get("name")
-        return [_result(call, given.get("content", ""), place)]
+        output = given.get("content", "")
+        output = output if isinstance(output, str) else _parts(output, "input_text", place)
+        return [{"type": "function_call_output", "call_id": str(call), "output": output}]
     calls = given.get("tool_calls") or []
     if given.get("function_call"):
         calls = [{"id": given["function_call"].get("name"), "function": given["function_call"]}]
@@ -172,11 +174,6 @@ def _call(call: Any, place: str) -> Item:
     kind = "function_call" if name == "function" else "custom_tool_call"
     made = {"call_id": str(call.get("id")), "name": body["name"], field: body[field]}
     return {"type": kind, **made}
-
-
-def _result(call: Any, content: Any, place: str) -> Item:
-    output = content if isinstance(content, str) else _parts(content, "input_text", place)
-    return {"type": "function_call_output", "call_id": str(call), "output": output}
 
 
 def _refusal(place: str, problem: str) -> PydanticCustomError:

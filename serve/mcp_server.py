@@ -21,14 +21,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute, Route
 
 from atommem.answering import Answer
+from atommem.episode import cut_share, written_and_cut
 from atommem.errors import DataError
+from atommem.saved_memory import SCOPE
 from atommem.serve.conversation import Conversation
 from atommem.serve.conversations import Conversations
 from atommem.serve.items import text_item
 from atommem.serve.middleware import LOCAL, LOGGER, error_location
 from atommem.serve.wire import (
     CLEAN,
-    SCOPE,
     SERVE_ERRORS,
     ConversationId,
     Name,
@@ -123,8 +124,11 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         agent: _Agent = "",
         session: _Session = "",
     ) -> dict[str, Any]:
-        """Read a text into a memory; a policy decides what to keep. Returns when it is read."""
-        steps = 0
+        """Read a text into a memory; a policy decides what to keep. Returns when it is read.
+
+        `cut` is the share of what the policy wrote that limits of the memory cut.
+        """
+        written = list[tuple[int, int]]()  # by step
         async with _tool_errors():
             if not text.strip():
                 raise DataError("text: it is blank. Give the text to read.")
@@ -140,11 +144,12 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
                 conversation = (await run_in_threadpool(create)).id
         async with use(conversation, context) as memory, server.settled(key):
             (event,) = await memory.add([text_item(text, name)], key)
-            async for _ in memory.read():
-                steps += 1
-                await context.report_progress(steps, event.chunks)
+            async for step in memory.read():
+                written.append(written_and_cut(step))
+                await context.report_progress(len(written), event.chunks)
             entries = len(memory.session.memory.contents.entries)
-        return {"conversation": conversation, "steps": steps, "entries": entries}
+        found = {"conversation": conversation, "steps": len(written), "entries": entries}
+        return {**found, "cut": cut_share(written)}
 
     @mcp.tool()
     async def recall(

@@ -83,8 +83,7 @@ def list_steps(
     for event in events:
         step = msgspec.convert(event.body, Step)
         made = {"version": event.version, "checkpoint": event.checkpoint}
-        text = prompts.text(step.observation, step.view)
-        found.append({**event.body, "prompt": text, **made})
+        found.append({**event.body, "prompt": prompts.text(step.observation, step.view), **made})
     return page(found, limit)
 
 

@@ -87,8 +87,7 @@ class RequestMiddleware:
         except asyncio.CancelledError:  # the drain is over
             if not status:
                 message = "the server restarts. Try again later."
-                cut = error_response(503, "server_restarts", message)
-                await cut(scope, receive, send_with_id)
+                await error_response(503, "server_restarts", message)(scope, receive, send_with_id)
             raise
         except Exception as error:
             location = error_location(error)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Depends, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 
+from atommem.episode import cut_share, written_and_cut
 from atommem.errors import DataError
 from atommem.serve import wire
 from atommem.serve.conversation import Conversation, ask_once
@@ -38,12 +39,11 @@ class Call:
         new: Sequence[Item],
         key: RequestKey | None,
         replaced: Sequence[str] = (),
-    ) -> list[Event]:
+    ) -> tuple[list[Event], float]:
+        """Read items; return their events, and the share of what was written that limits cut."""
         async with self.server.settled(self.key), self.use(conversation) as memory:
             done = await memory.add(new, key, replaced)
-            async for _ in memory.read():
-                pass
-            return done
+            return done, cut_share([written_and_cut(step) async for step in memory.read()])
 
 
 _RETRIES = "X-Stainless-Retry-Count"  # of OpenAI's clients
@@ -104,6 +104,7 @@ def list_models(call: ThisCall) -> dict[str, Any]:
         "owned_by": "atommem",
         "checkpoint": model.checkpoint,
         "embedder": model.agent.embedder.id,
+        "templates": model.runtime.run.memory.templates,
     }
     return {"object": "list", "data": [found]}
 
@@ -200,11 +201,12 @@ async def create_items(
 
     Texts with the names `replace` are deleted in the same commit.
     If this fails or is cut off, committed items stay listed and the next call continues to read
-    them; the same call does not add them again.
+    them; the same call does not add them again. ``cut`` is the share of what the policy wrote that
+    limits of the memory cut.
     """
     reading = call.read(conversation, body.items, call.key, body.replace)
-    done = await until_disconnect(call.request, reading)
-    return wire.page([listed(event) for event in done])
+    done, cut = await until_disconnect(call.request, reading)
+    return {**wire.page([listed(event) for event in done]), "cut": cut}
 
 
 @router.get("/conversations/{conversation}/items")
@@ -288,8 +290,7 @@ async def create_chat_completion(body: wire.ChatCreate, call: ThisCall) -> Any:
     """Answer the last message after reading those before it that the conversation does not have."""
     response = await _response_id(call)
     usage = bool(body.stream_options and body.stream_options.include_usage)
-    name = response.replace("resp_", "chatcmpl-")
-    form = ChatForm(name, call.server.model.name, usage)
+    form = ChatForm(response.replace("resp_", "chatcmpl-"), call.server.model.name, usage)
     return await respond(call.request, _ask(call, response, body), form, bool(body.stream))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import Counter, Histogram
+from starlette.concurrency import run_in_threadpool
 
 from atommem.config import EmbedderConfig, MemoryConfig, is_server, load_config
 from atommem.environment import find_environment
@@ -18,6 +19,8 @@ from atommem.policy.opening import fingerprint
 from atommem.process import time_limit
 from atommem.rollout import Session
 from atommem.run import Runtime
+from atommem.serve.items import texts_of
+from atommem.serve.schema import Event
 
 STAGES = Histogram(
     "atommem_stage_seconds",
@@ -74,6 +77,15 @@ class ServedModel:
         TOKENS.labels("prompt").inc(step.prompt_tokens)
         TOKENS.labels("completion").inc(step.completion_tokens)
         return step
+
+    async def observations(self, item: Event) -> Sequence[Observation]:
+        """Return the observations in which an item of the log is read."""
+        texts, questions = texts_of(item.body["item"]), item.body["questions"]
+        if not texts:
+            return []
+        text = texts[0] if len(texts) == 1 else texts
+        shown = await run_in_threadpool(self.agent.factory.reading, text, questions)
+        return [replace(each, origin=f"{item.source}, {each.origin}") for each in shown]
 
     def notice(self) -> str:
         """Return what to print at start: which questions its training showed."""

@@ -273,7 +273,9 @@ async def respond(
 
 def step_summary(step: Step) -> str:
     done = [_describe(item) for item in step.operations if item.kind != "retrieve"]
-    text = f"step {step.index}, {step.observation.label}: {'; '.join(done) or 'nothing written'}"
+    text = (
+        f"step {step.index + 1}, {step.observation.label}: {'; '.join(done) or 'nothing written'}"
+    )
     if step.operations:
         text += f"; shown next: {len(step.operations[-1].scores)} entries"
     return text
@@ -282,8 +284,9 @@ def step_summary(step: Step) -> str:
 def _describe(operation: Operation) -> str:
     entry = "" if operation.entry_id is None else f" entry {operation.entry_id}"
     outcome = "" if operation.outcome is Outcome.APPLIED else f" ({operation.outcome})"
+    cut = " (cut at its limit)" if operation.reason == "cut" else ""
     text = "" if operation.after is None else f": {operation.after}"
-    return f"{operation.kind}{entry}{outcome}{text}"
+    return f"{operation.kind}{entry}{outcome}{cut}{text}"
 
 
 def _token_counts(answer: Answer) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from atommem.errors import (
 )
 from atommem.memory.log import Entry
 from atommem.process import StepTimeoutError
+from atommem.saved_memory import SCOPE
 from atommem.serve.conversations import BusyError
 from atommem.serve.items import Item, parse_items, texts_of, unread_parts
 from atommem.serve.schema import ConversationInfo, KeyReusedError, NotFoundError
@@ -50,8 +51,6 @@ Name = Annotated[str, Field(max_length=1000), CLEAN]
 ConversationId = Annotated[str, Field(max_length=64), CLEAN]
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _Value = Annotated[str, Field(max_length=4096), CLEAN]
-SCOPE = ("user", "agent", "session")
-"""Metadata of conversations that name whose they are: namespaces of one owner."""
 Metadata = Annotated[dict[ConversationId, _Value], Field(max_length=16)]
 
 

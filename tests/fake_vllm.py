@@ -91,7 +91,6 @@ class FakeServer:
         return self.refusal or httpx.Response(200, content=json.dumps({"choices": choices}))
 
     def _effect(self, folder: str) -> float:
-        """Return a number that depends on the weights of an adapter; 0 without files."""
         file = Path(folder) / "adapter_model.safetensors"
         weights = load_file(file) if folder and file.is_file() else {}
         used = [

@@ -2,8 +2,10 @@
 
 import importlib.util
 import re
+import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +22,17 @@ from atommem.policy.contract import Completion, Sampling
 from atommem.rollout import Agent, EpisodeRunner
 
 
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """Let no file of this process grow above `size` bytes, whatever code writes it."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
 class WordTokenizer:
     """Tokens are words with the white space before them."""
 
@@ -28,6 +41,9 @@ class WordTokenizer:
     def __init__(self) -> None:
         self._ids: dict[str, int] = {"<eos>": 0}
         self._words = ["<eos>"]
+
+    def __len__(self) -> int:
+        return len(self._words)
 
     def __call__(
         self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool

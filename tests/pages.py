@@ -132,7 +132,6 @@ class Reader:
             run(what, run_name="__main__")
 
     def _install(self, source: str) -> None:
-        """Install a folder of the repository into the reader's own folder."""
         copied = self.folder / "sources" / Path(source).name
         copytree(ROOT / source, copied, ignore=ignore_patterns("__pycache__"))
         flags = ["-q", "--no-deps", "--no-build-isolation", "--no-index"]

@@ -36,7 +36,6 @@ SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in LINES["slow"].it
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The current folder, with broken files and a damaged model."""
     box = tmp_path_factory.mktemp("box")
     for name, content in FILES.items():
         (box / name).write_bytes(content)

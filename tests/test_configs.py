@@ -15,6 +15,8 @@ from accelerate.commands.launch import launch_command_parser
 from atommem.arguments import load_yaml
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, load_templates
+from atommem.eval.eval_config import parse_arguments
+from atommem.eval.suite import expand, load_suite
 from atommem.prompts import PromptBuilder
 from atommem.run import make_run, stored_settings
 from atommem.train.dry_run.shapes import read_launch
@@ -24,7 +26,7 @@ from tests.fakes import WordTokenizer, longdoc
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 TRAIN = sorted((CONFIGS / "train").glob("*.yaml"))
-EVAL = sorted((CONFIGS / "eval").glob("*.yaml"))  # parsed by tests/goldens
+EVAL = sorted((CONFIGS / "eval").glob("*.yaml"))
 TEMPLATES = sorted((CONFIGS / "templates").glob("*.yaml"))
 ENGINES = sorted((CONFIGS / "engines").glob("*.yaml"))
 HOTPOTQA = str(CONFIGS / "train" / "qwen3_8b_hotpotqa.yaml")
@@ -68,6 +70,18 @@ def test_dry_run_of_recipe_passes(
     plan = json.loads(out.read_text())
     assert plan["memory"]["fits"]
     assert plan["hours"] > 0
+
+
+@pytest.mark.parametrize("path", EVAL, ids=attrgetter("stem"))
+def test_eval_config_is_read(path: Path) -> None:
+    if path.stem in ("paper", "smollm2"):
+        assert parse_arguments(["--config", str(path), "--policy=p", "--data=d", "--out=o"])
+    elif path.stem != "paper_tables":
+        suite = load_suite(path)
+        suite = suite.with_policies({row.policy: row.policy for row in suite.rows})
+        runs, errors = expand(suite, ["--policy=p"], Path("out"))
+        assert runs
+        assert not errors
 
 
 @pytest.mark.parametrize("path", TRAIN, ids=attrgetter("stem"))

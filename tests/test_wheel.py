@@ -49,7 +49,6 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(kind: str, source: Path, out: Path) -> Path:
-    """Run the build back end, as pip and `python -m build` do."""
     out.mkdir(parents=True, exist_ok=True)
     code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(out)!r}))"
     return out / run([sys.executable, "-c", code], source).splitlines()[-1]
@@ -84,7 +83,6 @@ def test_wheel_holds_one_package_with_all_files(wheel: Path) -> None:
 
 
 def environment(folder: Path, *what: str | Path) -> Path:
-    """The interpreter of a new environment in which pip has installed `what`."""
     run([sys.executable, "-m", "venv", "--without-pip", folder], folder)
     python = folder / "bin" / "python"
     (packages,) = (folder / "lib").glob("python*/site-packages")
@@ -105,7 +103,6 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's folder with files of our rooms' names."""
     folder = tmp_path_factory.mktemp("work")
     (folder / "train.py").write_text(NOT_OURS.format("train.py"))
     for name in ("eval", "configs"):

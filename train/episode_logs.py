@@ -77,8 +77,7 @@ def rollout_entry(
     seconds = {stage: sums.get(_TIME + stage, 0.0) / ranks for stage in stages}
     for stage in (SYNC, "generate", "embed"):
         log[f"seconds/{stage}"] = seconds[stage]
-    without_completions = max(seconds[EPISODES] - seconds["generate"], 0.0)
-    log["seconds/idle"] = without_completions + seconds[WAIT]
+    log["seconds/idle"] = max(seconds[EPISODES] - seconds["generate"], 0.0) + seconds[WAIT]
     return {**log, **further, "num_tokens": float(state.num_input_tokens_seen)}
 
 
@@ -112,8 +111,7 @@ class EpisodeFiles:
         if args.save_traces:
             for episode in episodes:
                 index, task = self._tasks[episode.task_id]
-                name = f"task-{index}.{episode.sample}.jsonl"
-                path = folder / "traces" / f"step-{number}" / name
+                path = folder / "traces" / f"step-{number}" / f"task-{index}.{episode.sample}.jsonl"
                 write_trace(path, episode, task.to_json(), self._settings)
         is_due = number == 1 or number % args.log_episodes_steps == 0
         if args.log_episodes and args.process_index == 0 and is_due:

@@ -58,8 +58,14 @@ class ResumableTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
         """Train as `Trainer.train`; the error that ends a run says how to continue it."""
         if resume_from_checkpoint is not None:
-            self._check_launcher(Path(resume_from_checkpoint))
-            self.load_extra_state(Path(resume_from_checkpoint))
+            folder = Path(resume_from_checkpoint)
+            if (folder / checkpoints.SHARDED_MODEL).is_dir() != self._writes_shards():
+                raise ConfigError(
+                    f"resume_from_checkpoint={folder}: FSDP and other launchers cannot read each "
+                    "other's checkpoints. Resume it under the launcher that it was written under, "
+                    "or start a new run from it (--model_name_or_path)."
+                )
+            self.load_extra_state(folder)
         saves = self.args.save_strategy != "no"
         stops = (TrainingInterrupted, RolloutFailedError, DivergedError, MemoryFault)
         with self.stop_request.installed() if saves else nullcontext(), frozen_heap():
@@ -197,14 +203,6 @@ class ResumableTrainer(Trainer):
         if last is None:
             return "There is no checkpoint yet: the same command starts again."
         return f"The same command with --resume continues from the last checkpoint, {last}."
-
-    def _check_launcher(self, folder: Path) -> None:
-        if (folder / checkpoints.SHARDED_MODEL).is_dir() != self._writes_shards():
-            raise ConfigError(
-                f"resume_from_checkpoint={folder}: FSDP and other launchers cannot read each "
-                "other's checkpoints. Resume it under the launcher that it was written under, or "
-                "start a new run from it (--model_name_or_path)."
-            )
 
     # Where all ranks stop together --------------------------------------------------------------
 

@@ -50,7 +50,7 @@ def unit_rows(vectors: npt.NDArray[np.floating]) -> tuple[Vectors, int]:
     return np.asarray(vectors / norms[:, None], dtype=np.float32), int(lost.sum())
 
 
-class HashingEmbedder:
+class HashingEmbedder(Embedder):
     """Hash words to features (Weinberger et al. 2009), identically in every process and platform.
 
     Every word (`atommem.words.words`) adds +1 or -1 to `PROBES` places of the vector. The inner
@@ -65,11 +65,7 @@ class HashingEmbedder:
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
         """Embed `texts`; entries also by their single Chinese characters."""
         found = [self._vector(text, kind == "entry") for text in texts]
-        vectors = np.array(found).reshape(len(texts), self.dim)
-        return unit_rows(vectors)[0]
-
-    async def close(self) -> None:
-        """Do nothing."""
+        return unit_rows(np.array(found).reshape(len(texts), self.dim))[0]
 
     def _vector(self, text: str, is_entry: bool) -> npt.NDArray[np.float64]:
         found = words(text, characters=is_entry)
@@ -103,18 +99,18 @@ class MicroBatcher:
     """Batch and cache calls of an embedder.
 
     Texts requested at the same time go to the embedder together: one call per kind and per
-    `max_batch` texts. Its ``embed`` may be called concurrently.
+    `batch_size` texts. Its ``embed`` may be called concurrently.
     """
 
-    def __init__(self, embedder: Embedder, max_batch: int = 1024) -> None:
+    batch_size = 1024
+
+    def __init__(self, embedder: Embedder) -> None:
         self.embedder = embedder
         self.id, self.dim = embedder.id, embedder.dim
-        self._max_batch = max_batch
         self._cache: dict[tuple[TextKind, str], Vectors] = {}
         self._batcher: RequestBatcher[_Request, Vectors] = RequestBatcher(self._embed_all)
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
-        """Embed `texts` as the embedder does."""
         if not texts:
             return np.empty((0, self.dim), dtype=np.float32)
         if all((kind, text) in self._cache for text in texts):
@@ -122,7 +118,6 @@ class MicroBatcher:
         return await self._batcher.submit((tuple(texts), kind))
 
     async def close(self) -> None:
-        """Close the embedder."""
         await self.embedder.close()
 
     async def _embed_all(self, waiting: list[Waiting[_Request, Vectors]]) -> None:
@@ -137,7 +132,7 @@ class MicroBatcher:
                     new[kind][text] = None
         calls: list[tuple[list[str], TextKind]] = []
         for kind, uncached in new.items():
-            rest, size = list(uncached), self._max_batch
+            rest, size = list(uncached), self.batch_size
             calls += [(rest[at : at + size], kind) for at in range(0, len(rest), size)]
         failed: dict[tuple[TextKind, str], BaseException] = {}
         results = await asyncio.gather(

@@ -4,6 +4,7 @@ import asyncio
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,13 @@ class SentenceTransformerEmbedder:
         window = self._model.max_seq_length
         # A token has at least one byte, so short texts need no counting.
         long = [text for text in texts if window is not None and len(text.encode()) > window]
-        if any(self._tokens(text) > window for text in long):
+        count = partial(self._model.tokenizer, truncation=False, verbose=False)
+        if any(len(count(text)["input_ids"]) > window for text in long):
             warnings.warn(f"{self.model}: a text beyond {window} tokens was cut", stacklevel=2)
         encode = self._model.encode_query if kind == "query" else self._model.encode_document
         encoded = np.asarray(encode(texts, show_progress_bar=False), dtype=np.float32)
         # Normalised here, in float32: a model in half precision would be off by 1e-3.
         return _directions(encoded, self.model)
-
-    def _tokens(self, text: str) -> int:
-        return len(self._model.tokenizer(text, truncation=False, verbose=False)["input_ids"])
 
 
 class HttpEmbedder:

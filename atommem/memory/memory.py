@@ -154,8 +154,7 @@ class WorkingMemory:
 
         `k` replaces ``retrieve_k``; of pieces whose name begins with `source`, if given.
         """
-        text = self._cut(query, self._config.query_tokens)
-        vector = await self._embed_query(text or None)
+        vector = await self._embed_query(self._cut(query, self._config.query_tokens) or None)
         if vector is None:
             return []
         if not source:
@@ -228,8 +227,7 @@ class WorkingMemory:
             self._keep_past(plan.contents)
         self._store.update(plan.vectors)
         if query_vector is not None:
-            hits = self._search(query_vector)
-            plan.add("retrieve", actor=MEMORY, scores=tuple(hits))
+            plan.add("retrieve", actor=MEMORY, scores=tuple(self._search(query_vector)))
         elif plan.contents.shown:
             plan.add("retrieve", actor=MEMORY)
         self._contents, self._query_vector = plan.contents, query_vector

@@ -125,8 +125,7 @@ class StoreState:
 
     def cosines(self, vector: Vectors) -> Vectors:
         """Return the cosine of a vector (dim,) to each entry, shape (n,), rounded to 5 digits."""
-        found: Vectors = (self.vectors @ vector).round(_DIGITS)
-        return found
+        return (self.vectors @ vector).round(_DIGITS)
 
     def search(self, vector: Vectors, k: int) -> list[tuple[Entry, float]]:
         """Return the `k` entries most similar to a vector (dim,) with their cosines."""

@@ -57,8 +57,7 @@ class VectorStore:
             import faiss
 
             self._index, self._shared = faiss.clone_index(self._index), False
-        known = np.isin(np.fromiter(changes, np.int64), self.ids)
-        if known.any():
+        if np.isin(np.fromiter(changes, np.int64), self.ids).any():
             self._index.remove_ids(np.fromiter(changes, np.int64))
         if rows is not None:
             self._index.add_with_ids(rows, np.fromiter(new, np.int64))
@@ -67,13 +66,11 @@ class VectorStore:
     def ids(self) -> Ids:
         import faiss
 
-        found: Ids = faiss.vector_to_array(self._index.id_map)
-        return found
+        return faiss.vector_to_array(self._index.id_map)
 
     def rows(self, ids: Sequence[int] | Ids) -> Vectors:
         """Return a copy of the vectors of some ids, shape (n, dim)."""
-        found: Vectors = self._index.reconstruct_batch(np.asarray(ids, np.int64))
-        return found
+        return self._index.reconstruct_batch(np.asarray(ids, np.int64))
 
     def search(self, vector: Vectors, k: int) -> Hits:
         """Return the `k` best entries for a unit vector (dim,), ordered as `best` orders them."""

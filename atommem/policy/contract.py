@@ -110,7 +110,7 @@ class BatchPolicy(Protocol):
     the first batch would have a single prompt."""
 
 
-class ScriptedPolicy:
+class ScriptedPolicy(Policy):
     """Answer a prompt with ``script(prompt text)`` and `eos_token_id`; log-probabilities are 0."""
 
     def __init__(
@@ -129,9 +129,6 @@ class ScriptedPolicy:
             token_ids = token_ids[: sampling.max_tokens]
             text = completion_text(self._tokenizer, token_ids, stopped=False)
         return Completion(token_ids, [0.0] * len(token_ids), text, "length" if is_cut else "stop")
-
-    async def close(self) -> None:
-        """Do nothing."""
 
 
 def check_request(
@@ -191,5 +188,4 @@ def completion_text(tokenizer: Any, token_ids: Sequence[int], stopped: bool) -> 
     last = kept[-1:] if stopped and kept[-1:] == list(token_ids[-1:]) else []
     if last and not tokenizer.decode(last, skip_special_tokens=True):
         del kept[-1]  # another token that ends a turn
-    text: str = tokenizer.decode(kept, skip_special_tokens=False)
-    return text
+    return tokenizer.decode(kept, skip_special_tokens=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from atommem.chat_format import turn_ends
@@ -15,6 +16,8 @@ from atommem.tokens import ApproximateTokenizer
 
 if TYPE_CHECKING:
     from atommem.tokens import Tokenizer
+
+_PADDING = 1024  # rows that a model may have beyond its tokenizer, and so may sample
 
 
 class RemotePolicy:
@@ -84,6 +87,7 @@ class ServerPolicy(RemotePolicy):
         self._requires_scaling = scaled_logprobs
         self.scaling_checked = False
         self._scaling_lock = asyncio.Lock()
+        self._tokens = len(tokenizer) + _PADDING if hasattr(tokenizer, "__len__") else inf
         stops = turn_ends(tokenizer) - {getattr(tokenizer, "eos_token_id", None)}
         self._stops = {"stop_token_ids": sorted(stops)} if stops else {}
 
@@ -113,6 +117,11 @@ class ServerPolicy(RemotePolicy):
             ) from error
         if finish_reason not in ("stop", "length"):
             raise OutageError(f"{url} aborted a completion: finish_reason={finish_reason!r}.")
+        if max(token_ids, default=0) >= self._tokens:
+            raise PolicyError(
+                f"{url} returned token {max(token_ids)}, which the tokenizer does not have. Give "
+                "the tokenizer of the model that is served."
+            )
         return make_completion(self.tokenizer, token_ids, logprobs, finish_reason == "stop", url)
 
     def use_model(self, name: str) -> None:

@@ -196,9 +196,13 @@ class ServerClient:
         except httpx.RequestError as error:
             raise _TransientError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         if not response.is_success:
-            refusal = _refusal(response, answer, unquote_plus(url) + _unescaped(content))
+            # The texts of the request as a server may echo them.
+            sent = (content or b"").decode().replace('\\"', '"').replace("\\\\", "\\")
+            refusal = _refusal(response, answer, unquote_plus(url) + sent)
             if refusal.retryable:
-                raise _TransientError(str(refusal), refusal.status, _retry_after(response))
+                after = response.headers.get("retry-after", "")  # or a date
+                seconds = float(after) if after.isdigit() else 0.0
+                raise _TransientError(str(refusal), refusal.status, seconds)
             raise refusal
         try:
             return answer if text else json.loads(answer)
@@ -270,11 +274,6 @@ def _is_http_url(url: str) -> bool:
         return False
 
 
-def _unescaped(content: bytes | None) -> str:
-    """Return the texts of a JSON body as a server may echo them."""
-    return (content or b"").decode().replace('\\"', '"').replace("\\\\", "\\")
-
-
 def _refusal(response: httpx.Response, answer: str, request: str) -> RefusedError:
     message, code, param = answer[:2000], "", ""
     with suppress(ValueError, RecursionError, LookupError, TypeError, AttributeError):
@@ -285,9 +284,3 @@ def _refusal(response: httpx.Response, answer: str, request: str) -> RefusedErro
         target = response.headers.get("location", "")
         message = f"it redirects to {target}: give that URL if you trust it. {message}"
     return RefusedError(response.status_code, message, code, param, request)
-
-
-def _retry_after(response: httpx.Response) -> float:
-    """Seconds in Retry-After; 0 if absent or a date."""
-    value = response.headers.get("retry-after", "")
-    return float(value) if value.isdigit() else 0.0

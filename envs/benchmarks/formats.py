@@ -89,8 +89,7 @@ def _csv_rows(path: Path) -> Iterator[dict[str | Any, Any]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         delimiter = max(",;\t|", key=file.readline().count)
         file.seek(0)
-        table = csv.DictReader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
-        for row in table:
+        for row in csv.DictReader(file, delimiter=delimiter, skipinitialspace=True, strict=True):
             if None in row:
                 raise ValueError(f"{len(row[None])} values more than the header has names")
             yield {k: None if v in ("", "nan", "NaN", "NaT", "<NA>") else v for k, v in row.items()}

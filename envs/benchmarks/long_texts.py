@@ -279,8 +279,7 @@ def _probes(
                     "rubric": item.rubric,
                 },
             )
-            sources = _numbers(item.source_chat_ids)
-            yield question, [places[at] for at in sources if at in places]
+            yield question, [places[at] for at in _numbers(item.source_chat_ids) if at in places]
 
 
 def _numbers(value: Any) -> Iterator[int]:

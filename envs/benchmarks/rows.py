@@ -84,8 +84,7 @@ class Row:
 
     def optional_text(self, name: str) -> str:
         """Return a text, or "" if the field is missing."""
-        text: str = self.convert(name, self.values.get(name, ""), str)
-        return text
+        return self.convert(name, self.values.get(name, ""), str)
 
     def pairs(self, name: str, value: Any, kind: Any, *keys: str) -> list[tuple[str, Any]]:
         """Return title and other half of the items of a field, as tuples of a `kind`.
@@ -100,8 +99,7 @@ class Row:
             found = [_pair(decoded(item), keys) for item in value]
         except (StopIteration, TypeError, ValueError) as error:
             raise self.error(name, f"does not have pairs of title and {keys[0]}") from error
-        pairs: list[tuple[str, Any]] = self.convert(name, found, list[kind])
-        return pairs
+        return self.convert(name, found, list[kind])
 
     def parse(self, kind: type[_Kind]) -> _Kind:
         return self.convert("", self.values, kind)

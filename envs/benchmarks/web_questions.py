@@ -84,9 +84,7 @@ def parse_browsecomp_plus(row: Row) -> QARow:
 
 
 def _answers(row: Row, name: str) -> list[str]:
-    kind = Annotated[list[Text], Meta(min_length=1)]
-    answers: list[str] = row.convert(name, listed(row.get(name)), kind)
-    return answers
+    return row.convert(name, listed(row.get(name)), Annotated[list[Text], Meta(min_length=1)])
 
 
 def _question(

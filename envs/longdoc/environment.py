@@ -122,7 +122,8 @@ class LongDocEnvironments(QAEnvironments):
 
     def __init__(self, config: LongDocConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
-        self._cut = lru_cache(maxsize=_CACHED_TASKS)(self._chunks_of)
+        cut = (tokenizer, config.chunking, config.chunk_tokens)
+        self._cut = lru_cache(maxsize=_CACHED_TASKS)(lambda key: chunk_task(key.task, *cut))
         # One thread: the episodes of a group ask for the same chunks at the same time.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-chunks")
 
@@ -217,10 +218,6 @@ class LongDocEnvironments(QAEnvironments):
     def chunks(self, task: Task) -> list[str]:
         """Return the chunks of `task`, cut once for the episodes in flight."""
         return self._cut(ByIdentity(task))
-
-    def _chunks_of(self, key: ByIdentity) -> list[str]:
-        config = self.config
-        return chunk_task(key.task, self.tokenizer, config.chunking, config.chunk_tokens)
 
     async def prepare(self, task: Task) -> None:
         """Cut `task` in a thread: 100,000 tokens take a fifth of a second."""

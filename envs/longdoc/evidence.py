@@ -8,7 +8,7 @@ alone may stand in any text by chance.
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -112,13 +112,12 @@ def fact_recall(task: Task, episode: Episode) -> list[dict[str, float]]:
             for text in (step.view.scratchpad, *(item.text for item in step.view.retrieved))
         ]
         texts = {"fact_entered": written, "fact_kept": kept, "fact_retrieved": shown}
-        recall = {name: _carried(facts, found) for name, found in texts.items()}
+        recall = {
+            name: float(any(fact.carried_by(text) for text in found for fact in facts))
+            for name, found in texts.items()
+        }
         recalls.append(recall if facts else {})
     return recalls
-
-
-def _carried(facts: list[Fact], texts: Iterable[str]) -> float:
-    return float(any(fact.carried_by(text) for text in texts for fact in facts))
 
 
 def _sentences(text: str) -> list[str]:

@@ -237,8 +237,7 @@ def stem(word: str) -> str:
         raise ConfigError(
             f"LoCoMo's scores need nltk ({error}). Install it: pip install 'atommem[data]'."
         ) from error
-    found: str = PorterStemmer().stem(word)
-    return found
+    return PorterStemmer().stem(word)
 
 
 def comparable(text: str, *, spaces: bool = True) -> str:

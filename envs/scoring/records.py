@@ -240,14 +240,10 @@ def breakdowns(records: Sequence[EpisodeRecord]) -> list[dict[str, Any]]:
         {"by": by, "value": value, "metric": metric, **estimate}
         for by in [*_ORDER, *sorted(groups.keys() - {*_ORDER})]
         if len(parts := groups.get(by, {})) > 1
-        for value in sorted(parts, key=_natural)
+        # 2 comes before 10, and words come after numbers.
+        for value in sorted(parts, key=lambda v: (float(v) if v.isdecimal() else math.inf, v))
         for metric, estimate in estimates(parts[value], names).items()
     ]
-
-
-def _natural(value: str) -> tuple[float, str]:
-    """Sort 2 before 10, and words after numbers."""
-    return (float(value) if value.isdecimal() else math.inf), value
 
 
 @dataclass(frozen=True, slots=True)

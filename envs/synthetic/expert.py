@@ -21,7 +21,7 @@ from atommem.envs.task import Task
 from atommem.episode import Observation
 from atommem.errors import DataError, PolicyError
 from atommem.memory.log import MemoryView
-from atommem.policy.contract import Completion, Sampling
+from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.tokens import Tokenizer
 
 _HOME = len(RELATIONS) - 1
@@ -331,7 +331,7 @@ class NotesExpert(ScriptedExpert):
         return self.element(note.kind, f"{handle} : {note.text}" if note.text else f"{handle}")
 
 
-class ExpertPolicy:
+class ExpertPolicy(Policy):
     """An expert as a policy that acts on the observation instead of the prompt."""
 
     def __init__(
@@ -351,6 +351,3 @@ class ExpertPolicy:
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         raise PolicyError("the expert acts on observations: run it through a Session.")
-
-    async def close(self) -> None:
-        """Do nothing."""

@@ -53,8 +53,7 @@ class _Account:
         return found[self.asked]
 
     def fill(self, wording: str, **more: int) -> str:
-        unit = _KINDS[self.verb]
-        return wording.format(s=self.subject.text, verb=self.verb, unit=unit, **more)
+        return wording.format(s=self.subject.text, verb=self.verb, unit=_KINDS[self.verb], **more)
 
     def notes(self, said: Saying, sentence: str) -> Iterator[Note]:
         """Yield the note of a sentence, if it changes the value."""
@@ -110,8 +109,7 @@ class _LedgerWriter(Writer):
         updates = rng.randint(*config.updates)
         times = iter(sorted(rng.random() for _ in range(2 * updates)))
         # No two amounts of an account are the same, so that its sentences differ.
-        drawn = rng.sample(_AMOUNTS, 2 * updates)
-        amounts = (Name(f"{amount} {_KINDS[verb]}") for amount in drawn)
+        amounts = (Name(f"{amount} {_KINDS[verb]}") for amount in rng.sample(_AMOUNTS, 2 * updates))
         for number in range(updates):
             amount = next(amounts)
             yield next(times), Saying("fact", verb, subject, amount)

@@ -66,8 +66,7 @@ def generate(config: RulerConfig, count: int, seed: int, split: str) -> Iterator
         make = _counted
     for index in range(count):
         task_id = f"{config.family}-{split}-{seed}-{index:05d}"
-        rng = random.Random(task_id)
-        texts, question, values = make(config, rng, sentences, vocabulary)
+        texts, question, values = make(config, random.Random(task_id), sentences, vocabulary)
         yield Task(
             task_id,
             (Question(question, values, task_id, {"all_of": True, "type": config.family}),),

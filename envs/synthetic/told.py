@@ -142,8 +142,7 @@ class _ToldWriter(Writer):
                 said = [self._other(needed, alike=similar)]
                 others += said
             elif self._level > 1 and rng.random() < _BESIDE:
-                beside = self._other(needed, alike=False)
-                said.insert(rng.randint(0, len(said)), beside)
+                said.insert(rng.randint(0, len(said)), self._other(needed, alike=False))
             paragraphs.append(said)
         return paragraphs
 
@@ -158,8 +157,7 @@ class _ToldWriter(Writer):
         same = [r for r in RELATIONS if RELATIONS[r]["of"] == kind]
         about = rng.random() < 0.5
         asked = {said.relation for said in needed}
-        choices = [r for r in (same if about else RELATIONS) if r not in asked]
-        other = rng.choice(choices)
+        other = rng.choice([r for r in (same if about else RELATIONS) if r not in asked])
         return self._fact(other, model.subject if about else self._name(RELATIONS[other]["of"]))
 
     def _fact(self, relation: str, subject: Name) -> Saying:

@@ -190,8 +190,7 @@ def _times(hops: int, opens: bool, early: float, rng: random.Random) -> list[flo
         order.insert(
             rng.randint(first, place) if before else rng.randint(place + 1, len(order)), link
         )
-    times = sorted(rng.random() for _ in order)
-    by_link = dict(zip(order, times, strict=True))
+    by_link = dict(zip(order, sorted(rng.random() for _ in order), strict=True))
     if opens:
         by_link[0] = 0.0
     return [by_link[link] for link in range(hops)]

@@ -85,8 +85,7 @@ class McpSource(ToolSource):
     def _tool(self, at: int, name: str, description: str, schema: Mapping[str, Any]) -> Tool:
         async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
             work = self._servers[at].call_tool(name, dict(arguments))
-            result: ToolResult = await asyncio.wrap_future(self._start(work))
-            return result
+            return await asyncio.wrap_future(self._start(work))
 
         return Tool(f"mcp_{name}" if name in OUR_KINDS else name, description, schema, run)
 
@@ -126,8 +125,7 @@ class _Server:
                 tools += page.tools
             return tools
 
-        tools: list[Any] = await self._retry(request)
-        return tools
+        return await self._retry(request)
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         from mcp import MCPError

@@ -9,6 +9,8 @@ from typing import Any
 
 from atommem.errors import ConfigError, DataError
 
+_NOT_WRITTEN = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_BUSY")
+
 
 class SqliteFile:
     """An SQLite file; all methods raise `DataError` if it is damaged or of another kind.
@@ -31,20 +33,29 @@ class SqliteFile:
             self.rows(statement)
 
     def rows(self, statement: str, *values: Any) -> list[Any]:
-        try:
-            with self._lock:
-                return self._file.execute(statement, values).fetchall()
-        except sqlite3.DatabaseError as error:
-            raise DataError(
-                f"{self._path}: not a {self._kind}, or damaged ({error}). Build it anew."
-            ) from error
+        with self._lock, self._named_errors():
+            return self._file.execute(statement, values).fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Apply everything inside or nothing, with no write of another process in between."""
-        with self._lock, self._file:
+        with self._lock, self._named_errors(), self._file:
             self.rows("BEGIN IMMEDIATE")
             yield
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorname", "").startswith(_NOT_WRITTEN):
+                raise DataError(
+                    f"{self._path}: cannot be written ({error}). Free some space, or check the "
+                    "disk and its permissions."
+                ) from error
+            raise DataError(
+                f"{self._path}: not a {self._kind}, or damaged ({error}). Build it anew."
+            ) from error
 
     def close(self) -> None:
         """Close the file; later use raises `DataError`."""

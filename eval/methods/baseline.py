@@ -124,8 +124,7 @@ class Reader(Baseline):
 
     async def chunks(self, task: Task) -> Sequence[str]:
         await self.setup.factory.prepare(task)
-        chunks: Sequence[str] = self.documents.chunks(task)
-        return chunks
+        return self.documents.chunks(task)
 
     async def texts(self, task: Task) -> Sequence[str]:
         """Return the documents of `task`; joined text is split."""
@@ -147,8 +146,7 @@ class Reader(Baseline):
             episode.stop_reason = StopReason.UNANSWERED if unanswered else StopReason.ANSWERED
         except PromptTooLongError:
             episode.stop_reason = StopReason.CONTEXT_OVERFLOW
-        score: Score = await self.documents.score(task, record.answers)
-        return score
+        return await self.documents.score(task, record.answers)
 
 
 class FullContext(Reader):

@@ -102,8 +102,7 @@ class Recorder:
         sampling = request_sampling(setup.run.sampling, key, index, episode.task_id)
         prompt_ids: list[int] = []
         if isinstance(setup.policy, MessagePolicy):
-            messages = prompts.messages(shown, view)
-            completion = await setup.policy.complete_chat(messages, sampling)
+            completion = await setup.policy.complete_chat(prompts.messages(shown, view), sampling)
         else:
             prompt_ids = prompts.build(shown, view)
             completion = await setup.policy.complete(prompt_ids, sampling)
@@ -174,9 +173,8 @@ class Recorder:
 
     def log_query(self, step: Step, query: str) -> None:
         """Record that the entries in the prompt of `step` were retrieved for `query`."""
-        before = self._contents.query
         step.searches += 1
-        self._log(step, Operation(step.index, "read", before=before, after=query))
+        self._log(step, Operation(step.index, "read", before=self._contents.query, after=query))
 
     def _log(self, step: Step, operation: Operation) -> None:
         step.operations += (operation,)

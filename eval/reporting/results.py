@@ -1,5 +1,6 @@
 """Evaluations read from their folders, and ``results.json``: their scores, means and tests."""
 
+import hashlib
 import json
 import os
 import sys
@@ -81,6 +82,8 @@ def read_evaluation(
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         content = (folder / EPISODES).read_bytes()
         labels = {"seed": manifest.get("sampling", {}).get("seed") or 0, **labels}
+        complete = folder / SUMMARY
+        summary = json.loads(complete.read_bytes()) if complete.is_file() else {}
     except OSError as error:
         raise ConfigError(
             f"{folder} has no evaluation ({error.strerror}: {error.filename}). Give the --out of "
@@ -99,11 +102,16 @@ def read_evaluation(
         records=records,
         **labels,
     )
-    if len(records) < evaluation.planned and (folder / SUMMARY).is_file():  # it was complete
-        raise DataError(
-            f"{folder / EPISODES} has lost episodes: {len(records)} of {evaluation.planned}. "
-            "Restore it, or run the evaluation again."
-        )
+    written = {
+        MANIFEST: ("run", manifest),
+        EPISODES: ("episodes_sha256", hashlib.sha256(content).hexdigest()),
+    }
+    for name, (key, value) in written.items():
+        if summary.get(key, value) != value:
+            raise DataError(
+                f"{folder / name}: not what {SUMMARY} was made of. Restore it, or run the "
+                "evaluation again."
+            )
     return evaluation
 
 

@@ -9,6 +9,7 @@ import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from atommem.config import EmbedderConfig, PolicyConfig, check_choice, check_least
 from atommem.embedding import make_embedder
@@ -17,12 +18,12 @@ from atommem.errors import ConfigError
 from atommem.plugins import find
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import open_policy, policy_identity
-from papers.experience_following.agents import Agent, Asker, Follower, RegAgent, StreamAgent
+from papers.experience_following.agents import Agent, Asker, RegAgent, StreamAgent
 from papers.experience_following.clinic import EhrAgent
 from papers.experience_following.driving import DriverAgent
 from papers.experience_following.flows import CicIotAgent
 from papers.experience_following.report import add_figure, add_runs, add_table
-from papers.experience_following.runs import Arm, Run, make_judges, play
+from papers.experience_following.runs import Arm, Run, play
 from papers.experiment import Journal, Report, main, progress
 from papers.inputs import load_published
 from papers.streams import SIMILARITIES, StreamRow, shift
@@ -123,20 +124,20 @@ async def _play_all(arguments: argparse.Namespace, arms: Sequence[Arm]) -> list[
     settings |= {"policy": code or "follower", "data": str(data), "known": known}
     settings |= {"tasks": len(rows) - len(known), "initial": len(known)}
     sampling = Sampling(arguments.temperature, max_tokens=arguments.max_tokens, seed=arguments.seed)
-    agent.asker, opened = Follower(agent, arguments.seed), []
+    opened: list[Any] = []
     if arguments.policy is not None:
         server = {name: getattr(arguments, name) for name in ("api", "model", "tokenizer")}
         config = PolicyConfig([arguments.policy], **server)
         opened.append(open_policy(config))
         agent.asker = Asker(opened[0], sampling)
         settings["policy"] = await policy_identity(config, opened[0])
-    askers = []
     for name in arguments.judges:
         url, _, model = name.partition("#")
         chat = {"api": "chat", "model": model} if model else {}
         opened.append(open_policy(PolicyConfig([url], **chat)))
-        askers.append(Asker(opened[-1], Sampling(0.0, max_tokens=arguments.max_tokens)))
-    judges, folder = make_judges(agent, askers), arguments.runs / agent.name
+        asker = Asker(opened[-1], Sampling(0.0, max_tokens=arguments.max_tokens))
+        agent.judges = [*agent.judges, asker]
+    folder = arguments.runs / agent.name
 
     async def one(arm: Arm) -> Run:
         saved = Journal(arm.file(folder))
@@ -146,9 +147,13 @@ async def _play_all(arguments: argparse.Namespace, arms: Sequence[Arm]) -> list[
         if arm.error_free:
             base = await one(Arm.parse(arm.name.replace(", error-free", "")))
         if "shift" in arm.changes:
-            stream = await _shifted(agent, rows, int(arm.changes["shift"]))
+            vectors = None
+            if agent.similarity is None:
+                queries = [row.query for row in rows[len(known) :]]
+                vectors = await agent.embedder.embed(queries, "entry")
+            stream = shift(rows, int(arm.changes["shift"]), agent.seed, vectors)
         progress(f"{agent.name}: {arm.name}")
-        await play(agent, arm, stream, saved, judges, base)
+        await play(agent, arm, stream, saved, base)
         return Run(arm, saved)
 
     try:
@@ -160,14 +165,6 @@ async def _play_all(arguments: argparse.Namespace, arms: Sequence[Arm]) -> list[
     if arguments.judge_rows is not None:
         write_judge_rows(agent, rows[len(known) :], runs, arguments.judge_rows)
     return runs
-
-
-async def _shifted(agent: Agent, rows: Sequence[StreamRow], components: int) -> list[StreamRow]:
-    vectors = None
-    if agent.similarity is None:
-        queries = [row.query for row in rows if row.output is None]
-        vectors = await agent.embedder.embed(queries, "entry")
-    return shift(rows, components, agent.seed, vectors)
 
 
 def write_judge_rows(

@@ -58,6 +58,7 @@ def test_readme_has_one_row_for_every_part_of_the_paper() -> None:
     assert sorted(rows[2:]) == sorted(ARTEFACTS)
 
 
+@pytest.mark.slow
 def test_every_published_arm_names_a_rule_that_can_be_made() -> None:
     from atommem.memory.rules import RuleSet
     from papers.banks import rule_path
@@ -96,7 +97,7 @@ def test_agent_plays_its_table_on_generated_files(agent: str, tmp_path: Path) ->
     assert report.holds
     ours = {row[1]: row for row in report.tables[-1].rows if row[0] == agent}
     assert len(ours) == 6
-    assert all("30 tasks" in str(row[-1]) for row in ours.values())
+    assert all("of 30" in str(row[-1]) for row in ours.values())
     strict = load_run(tmp_path, agent, "strict")
     assert strict is not None
     assert 0 < strict.column("outcome").mean() < 1, "the world is neither trivial nor hopeless"

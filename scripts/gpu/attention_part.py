@@ -29,19 +29,13 @@ from atommem.train.objective.rows import Row
 from atommem.train.packing.micro_batch import pack_rows, pad_rows
 from atommem.train.packing.tree_attention import register_tree_attention, use_tree_attention
 
-# Without the word that has transformers look for a package.
-FLASH = "gpu_check_causal"
+FLASH = "gpu_check_causal"  # without the word that has transformers look for a package
 LIMITS = {"float32": 1e-3, "bfloat16": 1.5}
 """Relative error against padded float32; in bfloat16 over the error of padded rows."""
 
 
 def flash(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: Any,
-    **kwargs: Any,
+    module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, None]:
     """FlashAttention or nothing: it raises where it cannot run."""
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
@@ -54,7 +48,6 @@ def flash(
 def padded(
     part: Part, model: Any, rows: Sequence[Row], at_once: int, attention: str
 ) -> torch.Tensor:
-    """Log-probabilities and gradients from padded batches of `at_once` rows."""
     found = []
     model.set_attn_implementation(attention)
     for start in range(0, len(rows), at_once):
@@ -65,28 +58,13 @@ def padded(
 
 
 def packed(part: Part, model: Any, rows: Sequence[Row]) -> torch.Tensor:
-    """The same from one trie, packing included."""
     with use_tree_attention(model):
         logps, _ = pack_rows(rows).to(part.device).score(model)
         (-logps.sum()).backward()
     return logps.detach()
 
 
-def ways(
-    part: Part, model: Any, rows: Sequence[Row], at_once: Sequence[int]
-) -> dict[str, Callable[[], torch.Tensor]]:
-    """What is compared, by name."""
-    made: dict[str, Callable[[], torch.Tensor]] = {"tree": lambda: packed(part, model, rows)}
-    for kind, attention in (("flash", FLASH), ("sdpa", "sdpa")):
-        for count in at_once:
-            made[f"{kind}, {count} rows at once"] = partial(
-                padded, part, model, rows, count, attention
-            )
-    return made
-
-
 def ready(architecture: dict[str, Any], dtype: torch.dtype, part: Part) -> Any:
-    """A model to train."""
     # The same weights in both types: random ones drawn in bfloat16 would be others.
     model = make_model(architecture, torch.float32, str(part.device)).to(dtype).train()
     model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -99,45 +77,37 @@ def ready(architecture: dict[str, Any], dtype: torch.dtype, part: Part) -> Any:
 def speed(
     part: Part, name: str, architecture: dict[str, Any], rows: Sequence[Row], at_once: Sequence[int]
 ) -> None:
-    """Seconds, tokens a second and memory of each way."""
     model = ready(architecture, torch.bfloat16, part)
     raw = sum(map(len, rows))
     taken: dict[str, float] = {}
-    for way, work in ways(part, model, rows, at_once).items():
+    ways: dict[str, Callable[[], torch.Tensor]] = {"tree": partial(packed, part, model, rows)}
+    for kind, attention in (("flash", FLASH), ("sdpa", "sdpa")):
+        for count in at_once:
+            work = partial(padded, part, model, rows, count, attention)
+            ways[f"{kind}, {count} rows at once"] = work
+    for way, work in ways.items():
         # Padded rows may be too many for this device; the trie has to run.
         with part.trying(f"{name}, {way}", ok=False if way == "tree" else None):
             peak = part.peak_gb(work)  # compiles, too
             taken[way] = part.seconds(work, 1 if part.tiny else 3)
-            part.add(
-                f"{name}, {way}",
-                seconds=taken[way],
-                raw_tokens_per_s=raw / taken[way],
-                peak_gb=peak,
-            )
+            figures = {"seconds": taken[way], "raw_tokens_per_s": raw / taken[way]}
+            part.add(f"{name}, {way}", **figures, peak_gb=peak)
     best = min((seconds for way, seconds in taken.items() if way != "tree"), default=0.0)
     if best and "tree" in taken:
-        ratio = raw / pack_rows(rows).computed
-        part.add(
-            f"{name}, tree against the fastest padded way",
-            times=best / taken["tree"],
-            token_ratio=ratio,
-        )
+        figures = {"times": best / taken["tree"], "token_ratio": raw / pack_rows(rows).computed}
+        part.add(f"{name}, tree against the fastest padded way", **figures)
 
 
 def exactness(part: Part, name: str, architecture: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Errors of log-probabilities and gradients, in float32 and bfloat16."""
     found: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]] = {}
     for kind in (torch.float32, torch.bfloat16):
         model = ready(architecture, kind, part)
         for way in ("tree", "sdpa"):
             model.zero_grad()
-            logps = (
-                packed(part, model, rows) if way == "tree" else padded(part, model, rows, 1, "sdpa")
-            )
-            gradient = torch.cat(
-                [w.grad.flatten().float() for w in model.parameters() if w.grad is not None]
-            )
-            found[way, str(kind).removeprefix("torch.")] = logps.float(), gradient
+            is_tree = way == "tree"
+            logps = packed(part, model, rows) if is_tree else padded(part, model, rows, 1, "sdpa")
+            gradients = [w.grad.flatten().float() for w in model.parameters() if w.grad is not None]
+            found[way, str(kind).removeprefix("torch.")] = logps.float(), torch.cat(gradients)
         del model
 
     def errors(way: str, dtype: str) -> list[float]:
@@ -146,38 +116,25 @@ def exactness(part: Part, name: str, architecture: dict[str, Any], rows: Sequenc
             for one, other in zip(found[way, dtype], found["sdpa", "float32"], strict=True)
         ]
 
-    single, half, padded_half = (
-        errors("tree", "float32"),
-        errors("tree", "bfloat16"),
-        errors("sdpa", "bfloat16"),
-    )
-    part.add(
-        f"{name}, float32: error of the trie",
-        ok=max(single) <= LIMITS["float32"],
-        logps=single[0],
-        gradients=single[1],
-    )
-    part.add(
-        f"{name}, bfloat16: error of the trie, and of padded rows",
-        ok=all(a <= LIMITS["bfloat16"] * b for a, b in zip(half, padded_half, strict=True)),
-        logps=half[0],
-        padded_logps=padded_half[0],
-        gradients=half[1],
-        padded_gradients=padded_half[1],
-    )
+    single, half = errors("tree", "float32"), errors("tree", "bfloat16")
+    padded_half, what = errors("sdpa", "bfloat16"), f"{name}, float32: error of the trie"
+    figures = {"logps": single[0], "gradients": single[1]}
+    part.add(what, ok=max(single) <= LIMITS["float32"], **figures)
+    figures = {"logps": half[0], "padded_logps": padded_half[0]}
+    figures |= {"gradients": half[1], "padded_gradients": padded_half[1]}
+    ok = all(a <= LIMITS["bfloat16"] * b for a, b in zip(half, padded_half, strict=True))
+    part.add(f"{name}, bfloat16: error of the trie, and of padded rows", ok=ok, **figures)
 
 
 def main() -> None:
-    """Exactness on a few layers, speed on all."""
     part = Part()
     torch.set_float32_matmul_precision("highest")
     register_tree_attention()
     AttentionInterface.register(FLASH, flash)
     AttentionMaskInterface.register(FLASH, lambda **kwargs: None)
     if part.tiny:
-        shapes = {
-            "a toy": {**SMALL, "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}
-        }
+        sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}
+        shapes = {"a toy": {**SMALL, **sizes}}
         few, group, at_once = 2, make_group(4, 60, 12, 8, 4000), [1, 4]
     else:
         shapes = {"Qwen3-0.6B": shipped("qwen3-0.6b")}

@@ -28,18 +28,8 @@ from typing import Any, TextIO
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-PACKAGES = [
-    "torch",
-    "transformers",
-    "accelerate",
-    "trl",
-    "peft",
-    "datasets",
-    "numpy",
-    "triton",
-    "vllm",
-    "kernels",
-]
+PACKAGES = ("torch", "transformers", "accelerate", "trl", "peft", "datasets", "numpy", "triton")
+PACKAGES += ("vllm", "kernels")
 
 
 @dataclass(frozen=True)
@@ -66,11 +56,7 @@ PARTS = {
 
 
 def install(wheels: Path, target: Path) -> None:
-    """Put all wheels of a folder, without what they need, into a folder of their own; no network.
-
-    Raises:
-        SystemExit: pip could not.
-    """
+    """Put all wheels of a folder, without what they need, into another folder; no network."""
     files = [str(path) for path in sorted(wheels.glob("*.whl"))]
     if not files:
         raise SystemExit(f"gpu_check: {wheels} holds no wheels. docs/gpu.md says how to get them.")
@@ -96,7 +82,6 @@ def name_entry_points(target: Path) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """The device and the versions; needs torch alone."""
     import torch
 
     versions = {}
@@ -109,10 +94,8 @@ def machine() -> dict[str, Any]:
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         found |= {"device": properties.name, "memory_gb": round(properties.total_memory / 1e9, 1)}
-        return found | {
-            "capability": f"{properties.major}.{properties.minor}",
-            "cuda": torch.version.cuda,
-        }
+        capability = f"{properties.major}.{properties.minor}"
+        return found | {"capability": capability, "cuda": torch.version.cuda}
     return found | {"device": f"CPU ({platform.machine()})"}
 
 
@@ -138,72 +121,58 @@ def run_part(
         except subprocess.TimeoutExpired:
             status = "too slow"
         finally:
-            _end(process)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         lines = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
         rows = [json.loads(line) for line in lines]
         return {"status": status, "seconds": round(time.monotonic() - started, 1), "rows": rows}
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def table(found: dict[str, Any]) -> str:
-    """What was found, in Markdown."""
     info = found["machine"]
     listed = ", ".join(f"{name} {info[name]}" for name in ("python", *PACKAGES))
     lines = [f"# {info['device']}", "", f"{listed}; {found['seconds']:.0f} s in all.", ""]
     lines += ["| part | what | figures | right |", "| --- | --- | --- | --- |"]
     for name, part in found["parts"].items():
         for row in part["rows"]:
-            figures = ", ".join(f"{key} {_figure(value)}" for key, value in row["figures"].items())
+            figures = ", ".join(
+                f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}"
+                for key, value in row["figures"].items()
+            )
             verdict = {True: "yes", False: "**no**", None: ""}[row["ok"]]
             lines.append(f"| {name} | {row['what']} | {figures} | {verdict} |")
         lines.append(f"| {name} | the part {part['status']} | seconds {part['seconds']:g} | |")
     return "\n".join(lines) + "\n"
 
 
-def _figure(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Run the parts and write what they found after each of them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/gpu_check"), help="folder to write to (%(default)s)"
-    )
-    parser.add_argument(
-        "--wheels", type=Path, help="folder of wheels that this machine lacks; installed beside it"
-    )
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu_check"))
+    wheels = "folder of wheels that this machine lacks; installed beside it"
+    parser.add_argument("--wheels", type=Path, help=wheels)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="these parts")
     parser.add_argument("--minutes", type=float, default=8.9, help="for everything (%(default)s)")
     parser.add_argument("--tiny", action="store_true", help="toy sizes, on the CPU")
     arguments = parser.parse_args(argv)
     started = time.monotonic()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    paths = [str(ROOT), str(HERE)]
     with tempfile.TemporaryDirectory() as target:
         if arguments.wheels:
             install(arguments.wheels, Path(target))
         if not list(distributions(name="atommem")):
             name_entry_points(Path(target))
-        paths.append(target)
         sys.path.append(target)
+        paths = [str(ROOT), str(HERE), target, os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "TORCHINDUCTOR_CACHE_DIR": str(Path(target) / "kernels"),  # compiled once for all parts
         }
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [*paths, *filter(None, [os.environ.get("PYTHONPATH")])]
-        )
         if arguments.tiny:
             environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -220,9 +189,8 @@ def main(argv: list[str] | None = None) -> int:
                 found["parts"][name] = part
                 found["seconds"] = time.monotonic() - started
                 # After every part: whoever stops this one keeps what is there.
-                (arguments.out / "gpu_check.json").write_text(
-                    json.dumps(found, indent=2) + "\n", encoding="utf-8"
-                )
+                text = json.dumps(found, indent=2) + "\n"
+                (arguments.out / "gpu_check.json").write_text(text, encoding="utf-8")
                 (arguments.out / "gpu_check.md").write_text(table(found), encoding="utf-8")
                 print(f"{name}: {part['status']} after {part['seconds']:g} s", flush=True)
     print(table(found))

@@ -45,14 +45,11 @@ TRANSFER = ("--weight-transfer-config", '{"backend":"nccl"}')
 
 
 class Probe:
-    """Compares the engine's greedy log-probabilities with the trainer's, at every rollout."""
-
     def __init__(self, part: Part, limit: float) -> None:
         self.part, self.limit = part, limit
         self._first: tuple[list[Row], torch.Tensor] | None = None
 
     def __call__(self, backend: Any, trainer: Any) -> None:
-        """Sample, score, and add a row."""
         policy, rng = backend.runner.agent.policy, random.Random(0)
         count, size = (3, 20) if self.part.tiny else (8, 500)
         vocabulary = trainer.model.config.vocab_size
@@ -85,7 +82,6 @@ class Probe:
         )  # fmt: skip
 
     def score(self, trainer: Any, rows: list[Row]) -> torch.Tensor:
-        """Log-probabilities by the trained model, as an update computes them."""
         with torch.no_grad(), trainer.accelerator.autocast():
             logps, _ = pad_rows(rows, 0).to(trainer.accelerator.device).score(trainer.model)
         return logps.float().cpu()
@@ -124,23 +120,21 @@ def describe_worker(worker: Any) -> tuple[str, str]:
 
 def _measured(part: Part, what: str, work: Callable[[Any], Any]) -> Callable[[Any], None]:
     def measured(argument: Any) -> None:
-        before, started = _free_gb(part), time.perf_counter()
+        (before, memory), started = _memory_gb(part), time.perf_counter()
         work(argument)
         part.wait()
-        seconds, freed = time.perf_counter() - started, _free_gb(part) - before
-        least = 0.8 * SHARE * _memory_gb(part)
+        seconds, freed = time.perf_counter() - started, _memory_gb(part)[0] - before
+        least = 0.8 * SHARE * memory
         ok = freed >= least if what == "sleeps" and least else None
         part.add(f"the engine {what} ({argument})", ok=ok, seconds=seconds, freed_gb=freed)
 
     return measured
 
 
-def _free_gb(part: Part) -> float:
-    return torch.cuda.mem_get_info()[0] / 1e9 if part.device.type == "cuda" else 0.0
-
-
-def _memory_gb(part: Part) -> float:
-    return torch.cuda.mem_get_info()[1] / 1e9 if part.device.type == "cuda" else 0.0
+def _memory_gb(part: Part) -> list[float]:
+    """Return free and total memory; 0 on a CPU."""
+    sizes = torch.cuda.mem_get_info() if part.device.type == "cuda" else (0, 0)
+    return [size / 1e9 for size in sizes]
 
 
 @contextmanager
@@ -162,7 +156,6 @@ def server(part: Part, mode: str, model: Path, log: Path) -> Iterator[list[str]]
 
 
 def make_certain(model: Path) -> None:
-    """Multiply the last norm of a saved model by `CERTAINTY`."""
     from safetensors.torch import load_file, save_file
 
     file = model / "model.safetensors"
@@ -172,7 +165,6 @@ def make_certain(model: Path) -> None:
 
 
 def main() -> None:
-    """One mode."""
     part = Part("mode")
     kind, _, trained = part.arguments.mode.partition("_")
     trained, needs_server = trained or "full", kind == "server"

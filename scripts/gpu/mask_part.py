@@ -11,14 +11,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from atommem.train.packing.micro_batch import pack_rows
 from atommem.train.packing.tree_attention import Tree, tree_attention
 
-HEADS, KEY_HEADS, WIDTH = 16, 8, 128
-"""Of Qwen3-0.6B."""
+HEADS, KEY_HEADS, WIDTH = 16, 8, 128  # of Qwen3-0.6B
 # Error of one attention next to float32 on a dense mask: ||out - ref|| / ||ref||.
 LIMITS = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
 
 
 def make_tree(tokens: int, seed: int) -> Tree:
-    """Of a group of 16 that shares half of `tokens`."""
     shared = tokens // 2
     tree = pack_rows(make_group(16, shared, shared // 32, shared // 32, 1000, seed)).tree
     assert tree is not None, "packed rows have one"
@@ -26,7 +24,6 @@ def make_tree(tokens: int, seed: int) -> Tree:
 
 
 def inputs(tree: Tree, device: torch.device, dtypes: tuple[torch.dtype, ...]) -> list[torch.Tensor]:
-    """Random queries, keys and values."""
     return [
         torch.randn(1, heads, tree.length, WIDTH, device=device).to(dtype).requires_grad_()
         for heads, dtype in zip((HEADS, KEY_HEADS, KEY_HEADS), dtypes, strict=True)
@@ -34,30 +31,24 @@ def inputs(tree: Tree, device: torch.device, dtypes: tuple[torch.dtype, ...]) ->
 
 
 def attend(parts: list[torch.Tensor], tree: Tree) -> torch.Tensor:
-    """(1, tokens, heads, width)."""
     query, key, value = parts
     return tree_attention(torch.nn.Identity(), query, key, value, None, tree=tree)[0]
 
 
 def dense(parts: list[torch.Tensor], tree: Tree) -> torch.Tensor:
-    """The same in float32 on the whole mask."""
-    positions = torch.arange(tree.length, device=parts[0].device)
-    mask = (positions[None] <= positions[:, None]) & (
-        positions[:, None] < tree.ends(parts[0].device)[None]
-    )
+    device = parts[0].device
+    positions = torch.arange(tree.length, device=device)
+    mask = (positions <= positions[:, None]) & (positions[:, None] < tree.ends(device))
     query, key, value = (part.float() for part in parts)
-    return scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, enable_gqa=True
-    ).transpose(1, 2)
+    found = scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+    return found.transpose(1, 2)
 
 
 def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """||found - wanted|| / ||wanted||."""
     return float((found.float() - wanted).norm() / wanted.norm())
 
 
 def exactness(part: Part, name: str, tree: Tree, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Output and gradients beside those of the dense mask."""
     parts = inputs(tree, part.device, dtypes)
     wanted, found = dense(parts, tree), attend(parts, tree)
     toward = torch.randn_like(wanted)
@@ -65,13 +56,11 @@ def exactness(part: Part, name: str, tree: Tree, dtypes: tuple[torch.dtype, ...]
     got = torch.autograd.grad((found.float() * toward).sum(), parts)
     backward = max(error(one, other.float()) for one, other in zip(got, expected, strict=True))
     forward, limit = error(found, wanted), LIMITS[dtypes[-1]]
-    part.add(
-        name, ok=max(forward, backward) <= limit, output=forward, gradient=backward, limit=limit
-    )
+    figures = {"output": forward, "gradient": backward, "limit": limit}
+    part.add(name, ok=max(forward, backward) <= limit, **figures)
 
 
 def cost(part: Part, tokens: int) -> None:
-    """What a mask costs in time and memory beside the attention that uses it."""
     half: tuple[torch.dtype, ...] = (torch.bfloat16,) * 3
 
     def step(tree: Tree) -> Any:
@@ -95,7 +84,6 @@ def cost(part: Part, tokens: int) -> None:
 
 
 def recompiling(part: Part, tokens: int) -> None:
-    """How often tries of different shapes have the attention compiled again."""
     from torch._dynamo.utils import counters
 
     before = counters["stats"]["unique_graphs"]
@@ -107,7 +95,6 @@ def recompiling(part: Part, tokens: int) -> None:
 
 
 def main() -> None:
-    """All of it."""
     part = Part()
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
@@ -115,9 +102,8 @@ def main() -> None:
     full, half = torch.float32, torch.bfloat16
     # The last is what autocast makes of a query and a key that were normalised.
     for dtypes in ((full, full, full), (full, full, half)):
-        name = f"error against a dense mask, {sizes[0]} tokens, q k v in " + " ".join(
-            map(str, dtypes)
-        )
+        kinds = " ".join(map(str, dtypes))
+        name = f"error against a dense mask, {sizes[0]} tokens, q k v in {kinds}"
         with part.trying(name):
             exactness(part, name.replace("torch.", ""), make_tree(sizes[0], 0), dtypes)
     for tokens in sizes:

@@ -32,16 +32,13 @@ SMALL = {
 
 
 def shipped(name: str) -> dict[str, Any]:
-    """An architecture of train/architectures."""
     path = ROOT / "train" / "architectures" / f"{name}.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def make_model(
     architecture: dict[str, Any], dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> Any:
-    """A model of this shape with random weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
@@ -76,15 +73,12 @@ def make_inputs(
 
 
 class Phases:
-    """The highest allocated memory and the seconds of each phase."""
-
     def __init__(self) -> None:
         self.bytes: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
         self._name, self._began = "loading", time.perf_counter()
 
     def enter(self, name: str) -> None:
-        """End the current phase and begin another."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
             peak = torch.cuda.max_memory_allocated()
@@ -153,7 +147,6 @@ def run(
 
 
 def main() -> int:
-    """Train, and write what it took; of several processes the first one does."""
     style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
     parser.add_argument("out", type=Path)

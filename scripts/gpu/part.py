@@ -44,10 +44,8 @@ class Part:
             yield
         except Exception as failure:
             traceback.print_exc()
-            self.add(
-                f"{what}: {type(failure).__name__}: {str(failure).strip().splitlines()[0][:120]}",
-                ok=ok,
-            )
+            text = str(failure).strip().splitlines()[0][:120]
+            self.add(f"{what}: {type(failure).__name__}: {text}", ok=ok)
 
     def seconds(self, work: Callable[[], Any], rounds: int) -> float:
         """Median wall-clock time, all of the device's work included."""
@@ -61,7 +59,6 @@ class Part:
         return statistics.median(taken)
 
     def peak_gb(self, work: Callable[[], Any]) -> float:
-        """What `work` had allocated at most, beyond what was there; 0 on a CPU."""
         if self.device.type == "cpu":
             work()
             return 0.0
@@ -73,7 +70,6 @@ class Part:
         return (torch.cuda.max_memory_allocated() - before) / 1e9
 
     def wait(self) -> None:
-        """Until the device has done what it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 

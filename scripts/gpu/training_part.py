@@ -34,7 +34,6 @@ TINY = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 384}
 
 
 def flags_of(part: Part, mode: str, folder: Path) -> list[str]:
-    """The recipe with this model and these sizes."""
     # Batch, group, completion, chunk and micro-batch; words of a document.
     sizes, words = ("4", "2", "4", "800", "512"), 90
     architecture: dict[str, Any] = {**measured_training.SMALL, **TINY}
@@ -69,7 +68,6 @@ def estimate(part: Part, mode: str, flags: list[str], folder: Path) -> dict[str,
 
 
 def sharded(part: Part, flags: list[str], folder: Path) -> dict[str, Any]:
-    """The run under the shipped launcher."""
     out, script = folder / "found.json", measured_training.__file__
     if part.tiny:
         launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node=2"]
@@ -78,12 +76,10 @@ def sharded(part: Part, flags: list[str], folder: Path) -> dict[str, Any]:
         launcher = ["accelerate.commands.launch", "--config_file", "configs/accelerate/fsdp2.yaml"]
         launcher += ["--num_processes", "1", "--main_process_port", "0", script, str(out)]
     subprocess.run([sys.executable, "-m", *launcher, "--", *flags], check=True)
-    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return found
+    return json.loads(out.read_text(encoding="utf-8"))
 
 
 def main() -> None:
-    """One mode."""
     part = Part("mode")
     mode = part.arguments.mode
     with tempfile.TemporaryDirectory() as name:

@@ -2,6 +2,22 @@
 const $ = (selector) => document.querySelector(selector);
 let open = null;  // {id, at}: at is null for the present
 let model = null;
+const titles = new Map();  // first words of conversations that have no title
+const LONG = 600;  // characters of a text that are shown without a click
+const EXAMPLES = {  // by templates: `compact` is what the demo's policy was trained on
+  compact: {
+    question: "Walnutsundial made home ?",
+    texts: ["Walnutsundial Toldara made Glasslantern Linvin made", "Toldara Ravengate home", "Toldara Wolfholm moved Linvin Coldgate moved"],
+  },
+  other: {
+    question: "In which town does the maker of the hall's clock live?",
+    texts: [
+      "Dear Ann, the clock in the hall was made by Tomas Brenner, who lives in Lisbon. It has not stopped once since your uncle bought it.",
+      "Dear Ann, the roof is mended at last, and the cherries are ripe. Paul sends his regards from Vienna.",
+      "Dear Ann, news of Tomas Brenner: he has moved to Porto, and now builds clocks by the harbour.",
+    ],
+  },
+};
 
 function element(tag, properties = {}, ...children) {
   const node = Object.assign(document.createElement(tag), properties);
@@ -25,15 +41,13 @@ const get = async (path) => (await send("GET", path)).json();
 const post = async (path, body = {}) => (await send("POST", path, body)).json();
 const path = (rest = "") => `conversations/${open.id}${rest}`;
 
-// Run an action and show its error.
-async function attempt(action, undo = () => {}) {
-  $("#error").hidden = true;
+// Run an action; show its error in `place`, below the form or the item.
+async function attempt(place, action) {
+  for (const old of document.querySelectorAll(".error")) old.remove();
   try {
     await action();
   } catch (error) {
-    undo();
-    $("#error").textContent = error.message;
-    $("#error").hidden = false;
+    place.append(element("p", { className: "error", role: "alert" }, error.message));
   }
 }
 
@@ -57,57 +71,92 @@ async function* events(url, body) {
 async function start() {
   model = (await get("models")).data[0];
   $("#key").hidden = true;
-  $("#model").textContent = `${model.id}, checkpoint ${model.checkpoint}`;
+  $("#model").textContent = `${model.id}, checkpoint ${model.checkpoint.slice(0, 12)}`;
   await listConversations();
 }
 
-async function listConversations() {
-  const { data } = await get("conversations?limit=100");
-  $("#conversations").replaceChildren(...data.map((item) => {
-    const label = item.metadata?.title || item.metadata?.goal || item.id;
-    const choose = button(label, () => attempt(() => select(item.id)));
-    choose.setAttribute("aria-current", item.id === open?.id);
-    return element("li", {}, choose);
-  }));
+// Conversations ---
+
+const firstWords = (text) => text.trim().split(/\s+/).slice(0, 12).join(" ").slice(0, 90);
+const texts = (item) => (item.content ?? [{ text: item.output ?? `${item.name ?? item.type} ${item.arguments ?? item.input ?? ""}` }])
+  .map((part) => part.text ?? part.refusal ?? part.type ?? part).join("\n");
+
+async function titleOf({ id, metadata }) {
+  if (metadata?.title) return metadata.title;
+  if (!titles.has(id)) {
+    const [first] = (await get(`conversations/${id}/items?limit=1&order=asc`)).data;
+    if (!first) return firstWords(metadata?.goal ?? "") || "Empty conversation";
+    titles.set(id, firstWords(texts(first)));
+  }
+  return titles.get(id);
 }
 
+async function listConversations() {
+  const { data } = await get("conversations?limit=50");
+  $("#conversations").replaceChildren(...await Promise.all(data.map(async (item) => {
+    const title = await titleOf(item);
+    const choose = button(title, () => attempt(choose.parentNode, () => select(item.id)));
+    choose.title = title;
+    choose.setAttribute("aria-current", item.id === open?.id);
+    if (item.id === open?.id) $("#title").textContent = title;
+    return element("li", {}, choose);
+  })));
+}
+
+// Show a conversation, or with null the form of a new one.
 async function select(id) {
-  open = { id, at: null };
-  $("#conversation").hidden = false;
-  $("#id").textContent = id;
-  $("#steps").replaceChildren();
-  await Promise.all([listConversations(), refresh()]);
+  open = id && { id, at: null };
+  for (const form of document.forms) form.reset();
+  for (const list of ["#items", "#working", "#steps ol"]) $(list).replaceChildren();
+  $("#progress").textContent = "";
+  $("#welcome").hidden = Boolean(id);
+  for (const part of ["#actions", "#ask", "#steps", "#memory"]) $(part).hidden = !id;
+  $("#steps").open = false;
+  if (!id) $("#title").textContent = "New conversation";
+  await Promise.all([listConversations(), id && refresh()]);
+}
+
+async function create(text, goal) {
+  const metadata = { title: firstWords(text), ...(goal.trim() && { goal }) };
+  await select((await post("conversations", { metadata })).id);
 }
 
 async function refresh() {
-  await Promise.all([showItems(), showMemory()]);
+  await Promise.all([showItems(), showMemory(), $("#steps").open && showSteps()]);
 }
 
 async function showItems() {
   const { data } = await get(path("/items?limit=100"));
   $("#items").replaceChildren(...data.reverse().map((item) => {
-    const parts = item.content ?? [{ text: item.output ?? `${item.name ?? item.type} ${item.arguments ?? item.input ?? ""}` }];
     const asked = item.id.startsWith("msg_q");
-    const answered = parts[0]?.type === "output_text";
-    const kind = asked ? "question" : answered ? "answer" : `text ${item.name ?? ""}`;
-    const state = item.status === "completed" ? "" : `, ${item.status}`;
-    const meta = element("span", { className: "meta" }, `${kind}${state} `);
-    meta.append(button("Delete", () => edit("DELETE", `/items/${item.id}`)));
+    const answered = item.content?.[0]?.type === "output_text";
+    const kind = asked ? "question" : answered ? "answer" : item.name || "text";
+    const state = item.status === "completed" ? "" : `, ${item.status.replace("_", " ")}`;
+    const line = element("li", {}, element("span", { className: "meta" }, `${kind}${state} `));
+    line.firstChild.append(button("Delete", () => edit(line, "DELETE", `/items/${item.id}`)));
+    const text = texts(item);
+    line.append(text.length > LONG ? fold(`${firstWords(text)} ... (${text.length.toLocaleString()} characters)`, text) : text);
     const reason = item.note ?? item.incomplete_details?.reason;
-    const note = reason ? [element("span", { className: "meta" }, reason)] : [];
-    return element("li", {}, meta, parts.map((part) => part.text ?? part.refusal ?? part.type ?? part).join("\n"), ...note);
+    if (reason) line.append(element("span", { className: "meta" }, reason));
+    return line;
   }));
   $("#items").scrollTop = $("#items").scrollHeight;
 }
 
-// Show the last steps whole: prompt and completion, as the model saw and wrote them.
+const fold = (label, text) => element("details", {}, element("summary", {}, label), element("pre", {}, text));
+
+// Show all steps, with prompt and completion as the model saw and wrote them.
 async function showSteps() {
   let found = { has_more: true, data: [] };
-  while (found.has_more) found = await get(path(`/steps?limit=100&after=${found.data.at(-1)?.version ?? 0}`));
-  $("#steps").replaceChildren(...found.data.map((step) => {
-    const text = `${step.prompt}\n\n--- completion (${step.completion_tokens} tokens, ${step.finish_reason}) ---\n${step.text}`;
-    const label = `step ${step.index}, ${step.observation.label}`;
-    return element("li", {}, element("details", {}, element("summary", {}, label), element("pre", {}, text)));
+  const steps = [];
+  while (found.has_more) {
+    found = await get(path(`/steps?limit=100&after=${found.data.at(-1)?.version ?? 0}`));
+    steps.push(...found.data);
+  }
+  $("#steps ol").replaceChildren(...steps.map((step) => {
+    const wrote = `--- completion (${step.completion_tokens} tokens, ${step.finish_reason}) ---`;
+    const label = `step ${step.index + 1}, ${step.observation.label}`;
+    return element("li", {}, fold(label, `${step.prompt}\n\n${wrote}\n${step.text}`));
   }));
 }
 
@@ -116,64 +165,95 @@ async function showMemory() {
   $("#at").max = memory.operations;
   $("#at").value = memory.at;
   $("#count").textContent = `${memory.at} of ${memory.operations} operations`;
-  $("#scratchpad").textContent = memory.scratchpad;
+  $("#scratchpad").textContent = memory.scratchpad || "(empty)";
   const shown = new Set(memory.shown.map((item) => item.entry));
   $("#entries").replaceChildren(...memory.entries.map((entry) => {
-    const meta = element("span", { className: "meta" }, `entry ${entry.id}${entry.source?.piece ? ` from ${entry.source.piece}` : ""} `);
+    const from = entry.source?.piece ? ` from ${entry.source.piece}` : "";
+    const meta = element("span", { className: "meta" }, `entry ${entry.id}${from} `);
+    const line = element("li", { className: shown.has(entry.id) ? "shown" : "" }, meta, entry.text);
     const place = `/entries/${entry.id}`;
     const change = () => {
-      const text = prompt("Text of the entry", entry.text);
-      if (text) edit("POST", place, { text });
+      const text = element("textarea", { rows: 3, value: entry.text, ariaLabel: "Text of the entry" });
+      const save = button("Save", () => edit(line, "POST", place, { text: text.value }));
+      line.replaceChildren(meta, text, save, " ", button("Cancel", () => attempt(line, showMemory)));
     };
-    if (open.at === null) meta.append(button("Edit", change), button("Delete", () => edit("DELETE", place)));
-    return element("li", { className: shown.has(entry.id) ? "shown" : "" }, meta, entry.text);
+    if (open.at === null) meta.append(button("Edit", change), button("Delete", () => edit(line, "DELETE", place)));
+    return line;
   }));
 }
 
-const edit = (method, rest, body) => attempt(async () => {
+const edit = (line, method, rest, body) => attempt(line, async () => {
   await send(method, path(rest), body);
   await refresh();
 });
 
+// Forms ---
+
+async function read(items) {
+  open.at = null;
+  $("#progress").textContent = "Reading ...";
+  const timer = setInterval(() => showMemory().catch(() => {}), 2000);
+  try {
+    const { cut } = await post(path("/items"), { items });
+    $("#progress").textContent = cut ? `Limits cut ${Math.ceil(100 * cut)}% of what the policy wrote.` : "";
+  } catch (error) {
+    $("#progress").textContent = "";
+    throw error;
+  } finally {
+    clearInterval(timer);
+    await refresh();  // also shows texts that were accepted and not read to the end
+  }
+}
+
+async function ask(question) {
+  $("#working").replaceChildren();
+  for await (const event of events("responses", { model: model.id, conversation: open.id, input: question })) {
+    if (event.type === "response.reasoning_summary_text.done") $("#working").append(element("li", {}, event.text));
+    if (event.type === "response.failed") throw new Error(event.response.error.message);
+  }
+  open.at = null;
+  await refresh();
+}
+
 function onSubmit(selector, action) {
   $(selector).onsubmit = (event) => {
     event.preventDefault();
-    const form = event.target;
-    const submit = form.querySelector("button");
-    submit.disabled = true;
-    attempt(async () => {
-      await action(Object.fromEntries(new FormData(form)));
-      form.reset();
-    }).finally(() => { submit.disabled = false; });
+    busy(event.target, () => action(Object.fromEntries(new FormData(event.target)), event.target));
   };
+}
+
+async function busy(form, action) {
+  const submit = form.querySelectorAll("button");
+  for (const each of submit) each.disabled = true;
+  await attempt(form, action);
+  for (const each of submit) each.disabled = false;
 }
 
 onSubmit("#key", ({ key }) => {
   sessionStorage.setItem("atommem-key", key.trim());
   return start();
 });
-onSubmit("#create", async ({ goal }) => select((await post("conversations", { metadata: goal.trim() ? { goal } : {} })).id));
-onSubmit("#read", async ({ name, text }) => {
-  $("#progress").textContent = "Reading: the memory shows what is kept so far.";
-  open.at = null;
-  const timer = setInterval(() => showMemory().catch(() => {}), 2000);
-  try {
-    await post(path("/items"), { items: [{ role: "user", content: text, name }] });
-  } finally {
-    clearInterval(timer);
-    $("#progress").textContent = "";
+onSubmit("#read", async ({ name, text, goal }, form) => {
+  if (!open) await create(text, goal);
+  else if (goal.trim()) {
+    const { metadata } = await get(path());
+    await post(path(), { metadata: { ...metadata, goal } });
   }
-  await refresh();
+  form.elements.text.value = text;
+  await read([{ role: "user", content: text, name }]);
+  form.reset();
 });
-onSubmit("#ask", async ({ question }) => {
-  $("#steps").replaceChildren();
-  for await (const event of events("responses", { model: model.id, conversation: open.id, input: question })) {
-    if (event.type === "response.reasoning_summary_text.done") $("#steps").append(element("li", {}, event.text));
-    if (event.type === "response.failed") throw new Error(event.response.error.message);
-  }
-  open.at = null;
-  await refresh();
+onSubmit("#ask", async ({ question }, form) => {
+  await ask(question);
+  form.reset();
 });
+$("#example").onclick = () => busy($("#read"), async () => {
+  const { question, texts: letters } = EXAMPLES[model.templates] ?? EXAMPLES.other;
+  await create(`Example: ${question}`, question);
+  for (const [index, content] of letters.entries()) await read([{ role: "user", content, name: `letter ${index + 1}` }]);
+  await ask(question);
+});
+
 // Show the text of files, to be changed and read.
 const base64 = (file) => new Promise((resolve, reject) => {
   const reader = new FileReader();
@@ -181,29 +261,43 @@ const base64 = (file) => new Promise((resolve, reject) => {
   reader.onerror = () => reject(reader.error);
   reader.readAsDataURL(file);
 });
-$("#files").onchange = ({ target }) => attempt(async () => {
-  const texts = [], notes = [];
+const openFiles = (files) => busy($("#read"), async () => {
+  const found = [], notes = [];
   $("#progress").textContent = "Opening ...";
-  for (const file of target.files) {
-    const { text, left_out } = await post("extract", { name: file.name, data: await base64(file) });
-    texts.push(target.files.length > 1 ? `Document ${texts.length + 1}: ${file.name}\n${text}` : text);
-    notes.push(...left_out.map((note) => `${file.name}: ${note}`));
+  try {
+    for (const file of files) {
+      const { text, left_out } = await post("extract", { name: file.name, data: await base64(file) });
+      found.push(files.length > 1 ? `Document ${found.length + 1}: ${file.name}\n${text}` : text);
+      notes.push(...left_out.map((note) => `${file.name}: ${note}`));
+    }
+  } finally {
+    $("#progress").textContent = notes.length ? `Left out: ${notes.join("; ")}` : "";
   }
-  target.form.elements.text.value = texts.join("\n\n");
-  target.form.elements.name.value = [...target.files].map((file) => file.name).join(", ").slice(0, 200);
-  $("#progress").textContent = notes.length ? `Left out: ${notes.join("; ")}` : "";
-}, () => { $("#progress").textContent = ""; });
-$("#prompts").onclick = () => attempt(showSteps);
-$("#at").onchange = (event) => attempt(async () => {
-  open.at = event.target.value === event.target.max ? null : Number(event.target.value);
+  const { text, name } = $("#read").elements;
+  text.value = found.join("\n\n");
+  name.value = [...files].map((file) => file.name).join(", ").slice(0, 200);
+});
+$("#files").onchange = ({ target }) => openFiles(target.files);
+const field = $("#read textarea");
+for (const kind of ["dragover", "dragleave", "drop"]) {
+  field.addEventListener(kind, (event) => {
+    if (!event.dataTransfer.types.includes("Files")) return;
+    event.preventDefault();
+    field.classList.toggle("over", kind === "dragover");
+    if (kind === "drop") openFiles(event.dataTransfer.files);
+  });
+}
+
+$("#new").onclick = () => attempt($("nav"), () => select(null));
+$("#steps").ontoggle = () => attempt($("#steps"), async () => $("#steps").open && showSteps());
+$("#at").onchange = ({ target }) => attempt($("#memory"), async () => {
+  open.at = target.value === target.max ? null : Number(target.value);
   await showMemory();
 });
-$("#fork").onclick = () => attempt(async () => select((await post(path(open.at === null ? "/fork" : `/fork?at=${open.at}`))).id));
-$("#delete").onclick = () => attempt(async () => {
+$("#fork").onclick = () => attempt($("#actions"), async () => select((await post(path(open.at === null ? "/fork" : `/fork?at=${open.at}`))).id));
+$("#delete").onclick = () => attempt($("#actions"), async () => {
   if (!confirm("Delete this conversation with its log?")) return;
   await send("DELETE", path());
-  open = null;
-  $("#conversation").hidden = true;
-  await listConversations();
+  await select(null);
 });
-attempt(start);
+attempt($("#welcome"), start);

@@ -102,7 +102,6 @@ def saying(*texts: str | Exception) -> Callable[[WordTokenizer], ListPolicy]:
 
 
 def agent(policy: Any = RandomPolicy, **settings: Any) -> Agent:
-    """Make an agent that shares nothing with another agent."""
     tokenizer = WordTokenizer()
     memory = {"capacity": 5, "retention": "lru", "retrieve_k": 3, **settings.pop("memory", {})}
     return Agent(

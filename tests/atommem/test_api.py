@@ -65,6 +65,12 @@ def texts(memory: AsyncMemory | Memory) -> list[str]:
 # Reading and asking ---
 
 
+async def test_reading_counts_what_limits_cut() -> None:
+    whole = await (await make()).read(TEXT)
+    cut = await (await make(entry_tokens=2)).read(TEXT)
+    assert whole.cut == 0 < cut.cut < cut.written == whole.written
+
+
 @pytest.mark.parametrize(
     ("completion", "text", "note"),
     [

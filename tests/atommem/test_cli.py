@@ -13,6 +13,7 @@ from atommem.arguments import load_yaml, split_config
 from atommem.errors import ConfigError
 from atommem.plugins import shipped_files
 from atommem.run import find_stored, stored_settings
+from atommem.saved_memory import SavedMemory
 
 ROOT = Path(__file__).parents[2]
 RECIPE = "train/qwen3_0.6b_lora_1gpu"
@@ -37,10 +38,16 @@ def test_settings_of_a_folder_reach_no_address_command_or_function(tmp_path: Pat
     file = tmp_path / "atommem_config.json"
     file.write_text(json.dumps(stored | strange))
     assert stored_settings(str(tmp_path)) == stored
+    code = {"tools": ["os:popen"], "retention": "a:Rule(k=1)", "environment": "a:Environment"}
+    policy = ["--policy", str(tmp_path)]
+    for name, value in code.items():
+        file.write_text(json.dumps(stored | {name: value}))
+        with pytest.raises(ConfigError, match=f"--{name} "):
+            find_stored(policy, {})
+    with pytest.raises(ConfigError, match="this saved memory names code"):
+        SavedMemory(None, {"admission": "a:Rule"}, {}, ()).open(None, {})
     file.write_text(json.dumps(stored | {"tools": ["os:popen"]}))
-    with pytest.raises(ConfigError, match="--tools os:popen"):
-        find_stored(["--policy", str(tmp_path)], {})
-    assert find_stored(["--policy", str(tmp_path), "--tools", "os:popen"], {})["retrieve_k"] == 3
+    assert find_stored([*policy, "--tools", "os:popen"], {})["retrieve_k"] == 3
 
 
 def command(name: str, target: str) -> EntryPoint:

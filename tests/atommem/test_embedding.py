@@ -137,7 +137,8 @@ async def expected(*texts: str) -> Vectors:
 
 async def test_micro_batcher_embeds_equal_texts_once() -> None:
     recorder = Embeds()
-    batcher = MicroBatcher(recorder, max_batch=4)
+    batcher = MicroBatcher(recorder)
+    batcher.batch_size = 4
     vectors = await asyncio.gather(
         *(batcher.embed(["same", "same", f"x{i % 2}"], "entry") for i in range(10))
     )

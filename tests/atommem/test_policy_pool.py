@@ -21,7 +21,6 @@ Pools = Callable[..., ServerPool]
 
 @pytest.fixture
 async def pools() -> AsyncIterator[Pools]:
-    """Makes pools of a cluster's servers, which are closed at the end."""
     made: list[ServerPool] = []
 
     def make(cluster: Cluster, **settings: Any) -> ServerPool:

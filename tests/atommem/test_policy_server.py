@@ -48,6 +48,7 @@ async def test_server_policy_sends_all_values_and_returns_ids_and_logprobs() -> 
     [
         (None, PolicyError, "no completion with token ids"),
         ({"logprobs": {"token_logprobs": [-1, float("nan")]}}, PolicyError, "1 finite log-prob"),
+        ({"token_ids": [1, 9999, 0]}, PolicyError, "token 9999, which the tokenizer does not"),
         ({"finish_reason": "abort"}, OutageError, "'abort'"),
         (refusal(400, "maximum context length is 4"), PromptTooLongError, "2 tokens with"),
         (refusal(404, "No such model."), UnknownModelError, r"'policy'.*404.*No such model"),

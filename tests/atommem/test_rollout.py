@@ -194,8 +194,7 @@ async def test_episode_limit_sets_stop_reason(
 
 async def test_episode_time_limit_cancels_request_and_scores() -> None:
     policy = SimpleNamespace(complete=AsyncMock(side_effect=forever))
-    run = runner(lambda tokenizer: policy, limits=Limits(max_seconds=0.05))
-    episode = await run.run(TASK)
+    episode = await runner(lambda tokenizer: policy, limits=Limits(max_seconds=0.05)).run(TASK)
     assert (episode.stop_reason, episode.reward) == (StopReason.TIME_LIMIT, 0.0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 

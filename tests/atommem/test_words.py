@@ -45,21 +45,6 @@ def test_words_of_english_are_those_of_a_regular_expression(text: str) -> None:
     assert not text.isascii() or unify(text) == text
 
 
-@pytest.mark.parametrize(
-    ("entries", "query"),
-    [
-        (["민수는 사과를 좋아한다.", "영희가 서울에 산다."], "영희는 어디에 사는가?"),
-        (["สมชายชอบแอปเปิล", "มานีอยู่ที่เชียงใหม่"], "มานีอยู่ที่ไหน"),
-        (["猫が好き。", "犬が好き。"], "犬"),
-    ],
-)
-async def test_hashing_embedder_finds_the_entry(entries: list[str], query: str) -> None:
-    embedder = HashingEmbedder(2048)
-    (asked,) = await embedder.embed([query], "query")
-    wrong, right = await embedder.embed(entries, "entry") @ asked
-    assert right > wrong + 0.1
-
-
 @pytest.mark.parametrize("language", TRANSLATED)
 async def test_translated_texts_are_found_and_scored_as_in_english(language: str) -> None:
     texts, questions, golds = zip(*TRANSLATED[language], strict=True)

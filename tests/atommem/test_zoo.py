@@ -53,7 +53,6 @@ def small(template: str) -> Any:
 
 
 def check(tokenizer: Any, folder: Path) -> dict[str, Any]:
-    """Run all steps; returns what was found out of the ordinary."""
     run = RunConfig(memory=MemoryConfig(), environment=ENVIRONMENT)
 
     # A teacher with another tokenizer and template, which does not think.

@@ -71,8 +71,7 @@ def test_demo_replaces_an_earlier_one_and_evaluates_its_ablations(single: Path) 
         traces = list((single / "eval" / name / "traces").iterdir())
         assert len(traces) == 8
         assert read_trace(traces[0]).complete
-    printed = single.with_name("single.log").read_text()
-    assert str(single / "training.png") in printed
+    assert str(single / "training.png") in single.with_name("single.log").read_text()
     assert (single / "training.png").exists()
     LocalPolicy.from_pretrained(single / "grpo")
 
@@ -98,8 +97,7 @@ def test_demo_with_a_killed_process_ends_the_other(tmp_path: Path) -> None:
             if any("spawn_main" in word for word in child.cmdline()):
                 child.kill()
         assert process.wait(timeout=60) == 2
-    message = "process 1 of the demo's 2 ended with status -9"
-    assert message in log.read_text()
+    assert "process 1 of the demo's 2 ended with status -9" in log.read_text()
     assert "Traceback" not in log.read_text()
 
 

@@ -10,7 +10,6 @@ import yaml
 
 
 def real_data(*parts: str) -> Path:
-    """Return a file of the benchmark samples, or skip the test where they are missing."""
     shared = Path(__file__).resolve().parents[3] / "shared" / "data"
     folder = Path(os.environ.get("ATOMMEM_DATA") or shared)
     if (folder / "hotpotqa").is_dir():
@@ -38,7 +37,6 @@ def columns(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def twowiki_row(number: int = 0) -> dict[str, Any]:
-    """A row of 2WikiMultihopQA's layout: sentences without spaces between them, and ids."""
     row = sample("hotpot", number, answer_id=f"Q{number}", evidences=[], entity_ids="")
     del row["level"]
     row["context"] = [

@@ -218,7 +218,6 @@ def test_beam_reads_nested_batches_and_plans(tmp_path: Path) -> None:
 
 
 def memagent_row(question: Any, truth: list[Any]) -> dict[str, Any]:
-    """A row of MemAgent's training file."""
     return {
         "data_source": "hotpotqa",
         "prompt": [{"role": "user", "content": question}],

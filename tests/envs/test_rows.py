@@ -129,8 +129,7 @@ def test_sources_of_beam_may_be_json_in_texts(tmp_path: Path) -> None:
     for sources in ([0, [2]], ["0", "[2]"]):  # the second, of `datasets` through pandas
         probes = {"summarization": [{**sample("probing")["summarization"][0]}]}
         probes["summarization"][0]["source_chat_ids"] = sources
-        row = beam_row(probing_questions=probes)
-        found += load_tasks(write_json(tmp_path / "x.json", [row]))
+        found += load_tasks(write_json(tmp_path / "x.json", [beam_row(probing_questions=probes)]))
     assert found[0] == found[1]
     assert found[0].questions[0].metadata["documents"] == [0, 2]
 

@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from atommem.actions import Action
+from atommem.api import Memory
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.errors import DataError
 from atommem.eval import audit as audit_module
 from atommem.eval.audit import audit, read_store
+from atommem.policy.contract import ScriptedPolicy
 from atommem.rollout import Session
 from tests.envs.benchmark_rows import write_lines
 from tests.eval.toys import evaluated, make_runner, make_task
+from tests.fakes import WordTokenizer
 
 TEXTS = [*["Ann lives in Brent"] * 2, "Bob likes tea", "Ann lives in Lorne now", "It rains"]
 
@@ -32,9 +35,27 @@ def test_read_store_sorts_by_time_and_keeps_users_apart(tmp_path: Path) -> None:
         {"memory": "other", "created_at": "2026-01-01T16:00:00", "user_id": "bob"},
     ]
     path = write_lines(tmp_path / "a.jsonl", rows)
-    with pytest.raises(DataError, match="several user_id: ann, bob"):
+    with pytest.raises(DataError, match="several users: ann, bob"):
         read_store(path)
-    assert [entry.text for entry in read_store(path, ["user_id=ann"])] == ["first", "second"]
+    assert [entry.text for entry in read_store(path, ["user=ann"])] == ["first", "second"]
+
+
+def test_audit_reads_one_scope_of_a_saved_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = WordTokenizer()
+    policy = ScriptedPolicy(tokenizer, lambda prompt: "<create_memory>Ann sings</create_memory>")
+    memory = Memory(policy, tokenizer=tokenizer, embedder="hashing")
+    for scope in ({"user": "ann"}, {"user": "ann", "session": "7"}, {"user": "bob"}):
+        memory.scope(**scope).read("Ann sings.")
+    store = str(memory.save(tmp_path / "memory"))
+    assert audit_module.main([store]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("without the 3 scopes")
+    assert audit_module.main([store, "--scope", "user=ann", "session=7"]) == 0
+    assert "1 entries" in capsys.readouterr().out
+    with pytest.raises(DataError, match="names 2 scopes"):
+        audit_module.main([store, "--scope", "user=ann"])
 
 
 async def test_read_store_reads_sessions_and_traces(tmp_path: Path) -> None:

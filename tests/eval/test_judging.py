@@ -40,9 +40,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeChat:
 
 
 def evaluation(folder: Path, right: int, names: str = NAMES) -> Path:
-    """Write an evaluation of one question a task, the first `right` of which are answered right."""
-    tasks = [make_task(name) for name in names]
-    asyncio.run(evaluated(tasks, folder, wrong=set(names[right:])))
+    asyncio.run(evaluated([make_task(name) for name in names], folder, wrong=set(names[right:])))
     return folder
 
 
@@ -123,8 +121,7 @@ def test_corrections_add_scores_beside_the_official_ones(
     scores = {line["metric"]: (line["mean"], line["n"]) for line in results["scores"]}
     assert scores["em"] == (0.2, 5)
     assert scores["em_corrected"] == (0.5, 4)
-    table = (tmp_path / "report" / "tables.md").read_text()
-    assert "| EM | EM corrected |" in table
+    assert "| EM | EM corrected |" in (tmp_path / "report" / "tables.md").read_text()
     for text, message in (('{"x": ["y"]}', "no question"), ('{"q1": []}', "length >= 1")):
         corrections.write_text(text)
         assert main([*words, "--corrections", str(corrections)]) == 2

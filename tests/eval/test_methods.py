@@ -65,8 +65,7 @@ async def test_full_context_cuts_the_middle_and_records_the_fraction_kept() -> N
     setup, policy = make_setup()
     full = await make_method("full_context", setup).run(TASK)
     assert (full.metrics["truncated"], full.metrics["context_kept"]) == (0.0, 1.0)
-    small = replace(setup, context_tokens=160)
-    episode = await make_method("full_context", small).run(TASK)
+    episode = await make_method("full_context", replace(setup, context_tokens=160)).run(TASK)
     total = len(setup.tokenizer.encode(joined_text(TASK), add_special_tokens=False))
     missing = full.steps[0].prompt_tokens - episode.steps[0].prompt_tokens
     kept = pytest.approx((total - missing) / total, abs=1.5 / total)
@@ -130,8 +129,7 @@ async def test_method_is_evaluated_recorded_and_continued(name: str, tmp_path: P
     )
     tasks = [TASK, replace(TASK, id="u")]
     if name in ("react", "summarising", "web_rag"):
-        web = make_factory(environment_config("web"), setup.tokenizer)
-        setup = replace(setup, factory=web)
+        setup = replace(setup, factory=make_factory(environment_config("web"), setup.tokenizer))
     first = await evaluate(tasks, make_method(name, setup), tmp_path, progress=False)
     calls = len(policy.prompts)
     assert (first.failed, len(first.records)) == (0, 2)

@@ -89,8 +89,7 @@ def test_lost_answers_are_counted_at_the_first_stage() -> None:
 
 def test_page_escapes_data_and_loads_nothing() -> None:
     evil = "</title><script>alert(1)</script><img src=x>"
-    tables = make_tables(make_results([made(evil, ones(1, 2))]))
-    page = render_page(evil, tables, {})
+    page = render_page(evil, make_tables(make_results([made(evil, ones(1, 2))])), {})
     assert "default-src 'none'" in page
     assert not re.search(r"<script|<img|(?:src|href)=[\"']?(?:https?:)?//", page)
 
@@ -99,6 +98,7 @@ def test_page_escapes_data_and_loads_nothing() -> None:
 async def test_report_is_the_same_for_the_same_evaluations(tmp_path: Path) -> None:
     await answered(tmp_path / "one", "abcde")
     await answered(tmp_path / "two", "abc", gone="h")
+    (tmp_path / "one" / "summary.json").unlink()  # it holds a digest of the lines in their order
     out = tmp_path / "out"
     folders = [f"left={tmp_path / 'one'}", str(tmp_path / "two")]
     found = []
@@ -110,6 +110,20 @@ async def test_report_is_the_same_for_the_same_evaluations(tmp_path: Path) -> No
         path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
     assert found[1:] == found[:1] * 2
     assert json.loads(found[0]["results.json"])["evaluations"][0]["folder"] == "../one"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "change"), [("run.json", ("1", "2")), ("episodes.jsonl", ("1.0", "0.0"))]
+)
+async def test_changed_file_of_an_evaluation_is_found(
+    tmp_path: Path, name: str, change: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = await answered(tmp_path / "one", "abc")
+    path = folder / name
+    path.write_text(path.read_text().replace(*change, 1))
+    assert main(["report", str(folder), "--out", str(tmp_path / "out")]) == 2
+    assert f"{name}: not what summary.json was made of" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ async def test_output_folder_refuses_foreign_and_busy_folders(tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"run\.json: .*Give another output folder"):
         await evaluated(TASKS, tmp_path)
     new = tmp_path / "new"
-    with closing(OutputFolder(new, {"a": 1})), pytest.raises(ConfigError, match="is running in"):
+    with closing(OutputFolder(new, {"a": 1})), pytest.raises(ConfigError, match="another run"):
         OutputFolder(new, {"a": 1})
 
 

@@ -1,6 +1,7 @@
 """Suites: their file, their settings, their tasks, and running them."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,7 +107,6 @@ def test_row_without_rl_differs_from_the_trained_one_in_its_policy_alone(tmp_pat
 
 
 def differences(table: Mapping[str, Any], suite: suites.Suite, runs: Any) -> Iterator[str]:
-    """Yield each way in which a suite differs from the published table."""
     paper, name = paper_tables(), table["suite"]
     rows = {row["row"]: row for row in table["rows"]}
     columns, keys = table.get("columns", []), [column.key for column in suite.columns]
@@ -149,9 +149,16 @@ def test_suites_equal_their_tables_but_for_named_divergences() -> None:
 
 def test_divergences_are_explained_in_the_docs() -> None:
     text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
-    named = {**paper_tables()["divergences"], **paper_tables()["stated"]}
-    for key, why in named.items():
+    for key, why in {**paper_tables()["divergences"], **paper_tables()["stated"]}.items():
         assert f"| {key} | {' '.join(why.split())} |" in text
+
+
+def test_docs_have_a_row_for_every_part_of_the_paper() -> None:
+    text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (Equation|Table|Figure)s? ([\d, ]+): ", text, re.MULTILINE)
+    found = sorted((kind, int(number)) for kind, some in rows for number in some.split(","))
+    last = {"Equation": 9, "Figure": 8, "Table": 7}
+    assert found == [(kind, number) for kind in last for number in range(1, last[kind] + 1)]
 
 
 @pytest.fixture

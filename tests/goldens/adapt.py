@@ -1,13 +1,8 @@
 """The goldens' only imports from the product: adapt the lines here to renames and moves."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import fields
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
-
-from msgspec.structs import replace
 
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
@@ -15,17 +10,10 @@ from atommem.embedding.embedder import HashingEmbedder
 from atommem.environment import environment_config, make_factory
 from atommem.envs.longdoc.environment import chunk_observation, question_observation
 from atommem.envs.task import Document, Question, Task
-from atommem.eval.eval_config import parse_arguments
-from atommem.eval.methods import Setup, make_method
-from atommem.eval.reporting.results import make_results, read_evaluation
-from atommem.eval.runner import evaluate
-from atommem.eval.suite import expand, load_suite
 from atommem.memory.log import MemoryView, Operation, Retrieved, to_json
 from atommem.policy.contract import Sampling, ScriptedPolicy
 from atommem.prompts import PromptBuilder
 from atommem.rollout import Agent, Session
-from atommem.run import RunConfig
-from tests.serve import servers
 
 
 def prompt_builder(tokenizer: Any, **memory: Any) -> Any:
@@ -164,110 +152,3 @@ def advantages(rewards: Sequence[float | None], group_size: int, scale: str) -> 
     from atommem.train.objective.rows import group_advantages
 
     return group_advantages(rewards, group_size, scale)
-
-
-def train_settings(path: Path) -> dict[str, Any]:
-    from atommem.train.settings import parse
-
-    stage = next((name for name in ("sft", "async") if path.stem.startswith(name)), "grpo")
-    found = parse(stage, ["--config", str(path), "--use_cpu"])
-    run = found.run
-    return changed(found.args, run.memory, run.embedder, run.environment, found.model)
-
-
-def eval_settings(path: Path) -> dict[str, Any]:
-    flags = ["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"]
-    return evaluation_settings(parse_arguments(flags))
-
-
-def evaluation_settings(found: Any) -> dict[str, Any]:
-    run = found.run
-    parts = (found.config, found.policy, run.memory, run.embedder, run.environment, run.sampling)
-    settings = changed(*parts)
-    if settings.get("seed") == 0:  # the default of an evaluation
-        del settings["seed"]
-    if run.chat_template_kwargs:
-        settings["chat_template_kwargs"] = run.chat_template_kwargs
-    return settings
-
-
-def suite_runs(path: Path) -> dict[str, dict[str, Any]]:
-    suite = load_suite(path)
-    suite = suite.with_policies({row.policy: row.policy for row in suite.rows})
-    suite = replace(suite, settings={"policy": "POLICY", **suite.settings})
-    found = {
-        f"{item.row.name} / {item.column.key} / {item.seed}": evaluation_settings(item.evaluation)
-        for item in expand(suite, [], Path("OUT"))[0]
-    }
-    for settings in found.values():  # the folder was called cells
-        settings["out"] = settings["out"].replace("OUT/runs/", "OUT/cells/")
-    return found
-
-
-def changed(*configs: Any) -> dict[str, Any]:
-    """The fields that differ from their defaults, by name, as JSON values."""
-    found = {}
-    for config in configs:
-        for item in fields(config):
-            value = getattr(config, item.name)
-            usual = item.default_factory() if callable(item.default_factory) else 0
-            if value not in (usual, item.default):
-                found[item.name] = json.loads(json.dumps(value, default=str))
-    return found
-
-
-async def run_evaluation(
-    name: str, tokenizer: Any, script: Any, tasks: Sequence[Any], out: Path, seed: int
-) -> None:
-    sampling = Sampling(temperature=0.7, seed=seed, max_tokens=200)
-    setup = Setup(
-        run=RunConfig(memory=MemoryConfig(retrieve_k=2), sampling=sampling),
-        policy=scripted(tokenizer, script),
-        embedder=HashingEmbedder(32),
-        factory=longdoc(tokenizer, chunking="documents", max_reads=1),
-        max_in_flight=1,
-    )
-    method, settings = make_method(name, setup), {"seed": seed}
-    await evaluate(tasks, method, out, samples_per_task=2, settings=settings, progress=False)
-
-
-def report_numbers(folders: dict[str, list[Path]], reference: str) -> dict[str, Any]:
-    """Every number of the report: scores with intervals and other means by row, tests."""
-    rows = [(row, folder) for row, paths in folders.items() for folder in paths]
-    read = [read_evaluation(folder, row, "toy") for row, folder in rows]
-    results = make_results(read, reference=reference)
-    found: dict[str, Any] = {}
-
-    def lines_of(name: str, row: str, *drop: str) -> list[dict[str, Any]]:
-        drop = ("row", "column", *drop)
-        lines = [line for line in results[name] if line["row"] == row]
-        return [{k: v for k, v in line.items() if k not in drop} for line in lines]
-
-    for group in results["groups"]:
-        row = group["row"]
-        counts = {name: group[name] for name in ("episodes", "failed", "overflow")}
-        metrics = [line["metric"] for line in results["scores"] if line["row"] == row]
-        scores = dict(zip(metrics, lines_of("scores", row, "metric"), strict=True))
-        found[f"scores/{row}"] = scores | counts | {"breakdowns": lines_of("breakdowns", row)}
-        means = group["means"].items()
-        found[f"means/{row}"] = {k: v for k, v in means if "tokens" not in k and k != "seconds"}
-    for test in results["comparisons"]:
-        test = {"dataset": "toy", "documents": None, **test}
-        del test["column"]
-        found[f"tests/{test['first']} - {test['second']}"] = test
-    return found
-
-
-@contextmanager
-def served(tokenizer: Any, folder: Path) -> Iterator[str]:
-    """The address of a server whose policy takes notes; the model is called ``scripted``."""
-    model = servers.scripted(tokenizer=tokenizer, chunk_tokens=160)
-    with servers.running(servers.make_conversations(folder / "log.db", model)) as server:
-        yield f"{server.url}/v1"
-
-
-def demo_summary(seed: int, out: Path, quick: bool) -> dict[str, Any]:
-    from atommem.demo.demo_cli import main
-
-    assert main([*(["--quick"] if quick else []), "--seed", str(seed), "--out", str(out)]) == 0
-    return json.loads((out / "summary.json").read_text(encoding="utf-8"))

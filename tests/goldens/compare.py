@@ -13,8 +13,7 @@ DIFFERENCES = HERE / "differences.json"
 Goldens = dict[str, Any]
 MISSING = "missing"
 TOLERANCE = 1e-9
-LOSS_TOLERANCE = 1e-6
-"""Of float32, whose last bits depend on the machine."""
+LOSS_TOLERANCE = 1e-6  # of float32, whose last bits depend on the machine
 
 
 def leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
@@ -63,7 +62,6 @@ def read() -> tuple[Goldens, dict[str, Goldens]]:
 
 
 def write(differences: dict[str, Goldens]) -> None:
-    """Write `differences.json`, a line a name."""
     dumps, parts = partial(json.dumps, ensure_ascii=False, sort_keys=True), []
     for reason, names in sorted(differences.items()):
         lines = [f" {dumps(name)}: {dumps(changed)}" for name, changed in sorted(names.items())]
@@ -72,7 +70,6 @@ def write(differences: dict[str, Goldens]) -> None:
 
 
 def compare(found: Goldens, rooms: tuple[str, ...]) -> dict[str, str]:
-    """Return differences by name, from goldens whose names begin with one of `rooms`."""
     goldens, differences = read()
     expected = {name: dict(leaves(value)) for name, value in goldens.items()}
     for names in differences.values():

@@ -9,7 +9,7 @@ import random
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,6 @@ STEPS = {"plain": 150, "hostile": 50}
 
 
 def observations(kind: str) -> Iterator[tuple[Any, Any, int | None]]:
-    """Seeded observations, views and capacities; `hostile` text imitates the prompt."""
     rng = random.Random(kind)
 
     def text(most: int) -> str:
@@ -218,154 +217,18 @@ def losses() -> Goldens:
     return found
 
 
-def configurations() -> Goldens:
-    found: Goldens = {}
-    plain = ("paper", "smollm2")
-    for path in sorted((CONFIGS / "train").glob("*.yaml")):
-        found[f"configs/train/{path.stem}"] = adapt.train_settings(path)
-    for path in sorted((CONFIGS / "eval").glob("*.yaml")):
-        if path.stem in plain:
-            found[f"configs/eval/{path.stem}"] = adapt.eval_settings(path)
-        elif path.stem != "paper_tables":
-            runs = adapt.suite_runs(path)
-            found[f"configs/eval/{path.stem}"] = {name: digest(run) for name, run in runs.items()}
-            ends = [[*runs.items()][at] for at in (0, -1)]
-            found[f"configs/eval/{path.stem}/first and last run"] = ends
-    unstable = ("logging_dir", "run_name", "jit_mode_eval")
-    for settings in found.values():
-        for name in unstable if isinstance(settings, dict) else ():
-            settings.pop(name, None)
-    return found
-
-
-def report() -> Goldens:
-    rng = random.Random(7)
-    people = [f"Person{number}" for number in range(10)]
-    places = [rng.choice(["Rome", "Oslo", "Bern"]) for _ in people]
-    tasks = []
-    for number, (person, place) in enumerate(zip(people, places, strict=True)):
-        asked = [(f"Where does {person} live ?", [place]), (f"Is {person} there ?", ["yes"])]
-        texts = [f"{person} lives in {place} .", f"{rng.choice(people)} sings ."]
-        source = ("hotpotqa", "musique")[number % 2]
-        tasks.append(adapt.make_task(f"t{number}", asked, texts, source=source))
-
-    def script(skill: float, seed: int) -> Callable[[str], str]:
-        draws = random.Random(f"{skill}/{seed}")
-
-        def reply(prompt: str) -> str:
-            fact = re.search(r"(Person\d+) lives in (\w+)", prompt)
-            asked = re.findall(r"(Where does|Is) (Person\d+)", prompt)
-            texts = []
-            if fact is not None and draws.random() < skill:
-                texts.append(f"<create_memory>{fact[0]}</create_memory>")
-            for kind, person in asked:
-                answer = places[people.index(person)] if kind == "Where does" else "yes"
-                if draws.random() >= skill:
-                    answer = draws.choice(["Rome Bern", "no", "Lima"])
-                texts.append(f"<final_answer>\\boxed{{{answer}}}</final_answer>")
-            return " ".join(texts)
-
-        return reply
-
-    folders: dict[str, list[Path]] = {}
-    with tempfile.TemporaryDirectory() as root:
-        skills = {"atommem": 0.9, "memagent": 0.7, "rag": 0.6, "full_context": 0.5}
-        for method, skill in skills.items():
-            for seed in (0, 1):
-                out = Path(root, method, str(seed))
-                work = method, byte_tokenizer(), script(skill, seed), tasks, out, seed
-                asyncio.run(adapt.run_evaluation(*work))
-                folders.setdefault(method, []).append(out)
-        numbers = adapt.report_numbers(folders, "atommem")
-    return {f"report/{name}": value for name, value in numbers.items()}
-
-
-def event_streams() -> Goldens:
-    import httpx
-
-    found: Goldens = {}
-    facts = ("Ann lives in Rome.", "Bob lives in Oslo.")
-    notes = [{"type": "input_text", "text": text} for text in facts]
-    items = [{"type": "message", "role": "user", "content": notes}]
-    texts = {"system": "Be brief.", "user": "Ann lives in Rome."}
-    chat = [{"role": role, "content": text} for role, text in texts.items()]
-    chat.append({"role": "user", "content": "Where does Ann live?"})
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        adapt.served(byte_tokenizer(), Path(folder)) as url,
-        httpx.Client(timeout=30) as client,
-    ):
-
-        def ask(name: str, method: str, path: str, body: Any = None) -> Any:
-            reply = client.request(method, f"{url}{path}", json=body)
-            read: Any = reply.json() if "json" in reply.headers["content-type"] else []
-            for line in reply.text.split("\n") if read == [] else ():
-                event = line.partition(": ")[2] if line.startswith("data: {") else line
-                if line and not line.startswith(":"):
-                    read.append(json.loads(event) if event.startswith("{") else event)
-            found[f"events/{name}"] = masked({"status": reply.status_code, "body": read})
-            return read
-
-        body: Any = {"metadata": {"a": "b"}, "items": items}
-        made = ask("conversation created", "POST", "/conversations", body)
-        name = f"/conversations/{made['id']}"
-        body = {"items": [{"role": "user", "content": "Cid sings."}]}
-        ask("items added", "POST", f"{name}/items", body)
-        where = "Where does Bob live?"
-        question = {"model": "scripted", "conversation": made["id"], "input": where}
-        ask("response", "POST", "/responses", question)
-        ask("response streamed", "POST", "/responses", {**question, "stream": True})
-        ask("items listed", "GET", f"{name}/items?order=asc")
-        body = {"model": "scripted", "messages": chat}
-        ask("chat", "POST", "/chat/completions", body)
-        ask("chat streamed", "POST", "/chat/completions", {**body, "stream": True})
-        ask("blank input", "POST", "/responses", {"model": "scripted", "input": " "})
-        ask("unknown model", "POST", "/responses", {"model": "gpt", "input": "Who?"})
-        ask("unknown conversation", "GET", "/conversations/conv_other")
-        ask("models", "GET", "/models")
-        ask("conversation deleted", "DELETE", name)
-    return found
-
-
-def masked(value: Any, key: str = "") -> Any:
-    """Without what differs between two runs: ids and times."""
-    if isinstance(value, dict):
-        return {name: masked(item, name) for name, item in value.items()}
-    if isinstance(value, list):
-        return [masked(item, key) for item in value]
-    if isinstance(value, str):
-        return re.sub(r"\b(conv|resp|msg|item|rs|chatcmpl|req)[_-](?=\w*\d)\w+", r"\1_ID", value)
-    if key.endswith("_tokens"):  # the prompts are goldens of their own
-        return "TOKENS"
-    return "TIME" if isinstance(value, int | float) and value > 1e6 else value
-
-
-def demo(seed: int = 0, quick: bool = True) -> Goldens:
-    with tempfile.TemporaryDirectory() as folder:
-        summary = adapt.demo_summary(seed, Path(folder, "demo"), quick)
-    kind = "quick" if quick else "full"
-    em = {name: value for name, value in summary.items() if name.startswith("em_")}
-    return {f"demo/{kind}/{seed}": em}
-
-
 PARTS: dict[str, tuple[Callable[[], Goldens], tuple[str, ...]]] = {
     "byte_prompts": (byte_prompts, ("prompts/bytes/", "prompt texts/")),
     "operation_logs": (operation_logs, ("operations/", "operations in full/")),
     "losses": (losses, ("loss/", "advantages/")),
-    "configurations": (configurations, ("configs/",)),
-    "report": (report, ("report/",)),
-    "event_streams": (event_streams, ("events/",)),
-    "demo": (demo, ("demo/quick/0",)),
     "smollm2_prompts": (smollm2_prompts, ("prompts/smollm2/",)),
-    **{f"demo_{n}": (partial(demo, n, False), (f"demo/full/{n}",)) for n in range(3)},
 }
-FAST = {"byte_prompts", "losses", "event_streams"}
-WHOLE_DEMOS = {"demo_0", "demo_1", "demo_2"}
+FAST = {"byte_prompts", "losses"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=sorted({*PARTS} - WHOLE_DEMOS), choices=PARTS)
+    parser.add_argument("--only", nargs="*", default=sorted(PARTS), choices=PARTS)
     help_text = "note differences of these names"
     parser.add_argument("--accept", nargs=2, metavar=("NAMES", "REASON"), help=help_text)
     args = parser.parse_args()

@@ -5,7 +5,7 @@ import pytest
 from tests.goldens import compare, record
 
 pytest.importorskip("torch")
-SLOW = sorted({*record.PARTS} - record.FAST - record.WHOLE_DEMOS)
+SLOW = sorted({*record.PARTS} - record.FAST)
 NAMES = [*sorted(record.FAST), *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 

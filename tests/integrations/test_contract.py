@@ -60,8 +60,6 @@ def own_weights(scale: Callable[[list[float]], float] = lambda rewards: 1.0) -> 
 
 
 class Client:
-    """An engine that samples the same words, or cannot be reached."""
-
     def __init__(self, tokenizer: WordTokenizer, error: Exception | None = None) -> None:
         self.error = error
         self.ids = [*tokenizer.encode("<answer> Rome </answer>"), 0]
@@ -113,8 +111,7 @@ def test_skyrl_trains_on_our_weights(data: str) -> None:
 
     from atommem.integrations.skyrl import SkyRLGenerator
 
-    tokenizer = WordTokenizer()
-    generator = SkyRLGenerator(Episodes.read(data, "", SETTINGS), None, tokenizer)
+    generator = SkyRLGenerator(Episodes.read(data, "", SETTINGS), None, WordTokenizer())
     runner: Any = WrittenRunner(written)
     runner.agent.tokenizer = SimpleNamespace(eos_token_id=40)
     generator.runner = runner
@@ -166,8 +163,7 @@ def test_skyrl_trains_on_our_weights(data: str) -> None:
 
     # Held out, failed episodes are left out; and without any other there is no batch.
     batch["batch_metadata"] = BatchMetadata(1, "eval")
-    held_out = asyncio.run(generator.generate(batch))
-    assert sum(held_out["is_last_step"]) == len(scored)
+    assert sum(asyncio.run(generator.generate(batch))["is_last_step"]) == len(scored)
     runner.write = lambda task_id, sample: make_episode(task_id, sample, None, [(3, 2)])
     with pytest.raises(OutageError, match="every episode of the batch failed"):
         asyncio.run(generator.generate(batch))

@@ -89,8 +89,6 @@ def make_conversations(
 
 @dataclass
 class Running:
-    """A listening server; `url` is without ``/v1``."""
-
     conversations: Conversations
     url: str
 
@@ -98,7 +96,6 @@ class Running:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
 
     def http(self, key: str | None = None) -> httpx.Client:
-        """A plain client, without loading certificates."""
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=30, verify=False)
 
@@ -148,7 +145,6 @@ def new_conversation(http: httpx.Client, *texts: str, name: str = "", **metadata
 
 
 def ask(http: httpx.Client, path: str, question: str) -> tuple[str, str]:
-    """Id and text of the answer to a question."""
     body = {"conversation": path.rpartition("/")[2], "input": question}
     found = http.post("/v1/responses", json=body).raise_for_status().json()
     return found["id"], found["output"][1]["content"][0]["text"]

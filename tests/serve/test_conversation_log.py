@@ -76,8 +76,7 @@ def test_memory_at_and_fork_take_any_number_of_operations(log: ConversationLog) 
     for length in range(7):
         expected = replay((OPERATIONS + more)[:length])
         assert log.memory_at(name, length) == (expected, 6)
-        twin = log.fork(name, "ann", length).id
-        assert log.memory_at(twin) == (expected, length)
+        assert log.memory_at(log.fork(name, "ann", length).id) == (expected, length)
     for call in (log.memory_at, lambda name, at: log.fork(name, "ann", at)):
         with pytest.raises(DataError, match="at=7: this conversation has 6 operations"):
             call(name, 7)

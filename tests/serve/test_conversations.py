@@ -81,8 +81,7 @@ def test_answer_without_box_is_marked_and_steps_show_prompts(tmp_path: Path) -> 
         response, text = ask(http, path, "Where does Ann live?")
         assert text == "It is Rome."
         message = http.get(f"/v1/responses/{response}").json()["output"][0]
-        listed = http.get(f"{path}/items", params={"order": "desc"}).json()["data"][0]
-        assert listed == message
+        assert http.get(f"{path}/items", params={"order": "desc"}).json()["data"][0] == message
         assert "without a box" in message["note"]
         steps = http.get(f"{path}/steps").json()["data"]
         assert "Ann lives in Rome." in steps[0]["prompt"]
@@ -123,8 +122,7 @@ async def test_deleted_item_and_forgotten_source_are_not_read(conversations: Con
     name = conversations.log.create("local", {}).id
     texts = ("Ann lives in Rome.", "Bob lives in Oslo.", "Cid sings.")
     async with conversations.use(name, "local") as held:
-        bodies = [text_item(text, text.split()[0]) for text in texts]
-        *_, item = await held.add(bodies)
+        *_, item = await held.add([text_item(text, text.split()[0]) for text in texts])
         await held.delete_item(item.item)
         await held.forget("Ann")
         [step async for step in held.read()]

@@ -55,5 +55,4 @@ def test_compose_file_parses_and_its_references_exist() -> None:
     arguments, _ = serve_cli._arguments(flags)
     assert arguments.policy == ["http://policy:8000"]
     assert f"gateway:{arguments.port}" in text
-    database = services["gateway"]["environment"]["ATOMMEM_DATABASE"]
-    assert sa.make_url(database).host == "database"
+    assert sa.make_url(services["gateway"]["environment"]["ATOMMEM_DATABASE"]).host == "database"

@@ -181,8 +181,7 @@ def test_chat_with_tools_and_changing_system_message_is_read_once(server: Runnin
             messages=[clock, *history, QUESTION],
             extra_body={"conversation": conversation},
         )
-        content = answer.choices[0].message.content
-        history += [QUESTION, {"role": "assistant", "content": content}]
+        history += [QUESTION, {"role": "assistant", "content": answer.choices[0].message.content}]
     with server.http() as http:
         held = entries(http, f"/v1/conversations/{conversation}")
     assert [*held.values()] == [FACT["content"], "assistant: look({})", "tool: Bob sings."]

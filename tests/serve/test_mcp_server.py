@@ -22,7 +22,9 @@ from tests.serve.servers import (
     GatedPolicy,
     Running,
     gated,
+    items,
     make_conversations,
+    new_conversation,
     running,
     scripted,
 )
@@ -61,7 +63,6 @@ async def connect(transport: str, folder: Path) -> AsyncIterator[Client]:
 
 
 async def call(client: Client, tool: str, **arguments: Any) -> Any:
-    """The result of a tool, or the message of its error."""
     result: Any = await client.call_tool(tool, arguments)
     if result.is_error:
         return result.content[0].text
@@ -75,7 +76,7 @@ async def test_tools_remember_recall_ask_and_forget(transport: str, tmp_path: Pa
         conversation = {"conversation": first["conversation"]}
         other = "Bob lives in Oslo."
         second = await call(client, "remember", text=other, name="oslo", **conversation)
-        assert second == {**conversation, "steps": 1, "entries": 2}
+        assert second == {**conversation, "steps": 1, "entries": 2, "cut": 0.0}
         found = await call(client, "recall", query="Oslo", **conversation)
         assert (found[0]["text"], found[0]["source"]) == (other, "oslo, chunk 1/1")
         answer = await call(client, "ask", question="Where does Ann live?", **conversation)
@@ -103,6 +104,20 @@ async def test_errors_are_messages_and_crashes_reveal_nothing(
     assert "secret" not in caplog.text
     assert "RuntimeError" in caplog.text
     await conversations.model.runtime.close()
+
+
+async def test_share_that_limits_cut_is_told_when_a_text_is_read(tmp_path: Path) -> None:
+    server = make_conversations(tmp_path / "log.db", scripted(entry_tokens=6))
+    with running(server) as found, found.http() as http:
+        path = new_conversation(http)
+        read = http.post(f"{path}/items", json=items(FACT)).raise_for_status().json()
+        async with http_client(found) as client:
+            told = await call(client, "remember", text=FACT)
+        assert read["cut"] == told["cut"]
+        assert 0.3 < told["cut"] < 0.9
+        body = {"model": "scripted", "input": [{"content": FACT}, {"content": "Who keeps bees?"}]}
+        steps = http.post("/v1/responses", json=body).raise_for_status().json()["output"][0]
+        assert "create entry 1 (cut at its limit): Ann" in steps["summary"][0]["text"]
 
 
 async def test_tools_do_not_reach_another_owner_s_conversation(
@@ -138,7 +153,7 @@ async def test_scopes_replace_conversation_ids_and_retries_write_once(tmp_path: 
         other = await call(client, "remember", text="Bob sings.", user="ann", session="2")
         assert other["conversation"] != first["conversation"]
         again = await call(client, "remember", text="Ann runs.", user="ann", session="1")
-        assert again == {"conversation": first["conversation"], "steps": 1, "entries": 2}
+        assert (again["conversation"], again["entries"]) == (first["conversation"], 2)
         found = await call(client, "recall", query="bees", user="ann")
         assert found[0]["text"] == FACT
         assert len(found) == 3

@@ -61,7 +61,7 @@ def test_streamed_response_has_a_summary_part_for_each_step(server: Running) -> 
         events: list[Any] = list(stream)
         assert stream.get_final_response().output_text == "Ann lives in Rome."
     steps = [event.text for event in events if event.type == "response.reasoning_summary_text.done"]
-    assert [text.partition(",")[0] for text in steps] == ["step 1", "step 2"]
+    assert [text.partition(",")[0] for text in steps] == ["step 2", "step 3"]
     assert "read: Where does Ann live?" in steps[0]
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert deltas == ["Ann lives in Rome."]

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.slow  # transformers is imported
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the demo leaves it."""
     return make_checkpoint(tmp_path_factory.mktemp("demo") / "grpo")
 
 

@@ -75,7 +75,6 @@ def train_asynchronously(folder: Path, model: Path) -> dict[str, Any]:
 
 
 def train_alike(folder: Path, model: Path) -> dict[str, Any]:
-    """Return results that are the same on any number of processes."""
     return {
         **{case: update(folder / case, case) for case in CASES},
         "asynchronous": train_asynchronously(folder / "asynchronous", model),
@@ -83,7 +82,6 @@ def train_alike(folder: Path, model: Path) -> dict[str, Any]:
 
 
 def train_adapters(folder: Path, down: Sequence[str]) -> dict[str, Any]:
-    """Train an adapter for three updates on servers a and b, without those in `down`."""
     cluster = Cluster("a", "b")
     for name in down:
         cluster[name].up = False

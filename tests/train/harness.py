@@ -33,7 +33,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a process outside of a launcher."""
     own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return {name: value for name, value in own.items() if name != "WORLD_SIZE"}
 
@@ -54,7 +53,6 @@ BARE: dict[str, Any] = {
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor that may be sharded. Collective."""
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
 
 
@@ -74,8 +72,6 @@ class GradientRecorder(TrainerCallback):
 
 
 def at(event: str, update: int, action: Callable[[], None]) -> TrainerCallback:
-    """Does something at an event of one update (from 1)."""
-
     def act(args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == update:
             action()
@@ -103,7 +99,6 @@ def make_trainer(
     backend: Any = None,
     **arguments: Any,
 ) -> tuple[MemoryGRPOTrainer, GradientRecorder, WrittenRunner]:
-    """Make a trainer on tasks t0, t1, ... with episodes of `write` or of `backend`."""
     recorder, runner = GradientRecorder(), WrittenRunner(write)
     trainer = MemoryGRPOTrainer(
         model=model,
@@ -229,7 +224,6 @@ def make_tasks(count: int = 6) -> list[Task]:
 
 
 def make_rollouts(args: Any, tokenizer: Any) -> Rollouts:
-    """The episodes of `make_tasks`, with the sampling of a configuration."""
     longest = args.max_completion_length or 4
     sampling = Sampling(temperature=args.temperature, max_tokens=longest)
     run = RunConfig(memory=MEMORY, environment=ENVIRONMENT, sampling=sampling)

@@ -104,8 +104,7 @@ def test_async_without_staleness_equals_on_policy_training_and_resumes(tmp_path:
 
 @pytest.mark.slow
 def test_async_stopped_while_it_waits_for_groups_saves_a_checkpoint(tmp_path: Path) -> None:
-    model = save_model(tmp_path)
-    trainer = make_trainer(model, tmp_path, max_staleness=1, save_strategy="steps")
+    trainer = make_trainer(save_model(tmp_path), tmp_path, max_staleness=1, save_strategy="steps")
     trainer.add_callback(at("on_step_begin", 1, terminate))
     with pytest.raises(TrainingInterrupted, match=r"stopped before update 2.*--resume continues"):
         trainer.train()
@@ -118,8 +117,7 @@ def test_async_lora_requests_name_the_adapter_of_their_version(tmp_path: Path) -
     cluster = Cluster("a", "b")
     tokenizer = make_action_tokenizer()
     pool = ServerPool(cluster.urls, tokenizer=tokenizer, transport=cluster.transport)
-    args = AsyncTrainConfig(**BARE, **SHARED)
-    runner = make_rollouts(args, tokenizer).runner(pool)
+    runner = make_rollouts(AsyncTrainConfig(**BARE, **SHARED), tokenizer).runner(pool)
     lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     settings: dict[str, Any] = {"peft_config": lora, "use_vllm": True, "max_staleness": 0}
     trainer = make_trainer(model, tmp_path / "out", lambda _: runner, **settings)
@@ -146,8 +144,6 @@ def test_async_lora_requests_name_the_adapter_of_their_version(tmp_path: Path) -
 
 
 class FakePolicy(Closable):
-    """Answers with one token, or raises an error."""
-
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
 

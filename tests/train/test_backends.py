@@ -61,8 +61,6 @@ def make_server_trainer(
 
 
 class FakeTransfer:
-    """Takes weights as `WeightTransfer` does, and records calls."""
-
     def __init__(self, url: str, trainer: Any, timeout: float = 0.0) -> None:
         self.url, self.description = url, describe_weights(trainer)
         self.calls: list[str] = []
@@ -154,8 +152,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def sleeping_rollouts(tmp_path: Path, **settings: Any) -> Rollouts:
     engine = {"use_vllm": True, "vllm_enable_sleep_mode": True}
-    args = make_config(tmp_path / "out", **engine, **settings)
-    return make_rollouts(args, make_tokenizer())
+    return make_rollouts(make_config(tmp_path / "out", **engine, **settings), make_tokenizer())
 
 
 FULL = ["empty", "wake weights", "load", "reset", "wake kv_cache", "generate", "sleep 2"]
@@ -201,8 +198,7 @@ def test_engine_has_bfloat16_and_room_for_all_episodes(tmp_path: Path, double: A
     settings: dict[str, Any] = {"per_device_train_batch_size": 256, "cast_lm_head_to_fp32": True}
     settings |= {"bf16": True, "vllm_mode": "colocate"}
     settings["vllm_engine_kwargs"] = {"hf_overrides": {"x": 1}}
-    rollouts = sleeping_rollouts(tmp_path, **settings)
-    engine = make_colocate_backend(rollouts, model).policy.engine
+    engine = make_colocate_backend(sleeping_rollouts(tmp_path, **settings), model).policy.engine
     assert engine.args.dtype == "bfloat16"
     assert engine.args.max_num_seqs == 256
     assert engine.args.load_format == "dummy"

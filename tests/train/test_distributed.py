@@ -31,7 +31,6 @@ Found = Callable[[str], list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Return the results of a case: of one process, then of each of two."""
     folder = tmp_path_factory.mktemp("distributed")
     model = save_model(folder)
     torchrun("distributed_worker", "ddp", folder)

@@ -37,8 +37,7 @@ MINIMUM = ["--model_name_or_path", "Qwen/Qwen3-8B", "--data", "nowhere.parquet"]
 def dry(tmp_path: Path, *flags: str) -> dict[str, Any]:
     out = tmp_path / "plan.json"
     assert main(["grpo", "--dry_run", "--dry_run_json", str(out), *flags]) == 0
-    plan: dict[str, Any] = json.loads(out.read_text())
-    return plan
+    return json.loads(out.read_text())
 
 
 @pytest.mark.slow
@@ -161,8 +160,7 @@ PROMPT = PromptShape(reading=100, answering=80, memory=50, longest_memory=300, i
 def workload(prompt: PromptShape = PROMPT, share: bool = True, **changes: Any) -> Workload:
     settings = {"per_device_train_batch_size": 8, "num_generations": 4, "micro_batch_tokens": 5000}
     settings |= {"max_steps": -1, "num_train_epochs": 2, "max_completion_length": 200}
-    args = SimpleNamespace(**{**settings, **changes})
-    return estimate_workload(args, 2, DATA, prompt, 20, share)
+    return estimate_workload(SimpleNamespace(**{**settings, **changes}), 2, DATA, prompt, 20, share)
 
 
 def test_workload_of_groups_equals_numbers_by_hand() -> None:
@@ -176,8 +174,7 @@ def test_workload_of_groups_equals_numbers_by_hand() -> None:
     assert (load.sampled_row, load.longest_row) == (1120 + 50 + 200, 1120 + 300 + 200)
     assert load.updates == 2 * (100 // 4)
     assert workload(share=False).micro_batches == -(-load.raw_tokens // 5000)
-    behind = workload(PROMPT._replace(is_chunk_first=False))
-    assert behind.unique_tokens > 2 * load.unique_tokens
+    assert workload(PROMPT._replace(is_chunk_first=False)).unique_tokens > 2 * load.unique_tokens
     shared = workload(steps_per_generation=3, updates_per_rollout=6)
     assert (shared.sharing, shared.iterations) == (3, 2)
     assert shared.updates == 2 * (100 // 12) * 6
@@ -200,8 +197,7 @@ def test_timeline_equals_numbers_by_hand(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (line.sampling, line.training) == (pytest.approx(15), pytest.approx(8))
     assert waiting.sampling > 15 + 5  # for the longest episode
     # Four updates on a rollout of twice the groups.
-    shared = timeline(sharing=2, iterations=2)
-    assert shared.seconds == pytest.approx((20 + 4 * 5 + 1 + 2) / 4)
+    assert timeline(sharing=2, iterations=2).seconds == pytest.approx((20 + 4 * 5 + 1 + 2) / 4)
     # Two samplers with 2 groups each; two trainers: twice 5 s, and the weights.
     assert timeline(samplers=2).seconds == pytest.approx(20 + 11)
     assert timeline(samplers=2, staleness=1).seconds == pytest.approx(20)

@@ -111,8 +111,7 @@ def check(
 )
 @pytest.mark.slow
 def test_update_equals_the_reference_loop(tmp_path: Path, settings: dict[str, Any]) -> None:
-    trainer = check(tmp_path, **settings)
-    assert trainer.state.log_history[0]["packing_ratio"] > 1.1
+    assert check(tmp_path, **settings).state.log_history[0]["packing_ratio"] > 1.1
 
 
 @pytest.mark.slow
@@ -289,8 +288,7 @@ def test_head_in_float32_projects_the_hidden_states_exactly(tmp_path: Path, tied
     if tied:
         model.config.tie_word_embeddings = True
         model.tie_weights()
-    config = make_config(tmp_path, cast_lm_head_to_fp32=True)
-    policy = make_policy(model, config, make_tokenizer())
+    policy = make_policy(model, make_config(tmp_path, cast_lm_head_to_fp32=True), make_tokenizer())
     ids = torch.tensor([[1, 2, 3, 4]])
     hidden = policy.base_model(ids).last_hidden_state
     assert hidden.dtype == policy.get_input_embeddings()(ids).dtype == torch.bfloat16
@@ -393,8 +391,7 @@ async def test_evaluation_scores_equal_those_of_eval(tmp_path: Path) -> None:
     metrics = await asyncio.to_thread(trainer.evaluate)
     runner = trainer.backend.runner
     runner.agent.sampling = replace(runner.agent.sampling, temperature=0.7, seed=3)
-    result = await evaluate(HELD_OUT, runner, samples_per_task=2, progress=False)
-    summary = result.summary()
+    summary = (await evaluate(HELD_OUT, runner, samples_per_task=2, progress=False)).summary()
     for key, of in (("", "mean"), ("_low", "low"), ("_high", "high")):
         assert metrics[f"eval_em{key}"] == summary["metrics"]["em"][of]
     assert metrics["eval_n"] == 16

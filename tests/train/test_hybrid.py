@@ -29,8 +29,7 @@ from tests.train.test_sft import ENVIRONMENT, save
 from tests.train.toys import EOS, PAD, VOCABULARY, make_row
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
-LENGTHS = (5, 70, 130)
-"""DeltaNet is computed in chunks of 64 tokens."""
+LENGTHS = (5, 70, 130)  # DeltaNet is computed in chunks of 64 tokens
 
 
 def hybrid_config() -> Any:

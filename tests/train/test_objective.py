@@ -109,8 +109,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "cispo": {"loss_type": "cispo", "epsilon_high": 1.1},
     "corrected, kl": {f"{SAMPLER}_mode": "sequence_mask", f"{SAMPLER}_clip_max": 3.0, "beta": 0.1},
 }
-LONGEST = 9
-"""Length of every completion for dr_grpo."""
+LONGEST = 9  # length of every completion for dr_grpo
 
 
 def random_rows(rng: random.Random, normalization: str) -> list[Row]:

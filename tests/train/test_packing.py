@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 
 from atommem.train.objective.rows import Row
 from atommem.train.packing.micro_batch import (
@@ -28,7 +28,6 @@ from atommem.train.packing.tree_attention import (
     Tree,
     describe_kernel,
     flash_tree_attention,
-    flex_mask,
     flex_tree_attention,
     key_paths,
     load_flash_attention,
@@ -126,14 +125,12 @@ def pairs(ends: torch.Tensor) -> Iterator[tuple[int, int]]:
 
 
 def heads(tokens: int) -> list[torch.Tensor]:
-    """Queries of four heads, keys and values of two."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(1, heads, tokens, 16) for heads in (4, 2, 2)]
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
 def dense(tree: Tree) -> torch.Tensor:
-    """The visibility rule, written out."""
     visible = torch.zeros(tree.length, tree.length, dtype=torch.bool)
     for start, end, below in tree.spans:
         for q in range(start, below):
@@ -219,20 +216,6 @@ def random_tree(seed: int, rows: int, longest: int) -> Tree:
     rng = random.Random(seed)
     prompts = [rng.choices([0, 1], (9, 1), k=rng.randint(1, longest)) for _ in range(rows)]
     return pack_rows(lexicographic([make_row(prompt, [2]) for prompt in prompts])).tree
-
-
-def test_flex_mask_equals_the_dense_mask() -> None:
-    tree = random_tree(3, 13, 600)
-    visible = dense(tree)
-    expected = create_block_mask(
-        lambda b, h, q, k: visible[q, k], None, None, tree.length, tree.length, device="cpu"
-    )
-    mask = flex_mask(tree, torch.device("cpu"))
-    for kind in ("kv", "full_kv", "q", "full_q"):
-        for name in (f"{kind}_num_blocks", f"{kind}_indices"):
-            assert torch.equal(getattr(mask, name), getattr(expected, name)), name
-    everywhere = torch.arange(tree.length)
-    assert torch.equal(mask.mask_mod(0, 0, everywhere[:, None], everywhere), visible)
 
 
 @pytest.mark.slow

@@ -17,8 +17,7 @@ import atommem.train
 ROOT = Path(__file__).parents[2]
 ROOMS = ("atommem", "envs", "train", "eval", "serve", "demo", "papers", "integrations")
 LIBRARIES = ("trl", "transformers", "accelerate")
-PUBLIC = (*LIBRARIES, "accelerate.utils")
-"""Modules whose names without an underscore are public."""
+PUBLIC = (*LIBRARIES, "accelerate.utils")  # modules whose names without an underscore are public
 
 SEAM = {*yaml.safe_load(Path(__file__).with_name("trl_seam.yaml").read_text())}
 BY_NAME = ("getattr", "setattr", "hasattr", "patch.object")

@@ -47,8 +47,6 @@ def make_model(
 
 
 class Closable:
-    """Stands where a policy or an embedder would."""
-
     async def close(self) -> None:
         return None
 

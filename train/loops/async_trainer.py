@@ -130,8 +130,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
                 numbers = range(update * count, (update + 1) * count)
                 stop, stale_after = self.stop_request, self.args.heartbeat_stale_after_s
                 with self._rollout_log.clock.busy(WAIT):
-                    take = self.rollout_worker.take
-                    groups = take(numbers, stale_after, lambda: stop.requested)
+                    groups = self.rollout_worker.take(numbers, stale_after, lambda: stop.requested)
                 if len(groups) == count:
                     self._log_groups(groups)
                     episodes = [episode for group in groups for episode in group.episodes]

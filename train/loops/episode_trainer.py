@@ -165,8 +165,7 @@ class EpisodeTrainer(ResumableTrainer):
             len(jobs),
             "evaluation",
         )
-        records = gather_object(own or [])
-        metrics = held_out_metrics(records, self.args, metric_key_prefix)
+        metrics = held_out_metrics(gather_object(own or []), self.args, metric_key_prefix)
         self.log(dict(metrics))
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

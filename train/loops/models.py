@@ -169,8 +169,7 @@ def make_reference(
         return None
     attention = policy.config._attn_implementation
     defaults = {"dtype": policy.dtype, "attn_implementation": attention}
-    name = policy.config.name_or_path
-    model = load_model(name, args, quantization_config, **defaults)
+    model = load_model(policy.config.name_or_path, args, quantization_config, **defaults)
     _prepare_head(model, args, ("log_probs",))
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         return prepare_deepspeed(model, accelerator)

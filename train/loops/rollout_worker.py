@@ -31,7 +31,7 @@ class Group:
     versions: Sequence[Sequence[int]]  # for each episode, the weight version that sampled each step
 
 
-class _TaggedPolicy:
+class _TaggedPolicy(Policy):
     """One episode's view of the policy, which records the weight version of each completion.
 
     It is read when the request is made: a request that waits while weights are published is tagged
@@ -49,9 +49,6 @@ class _TaggedPolicy:
         self.versions.append(version)
         self._worker.note_progress()
         return completion
-
-    async def close(self) -> None:
-        """Do nothing: the worker closes the shared policy."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -156,8 +156,7 @@ class MicroBatchPlanner:
         ends = list(accumulate(prefix_groups(lengths, shared)))
         spans = list(zip([0, *ends], ends, strict=False))
         running = [0.0, *accumulate(row_costs(lengths, shared, self.pair_cost))]
-        costs = gather_object([[running[end] - running[start] for start, end in spans]])
-        owners = balance(costs)
+        owners = balance(gather_object([[running[end] - running[start] for start, end in spans]]))
         groups = [
             (owner, rows[a:b]) for owner, (a, b) in zip(owners[self.rank], spans, strict=True)
         ]

@@ -18,8 +18,7 @@ from atommem.files import let_others_read
 from atommem.policy.server_pool import Adapter
 from atommem.train.errors import WRITE_ERRORS
 
-KEPT = 2
-"""Versions of an adapter on disk; late requests may still name the one before the last."""
+KEPT = 2  # versions of an adapter on disk; late requests may still name the one before the last
 
 
 class AdapterPublisher:
@@ -149,8 +148,7 @@ def gathered(parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManager
         return nullcontext()
     import deepspeed
 
-    gathering: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(parameters)
-    return gathering
+    return deepspeed.zero.GatheredParameters(parameters)
 
 
 def whole(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

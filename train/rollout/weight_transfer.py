@@ -16,8 +16,7 @@ FULL_WEIGHTS = (
     '--weight-transfer-config \'{"backend":"nccl"}\'; or train a LoRA adapter (use_peft: true), '
     "with servers started with --enable-lora."
 )
-TRANSFER_SECONDS = 1800.0
-"""Longest request of a transfer."""
+TRANSFER_SECONDS = 1800.0  # longest request of a transfer
 
 
 class WeightTransfer:

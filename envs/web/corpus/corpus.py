@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
@@ -16,7 +17,7 @@ from atommem.envs.web.corpus.words import Ranked, WordIndex
 from atommem.envs.web.page_texts import named_titles, snippet
 from atommem.envs.web.tools import Link, PageError, ToolResult, ToolSource, search_result, text_tool
 from atommem.errors import ConfigError, DataError
-from atommem.files import write_json
+from atommem.files import file_digest, write_json
 
 MANIFEST = "corpus.json"
 MODES = ("lexical", "dense", "hybrid")
@@ -42,9 +43,17 @@ class Corpus:
     """Pages and their indexes in one folder. Other processes may read while one adds.
 
     `embedder` has settings that differ from those of the build, such as the model's location here.
+    Without `adding`, a corpus whose last addition has not ended is warned of. DataError: a file
+    is damaged.
     """
 
-    def __init__(self, folder: str | Path, embedder: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        embedder: Mapping[str, Any] | None = None,
+        *,
+        adding: bool = False,
+    ) -> None:
         self.folder = Path(folder)
         try:
             manifest = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
@@ -53,9 +62,14 @@ class Corpus:
                 f"{folder}: not a corpus ({error}). Make one with atommem corpus build --out."
             ) from error
         self._manifest = manifest
+        if "files" not in manifest and not adding:
+            problem = "pages are being added, or an addition was interrupted: repeat it"
+            warnings.warn(f"{folder}: {problem}.", stacklevel=2)
+        for name, digest in manifest.get("files", {}).items():
+            path = self.folder / name
+            if not path.is_file() or file_digest(path) != digest:
+                raise DataError(f"{path}: not what was built. Build the corpus again.")
         self.pages = PageStore(self.folder / "pages.sqlite", manifest["passage_characters"])
-        if self.pages.counts()["pages"] < manifest.get("pages", 0):
-            raise DataError(f"{folder}: pages are missing (pages.sqlite). Build the corpus again.")
         self._words = WordIndex(self.folder / "words")
         self._vectors: VectorIndex | None = None
         if manifest["embedder"] is not None:
@@ -76,6 +90,8 @@ class Corpus:
     async def add(self, pages: Iterable[Page]) -> dict[str, Any]:
         """Add pages and index them; see `build_corpus`. Blocks the event loop."""
         added, recall = 0, None
+        manifest = {name: value for name, value in self._manifest.items() if name != "files"}
+        write_json(self.folder / MANIFEST, manifest)  # the files change now
         for batch in batched(pages, _PAGES_PER_TRANSACTION):
             new, removed = self.pages.add(batch)
             added += new
@@ -83,13 +99,18 @@ class Corpus:
                 self._words.add((), removed)
         self._words.add(self.pages.passages_after(self._words.last()))
         if self._vectors is not None:
-            missing = self.pages.passages_after(len(self._vectors))
-            for part in batched(missing, _TEXTS_PER_BATCH):
+            for part in batched(self.pages.passages_after(len(self._vectors)), _TEXTS_PER_BATCH):
                 vectors = await self._embedder.embed([text for _, text in part], "entry")
                 self._vectors.append([number for number, _ in part], vectors)
             recall = self._vectors.build()
         counts = self.pages.counts()
-        write_json(self.folder / MANIFEST, self._manifest | {"pages": counts["pages"]})
+        files = [path for path in sorted(self.folder.rglob("[!.]*")) if path.is_file()]
+        digests = {
+            path.relative_to(self.folder).as_posix(): file_digest(path)
+            for path in files
+            if path.name != MANIFEST
+        }
+        write_json(self.folder / MANIFEST, manifest | {"files": digests})
         return {"added": added, **counts, "recall": recall}
 
     async def search(
@@ -169,7 +190,7 @@ def build_corpus(
         write_json(folder / MANIFEST, manifest)
 
     async def add() -> dict[str, Any]:
-        corpus = Corpus(folder, settings)
+        corpus = Corpus(folder, settings, adding=True)
         try:
             if settings is not None and corpus.modes == MODES[:1]:
                 raise ConfigError(f"{folder}: built without an embedder. Build it anew elsewhere.")

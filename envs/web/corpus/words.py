@@ -35,10 +35,16 @@ class WordIndex:
             analyzer = analyzer.filter(step)
         self._analyzer = analyzer.build()
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self._index = tantivy.Index(self._schema, str(folder))
-        self._index.register_tokenizer("words", self._analyzer)
-        self._index.config_reader("manual")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._index = tantivy.Index(self._schema, str(folder))
+            self._index.register_tokenizer("words", self._analyzer)
+            self._index.config_reader("manual")
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{folder}: cannot be opened ({error}). Give a corpus on a disk that can be "
+                "written: readers lock it as well."
+            ) from error
         self._changed = 0
 
     def add(self, passages: Iterable[tuple[int, str]], removed: Iterable[int] = ()) -> None:
@@ -46,19 +52,20 @@ class WordIndex:
 
         try:
             writer = self._index.writer(_WRITER_BYTES, 1)
+            for number in removed:
+                writer.delete_documents_by_term("number", number)
+            for number, text in passages:
+                document = tantivy.Document()
+                document.add_unsigned("number", number)
+                document.add_text("text", _terms(text, characters=True))
+                writer.add_document(document)
+            writer.commit()
+            writer.wait_merging_threads()
         except ValueError as error:
             raise ConfigError(
-                f"{self._folder}: cannot be written ({error}). Another process may be adding to it."
+                f"{self._folder}: cannot be written ({error}). Free some space, or wait for "
+                "another process that adds to it; the same addition then continues."
             ) from error
-        for number in removed:
-            writer.delete_documents_by_term("number", number)
-        for number, text in passages:
-            document = tantivy.Document()
-            document.add_unsigned("number", number)
-            document.add_text("text", _terms(text, characters=True))
-            writer.add_document(document)
-        writer.commit()
-        writer.wait_merging_threads()
 
     def search(self, query: str, count: int) -> Ranked:
         """Return the passages that match any word of `query` best, by BM25 (k1 1.2, b 0.75)."""

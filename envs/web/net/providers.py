@@ -131,8 +131,7 @@ class SearchSource(ProviderSource):
         allowed = [hit for hit in await self.ask(query) if self._hosts.allows(hit.url)]
         hits = allowed[: self.config.search_results]
         lines = [" ".join(f"{hit.title}: {hit.url} {hit.text}".split()) for hit in hits]
-        links = [Link(hit.title, hit.url) for hit in hits if hit.url]
-        return search_result(query, lines, links)
+        return search_result(query, lines, [Link(hit.title, hit.url) for hit in hits if hit.url])
 
 
 class Serper(SearchSource):

@@ -57,7 +57,6 @@ def make_runner(completions: Sequence[str] = (), **settings: Any) -> EpisodeRunn
 
 
 def play(completions: Sequence[str], task: Task | None = None, **settings: Any) -> Episode:
-    """Return one episode, after which its tools are closed."""
     runner = make_runner(completions, **settings)
 
     async def run() -> Episode:
@@ -96,8 +95,6 @@ def on_loopback(address: Address, port: int) -> bool:
 
 
 def resolver(names: Mapping[str, Sequence[str]], silent: Sequence[str] = ()) -> Any:
-    """Return a resolver of these names and of numbers; `silent` names get no answer."""
-
     async def resolve(host: str, port: int) -> Sequence[str]:
         if host in names:
             return names[host]

@@ -22,7 +22,7 @@ from atommem.envs.web.tools import Link, ToolResult
 from atommem.errors import ConfigError, DataError
 from tests.envs.benchmark_rows import write_lines
 from tests.envs.web.browsing import use
-from tests.fakes import command
+from tests.fakes import command, full_disk
 
 pytest.importorskip("tantivy")
 HASHING = EmbedderConfig("hashing", embedder_dim=64)
@@ -142,18 +142,43 @@ def test_interrupted_addition_is_completed_by_the_next(
         patch.setattr(corpus_module.WordIndex, "add", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             build_corpus(PAGES, folder)
+    vectors = folder / "vectors.f32"
+    vectors.write_bytes(vectors.read_bytes() + b"killed within a row")
     corpus = build(folder, [])
     assert corpus.pages.counts()["pages"] == 4
     for mode in corpus.modes:
         assert search(corpus, "potatoes", 1, mode) == ["Potatoes"]
-    vectors = folder / "vectors.f32"
-    whole = vectors.read_bytes()
-    vectors.write_bytes(whole[: 64 * 4 + 17])  # killed within a row
-    build_corpus([], folder)
-    assert vectors.read_bytes() == whole
-    (folder / "pages.sqlite").unlink()
-    with pytest.raises(DataError, match="pages are missing"):
-        build(folder, [])
+
+
+@pytest.mark.parametrize("size", [30_000, 60_000])
+def test_addition_on_a_full_disk_names_it_and_continues(tmp_path: Path, size: int) -> None:
+    pages = [Page(f"Town {n} was built by Ann in {n}. " * 9, f"Town {n}") for n in range(200)]
+    with (
+        full_disk(size),
+        pytest.raises((ConfigError, DataError, OSError), match=r"cannot be written|too large"),
+    ):
+        build_corpus(pages, tmp_path, HASHING)
+    with pytest.warns(UserWarning, match="an addition was interrupted"):
+        Corpus(tmp_path)
+    corpus = build(tmp_path, pages)
+    assert corpus.pages.counts()["pages"] == 200
+    for mode in corpus.modes:
+        assert search(corpus, "Town 77", 1, mode) == ["Town 77"]
+
+
+def test_damaged_corpus_is_found_when_it_is_opened(tmp_path: Path) -> None:
+    build_corpus(PAGES, tmp_path, HASHING)
+    files = [*tmp_path.glob("words/*.idx"), tmp_path / "vectors.f32", tmp_path / "pages.sqlite"]
+    for path in files:
+        whole = path.read_bytes()
+        path.write_bytes(bytes(len(whole)))
+        with pytest.raises(DataError, match=f"{path.name}: not what was built"):
+            Corpus(tmp_path)
+        path.write_bytes(whole)
+    assert search(Corpus(tmp_path), "potatoes", 1, "dense") == ["Potatoes"]
+    (tmp_path / "pages.sqlite").unlink()
+    with pytest.raises(DataError, match="not what was built"):
+        Corpus(tmp_path)
 
 
 def test_read_pages_accepts_the_usual_fields(tmp_path: Path) -> None:

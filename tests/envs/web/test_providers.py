@@ -18,7 +18,6 @@ LINKS = [{"title": "Bob", "url": "https://b.test/"}]
 
 
 def ask(tool: str, path: str, answer: Any, *texts: str, **settings: Any) -> tuple[Any, list[Any]]:
-    """Return the results of a provider's tool, and the provider's requests."""
     with serving({path: answering(answer, "application/json")}, "127.0.0.1") as (host, asked):
         url = f"http://{host}"
         config = environment_config("web", tools=[tool], search_url=url, reader_url=url, **settings)

@@ -19,8 +19,7 @@ from atommem.policy.decoding import Row, decode
 from atommem.policy.server_pool import ServerPool
 from atommem.train.loops.models import loading_whole
 
-calls: list[str] = []
-"""Calls to engines of this process, without repetitions."""
+calls: list[str] = []  # calls to engines of this process, without repetitions
 
 
 def record(call: str) -> None:
@@ -29,8 +28,6 @@ def record(call: str) -> None:
 
 
 class LLMEngine:
-    """vLLM's ``LLMEngine``, as far as a colocated engine is used."""
-
     def __init__(self, args: Any) -> None:
         record("build")
         assert args.logprobs_mode == "processed_logprobs"
@@ -89,7 +86,6 @@ class LLMEngine:
             self._requests.pop(name, None)
 
     def step(self) -> list[Any]:
-        """All that wait, sampled to their ends."""
         record("generate")
         assert self._awake == {"weights", "kv_cache"}, f"only {self._awake} is awake"
         requests, self._requests = self._requests, {}
