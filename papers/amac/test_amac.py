@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,36 @@ import pytest
 from atommem.errors import DataError
 from papers.amac import admission
 from papers.amac.__main__ import published_rows
+from papers.amac.baselines import Ratings, baselines_of_code, read_importance, retention
+from papers.amac.candidates import split_turn
 from papers.amac.rule import kind_of
 from papers.experience import Bank, Experience
 from papers.experiment import Report
 from papers.inputs import StoredVectors, load_published, read_conversations
-from papers.test_papers import unit_vectors
+from papers.test_papers import readme_parts, unit_vectors
 from tests.envs.benchmark_rows import real_data
 
 PAPER = load_published("amac")
+
+
+PARTS = [
+    *(f"Table {n}" for n in range(1, 6)),
+    *(f"Figure {n}" for n in range(1, 4)),
+    *(f"equation {n}" for n in range(1, 5)),
+    "algorithm 1",
+    *("atomic units, temporal expressions, coreferences, low-value content (3.1)",),
+    *("utility: one call, temperature 0, cached", "support of a candidate", "Sentence-BERT"),
+    *("recency: .01 an hour", "type prior: patterns with parts of speech"),
+    *("weights and threshold: 5 folds, grid, [.3, .6]", "conflict above .85, merge"),
+    *("LoCoMo: 30 conversations, 1,500 candidates", "split 70/15/15", "Qwen 2.5"),
+    *("baseline Random", "baseline MemGPT", "baseline MemoryBank", "baseline A-mem"),
+    "baseline equal weights",
+]
+"""Every table, figure, equation and setting of the paper."""
+
+
+def test_readme_has_one_row_for_every_part_of_the_paper() -> None:
+    assert readme_parts(Path(__file__).with_name("README.md")) == sorted(PARTS)
 
 
 def test_kind_of_counts_substrings() -> None:
@@ -67,6 +90,35 @@ async def test_described_admission_equals_the_rule() -> None:
     assert len(bank) < sum(admitted), "some were superseded"
 
 
+def test_baselines_by_hand() -> None:
+    for reply, wanted in {'{"importance": 4}': 4.0, "perhaps 2 or 5": 5.0, "{}": 3.0}.items():
+        assert read_importance(reply) == wanted
+    ratings = Ratings(["a", "b"])
+    ratings.utility = np.array([0.83, 0.84])
+    found = baselines_of_code(ratings, np.array([0.25, 0.24]))
+    assert {name: flags.tolist() for name, flags in found.items()} == {
+        "MemGPT": [False, True],
+        "MemoryBank": [False, True],  # .2 (cos + 1) + .3 U: .499 and .5
+        "A-mem": [True, True],
+    }
+    # Turns recall the three most similar before them, the oldest first. The last one recalls 3, 0
+    # and 1; turn 3 had recalled 2 on the first day, so that its strength is 2.
+    vectors = np.eye(5, dtype=np.float32)[[0, 1, 2, 3, 3]]
+    kept = retention(vectors, [date(2023, 5, 1)] * 4 + [date(2023, 5, 4)])
+    assert kept == pytest.approx([1, 1, np.exp(-3 / 2), 1, 1])
+
+
+def test_split_turn_resolves_persons_and_days_and_drops_greetings() -> None:
+    day = date(2023, 5, 8)
+    text = "Hey Mel! I went to my group yesterday, and it was good. I'm sure you like it."
+    assert split_turn(text, "Caroline", "Melanie", day) == [
+        "Caroline went to Caroline's group on 07 May 2023",
+        "it was good.",
+        "Caroline is sure Melanie like it.",
+    ]
+    assert split_turn("Thanks, Mel!", "Caroline", "Melanie", day) == []
+
+
 def test_fit_leaves_out_the_tested_conversation() -> None:
     def stream(good: bool) -> admission.Stream:
         prior = np.array([0.9, 0.2, 0.9, 0.2])
@@ -94,7 +146,7 @@ def test_leave_one_out_on_invented_conversations(tmp_path: Path) -> None:
     read = read_conversations(tmp_path)
     report = Report("amac", "")
     admission.leave_one_out(report, read, unit_vectors(1, 45))
-    found = {str(row[0]): row for row in report.tables[0].rows}
+    found = {str(row[0]): row for row in report.tables[-1].rows}
     assert found["at least L words"][4] == pytest.approx(1.0), "as these turns were made"
     assert not report.holds, "three conversations are too few"
 
@@ -110,7 +162,7 @@ def test_missing_data_is_named(tmp_path: Path) -> None:
 def test_conv_26_has_the_papers_counts() -> None:
     first, *others = read_conversations(real_data())
     report = Report("amac", "")
-    published_rows(report, PAPER, first, others)
+    published_rows(report, PAPER, first, others, Ratings(first.texts[:100]), np.zeros(100))
     assert report.holds, report.verdict()
     names = {check.name for check in report.checks}
     assert {"threshold .65: admitted, right", "Random row: admitted, right"} <= names
