@@ -214,7 +214,13 @@ class MemoBank(Lowest):
         """Return the utility of each record, shape (n,)."""
         age = np.maximum(1.0, store.step - store.column("created"))
         reward = np.nan_to_num(store.column("outcome")) > 0
-        return 0.7 * store.column("shown") * np.exp(-0.02 * age) / age + 0.3 * reward
+        found: Numbers = utility_of(store.column("shown"), age, reward)
+        return found
+
+
+def utility_of(shown: Any, age: Any, reward: Any) -> Any:
+    """Return the utility (equation 1) of records by retrievals, age and success."""
+    return 0.7 * shown * np.exp(-0.02 * age) / age + 0.3 * reward
 
 
 def broken_failure(query: str, details: Any) -> str:

@@ -30,6 +30,13 @@ def unit_vectors(seed: int, n: int, dim: int = 8) -> Any:
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
+def readme_parts(path: Path) -> list[str]:
+    """Return the parts of a document that a README's section "Every part" has a row for, sorted."""
+    text = path.read_text(encoding="utf-8").split("## Every part")[1]
+    rows = re.findall(r"^\| (.*?) \| .+ \|.*\|$", text, re.MULTILINE)
+    return sorted(rows[2:])
+
+
 def run_toy(*flags: str) -> int:
     """Run an experiment whose check wants ``--size 1``."""
 
