@@ -6,12 +6,15 @@ import argparse
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from time import perf_counter
 
 from atommem.config import PolicyConfig, check_least
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import open_policy, policy_identity
 from papers.experience_following.agents import Asker
 from papers.experiment import Journal
+
+SECONDS = "seconds asked"
 
 
 def add_policy_flags(parser: argparse.ArgumentParser, unset: str, max_tokens: int) -> None:
@@ -49,7 +52,10 @@ def opened_in(runner: asyncio.Runner, arguments: argparse.Namespace) -> Iterator
 def ask_all(
     arguments: argparse.Namespace, prompts: Mapping[str, str], journal: Journal
 ) -> dict[str, str]:
-    """Return the policy's reply to each prompt, by the prompt's name."""
+    """Return the policy's reply to each prompt, by the prompt's name.
+
+    The journal's ``seconds asked`` are those of all calls, without loading a model.
+    """
 
     async def ask() -> None:
         async with open_asker(arguments) as (asker, _):
@@ -57,7 +63,9 @@ def ask_all(
             async def one(name: str) -> None:
                 journal.add(f"reply to {name}", await asker.ask("", prompts[name], name))
 
+            start = perf_counter()
             await asyncio.gather(*(one(name) for name in missing))
+            journal.add(SECONDS, journal.get(SECONDS, 0.0) + perf_counter() - start)
 
     if missing := [name for name in prompts if f"reply to {name}" not in journal]:
         asyncio.run(ask())

@@ -296,9 +296,7 @@ def table_4(
     total = sum(value for value in ours.values() if value is not None)
     rows.append(["total", paper["table4"]["total"], total])
     report.table("Table 4, published and ours, ms of a turn", ["factor", "ms", "ms, ours"], rows, 2)
-    report.notes.append(
-        "Utility is a request's share while all turns are in flight; it needs --policy."
-    )
+    report.notes.append("Utility is a request's share while all are in flight; it needs --policy.")
 
 
 def table_5(
@@ -347,10 +345,9 @@ def plot(report: Report, folder: Path) -> None:
         for x, y, marker in ((r, p, "o"), (own_r, own_p, "x")):
             if x is not None:
                 left.plot([x], [y], marker, label=f"{name}{', ours' if marker == 'x' else ''}")
-    x = np.linspace(0.15, 1.0)
     for level in (0.3, 0.4, 0.5, 0.6):
-        y = level * x / (2 * x - level)
-        left.plot(x[(y > 0) & (y <= 1)], y[(y > 0) & (y <= 1)], "k--", linewidth=0.5)
+        x = np.linspace(level / 2 + 0.01, 1.0)
+        left.plot(x, level * x / (2 * x - level), "k--", linewidth=0.5)
     left.set(title="Figure 2", xlabel="recall", ylabel="precision", ylim=(0, 0.6))
     left.legend(fontsize="x-small")
     *domains, mean, _ = tables["Table 5 and Figure 3"]

@@ -8,7 +8,6 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import date
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from atommem.embedding.embedder import Vectors
 from papers.amac.admission import Array, Decisions, Flags, f1
 from papers.amac.rule import UTILITY_PROMPT, read_utility
-from papers.asking import ask_all
+from papers.asking import SECONDS, ask_all
 from papers.experiment import Journal, Report
 
 CONTEXT = 3
@@ -44,7 +43,7 @@ class Ratings:
         utility: Shape (n,), from 0 to 1; .5 where a reply cannot be read, as in A-MAC's code.
         importance: Shape (n,), from 1 to 5; 3 where a reply cannot be read.
         write: Whether MemGPT's model would write the turn to its storage; None without a model.
-        milliseconds: Of a utility, with all turns in flight.
+        milliseconds: Of a rating, with all of them in flight.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -60,16 +59,18 @@ class Ratings:
         if arguments.policy is None:
             return found
 
-        def replies(kind: str) -> list[str]:
-            prompts = {f"{kind} {i}": _PROMPTS[kind].format(text=t) for i, t in enumerate(texts)}
-            return [*ask_all(arguments, prompts, journal).values()]
-
-        start = perf_counter()
-        utilities = [read_utility(reply) for reply in replies("utility")]
-        found.milliseconds = 1000 * (perf_counter() - start) / len(texts)
-        found.utility = np.array([0.5 if one is None else one for one in utilities])
-        found.importance = np.array([*map(read_importance, replies("importance"))])
-        found.write = np.array([reply.lower().startswith("yes") for reply in replies("write")])
+        prompts = {
+            f"{kind} {i}": prompt.format(text=text)
+            for kind, prompt in _PROMPTS.items()
+            for i, text in enumerate(texts)
+        }
+        replies = [*ask_all(arguments, prompts, journal).values()]
+        found.milliseconds = 1000 * journal[SECONDS] / len(replies)
+        utilities, importances, written = np.array_split(replies, len(_PROMPTS))
+        read = map(read_utility, utilities)
+        found.utility = np.array([0.5 if one is None else one for one in read])
+        found.importance = np.array([*map(read_importance, importances)])
+        found.write = np.array([reply.lower().startswith("yes") for reply in written])
         return found
 
 

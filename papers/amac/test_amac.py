@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from datetime import date
 from pathlib import Path
@@ -10,14 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atommem.embedding.embedder import HashingEmbedder
 from atommem.errors import DataError
+from atommem.policy.contract import Completion, Sampling
+from papers import asking
+from papers.amac import __main__ as command
 from papers.amac import admission
 from papers.amac.__main__ import published_rows
 from papers.amac.baselines import Ratings, baselines_of_code, read_importance, retention
 from papers.amac.candidates import split_turn
 from papers.amac.rule import kind_of
 from papers.experience import Bank, Experience
-from papers.experiment import Report
+from papers.experiment import Journal, Report
 from papers.inputs import StoredVectors, load_published, read_conversations
 from papers.test_papers import readme_parts, unit_vectors
 from tests.envs.benchmark_rows import real_data
@@ -132,8 +137,8 @@ def test_fit_leaves_out_the_tested_conversation() -> None:
     assert admission.fit_without_each(streams, every)[2] == choices[0]
 
 
-def test_leave_one_out_on_invented_conversations(tmp_path: Path) -> None:
-    """Turns of more than eight words are evidence."""
+def write_conversations(folder: Path) -> None:
+    """Three of 15 turns, of which those of more than eight words are evidence."""
     rng = np.random.default_rng(0)
     rows: list[dict[str, Any]] = []
     for name in ("conv-26", "conv-26-1", "conv-26-2"):
@@ -142,13 +147,57 @@ def test_leave_one_out_on_invented_conversations(tmp_path: Path) -> None:
         evidence = [turn["dia_id"] for turn in turns if len(turn["text"].split()) > 8]
         sessions = {"session_1": turns, "session_1_date_time": "1 May 2023"}
         rows.append({"sample_id": name, "conversation": sessions, "qa": [{"evidence": evidence}]})
-    (tmp_path / "locomo10.json").write_text(json.dumps(rows))
-    read = read_conversations(tmp_path)
+    (folder / "locomo10.json").write_text(json.dumps(rows))
+
+
+def test_leave_one_out_on_invented_conversations(tmp_path: Path) -> None:
+    write_conversations(tmp_path)
     report = Report("amac", "")
-    admission.leave_one_out(report, read, unit_vectors(1, 45))
+    admission.leave_one_out(report, read_conversations(tmp_path), unit_vectors(1, 45))
     found = {str(row[0]): row for row in report.tables[-1].rows}
     assert found["at least L words"][4] == pytest.approx(1.0), "as these turns were made"
     assert not report.holds, "three conversations are too few"
+
+
+class Rater:
+    """A chat server that finds every text useful, but writes the letter a alone."""
+
+    async def complete_chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:
+        prompt = messages[-1]["content"]
+        text = "0.9" if "one number" in prompt else "yes" if "a" in prompt.split() else "no"
+        return Completion([], [], '{"importance": 1}' if "JSON" in prompt else text, "stop")
+
+    async def model_name(self) -> str:
+        return "m"
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.slow
+def test_every_table_is_made_with_a_models_ratings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_conversations(tmp_path)
+    vectors = lambda texts, *_: unit_vectors(0, len(texts))  # noqa: E731
+    monkeypatch.setattr(command, "embed_all", vectors)
+    monkeypatch.setattr(command, "make_embedder", lambda config: HashingEmbedder(8))
+    monkeypatch.setattr(asking, "open_policy", lambda config: Rater())
+    parser = argparse.ArgumentParser()
+    command.add_flags(parser)
+    chat = ["--policy", "http://m", "--api", "chat", "--model", "m", "--split"]
+    arguments = parser.parse_args(["--data", str(tmp_path), *chat])
+    arguments.out = arguments.cache = tmp_path
+    report = command.run(arguments, Journal())
+    titles = " ".join(table.title for table in report.tables)
+    assert all(f"Table {n}" in titles for n in range(1, 6))
+    rows = {str(row[0]): row for table in report.tables for row in table.rows}
+    assert rows["A-mem"][2] == 15, "its paper's: stores all"
+    (table,) = (one for one in report.tables if one.title.startswith("Table 1"))
+    ours = {str(row[0]): row[6] for row in table.rows}
+    assert (ours["MemGPT"], ours["A-mem"]) == (15, 0), "utility .9, importance 1"
+    assert 0 < rows["MemGPT"][2] < 15, "those that the model writes"
+    assert rows["utility"][2] > 0, "milliseconds"
+    assert (tmp_path / "amac_figures.png").stat().st_size > 5000
 
 
 def test_missing_data_is_named(tmp_path: Path) -> None:

@@ -113,6 +113,8 @@ async def _play_all(arguments: argparse.Namespace, arms: Sequence[Arm]) -> list[
     if arguments.embedder_model is not None:
         embedder = make_embedder(EmbedderConfig("sentence_transformer", arguments.embedder_model))
     agent, code = _make_agent(arguments, embedder)
+    if (arguments.judges or arguments.judge_rows) and "judge" not in agent.prompts:
+        raise ConfigError(f"agent={agent.name}: is not judged by models. Drop judges, judge_rows.")
     initial = arguments.initial or agent.settings["initial"]
     rows = agent.tasks(initial, arguments.tasks or agent.settings["stream"])
     known = [agent.score(row, row.output) for row in rows if row.output is not None]

@@ -50,10 +50,8 @@ class Transcript(Engine):
         return self._engine.load(problem, plan)
 
     def step(self, command: str) -> Mapping[str, Any]:
-        """Take a step; a command that cannot be read is none."""
-        answer = (
-            self._engine.step(command) if command else {"text": "Nothing happens.", "won": False}
-        )
+        """Take a step."""
+        answer = self._engine.step(command)
         self.commands.append(command)
         self.lines += [f"Action: {command}", " ".join(str(answer["text"]).split())]
         return answer
@@ -105,10 +103,10 @@ class ModelPlayer(Player):
         return "\n".join(["An example:", self._example(game.family), "", *earlier, *task])
 
     def _play_example(self, family: str, house: Mapping[str, Any]) -> str:
-        """Return the program's episode as a model would have played it."""
+        """Return the program's episode as a model would have played it, with a short search."""
         game = make_games(len(FAMILIES), EXAMPLE_SEED, house)[FAMILIES.index(family)]
         transcript = Transcript(self._engine)
-        play(transcript, game, (), 100)
+        play(transcript, game, play(self._engine, game, (), 100).found, 100)
         lines = [f"Your task: {game.task}"]
         for command, text in zip(transcript.commands, transcript.lines[1::2], strict=True):
             verb = next(verb for verb in _THOUGHTS if command.startswith(verb))
