@@ -17,7 +17,7 @@ import pytest
 from atommem.errors import ConfigError, DataError
 from atommem.policy.contract import Completion, Sampling
 from papers.experience_following import __main__ as command
-from papers.experience_following import clinic, driving
+from papers.experience_following import agents, clinic, driving
 from papers.experience_following.agents import says_yes
 from papers.experience_following.report import load_run
 from papers.experience_following.runs import Arm, Run
@@ -185,6 +185,9 @@ def test_scores_and_similarities_by_hand(tmp_path: Path) -> None:
         scored = driver.score(row, f"Planned Trajectory:\n{driving.waypoints_text(moved)}")
         assert scored == {"outcome": outcome, "error": pytest.approx(shifted)}
     assert driver.score(row, "no path")["error"] == pytest.approx(4.0)
+    guess = agents.RegAgent(None, 0).score
+    for reply, outcome in (("boxed{2.5}", 1.0), ("It is 1.2.", 1.0), ("Input: [2, 2]", 0.0)):
+        assert guess(StreamRow("", 2.0), reply)["outcome"] == outcome
     assert clinic.answers("['Yes', 2.50]") == clinic.answers("2.5, True")
     assert clinic.code_similarity("a = f(1)", "b = g('x')") == 1
     assert clinic.code_similarity("a = f(1)", "for a in f(1): pass") < 1
