@@ -7,14 +7,41 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from time import perf_counter
+from typing import Any
 
+from atommem.chat_format import ChatFormat
 from atommem.config import PolicyConfig, check_least
-from atommem.policy.contract import Sampling
+from atommem.policy.contract import MessagePolicy, Sampling, request_sampling
 from atommem.policy.opening import open_policy, policy_identity
-from papers.experience_following.agents import Asker
+from atommem.text_safety import guard_text
+from atommem.thinking import after_thoughts
 from papers.experiment import Journal
 
 SECONDS = "seconds asked"
+
+
+class Asker:
+    """Asks a policy by messages; seeds depend on the task, so that they agree across arms."""
+
+    def __init__(self, policy: Any, sampling: Sampling) -> None:
+        self._policy, self._sampling = policy, sampling
+        self._format: ChatFormat | None = None
+        if not isinstance(policy, MessagePolicy):
+            self._format = ChatFormat(policy.tokenizer, "\n\n", {})
+
+    async def ask(self, system: str, user: str, key: str) -> str:
+        """Return the reply without its thoughts; texts of records cannot be control tokens."""
+        sampling = request_sampling(self._sampling, key, 0)
+        user = guard_text(user)
+        if self._format is None:
+            messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+            completion = await self._policy.complete_chat(messages[0 if system else 1 :], sampling)
+        else:
+            text = self._format.render(self._format.messages(user, system))
+            encode = self._policy.tokenizer.encode
+            ids = [*self._format.first_ids, *encode(text, add_special_tokens=False)]
+            completion = await self._policy.complete(ids, sampling)
+        return after_thoughts(completion.text).strip()
 
 
 def add_policy_flags(parser: argparse.ArgumentParser, unset: str, max_tokens: int) -> None:

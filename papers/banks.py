@@ -133,8 +133,10 @@ class Constrained(Periodic):
     def sweep(self, store: StoreState) -> Sequence[Eviction]:
         unused = list(super().sweep(store))
         means = np.nan_to_num(store.column("mean_outcome"), nan=1e9)
-        means[np.isin(store.ids, [eviction.entry_id for eviction in unused])] = np.inf
-        for place in np.argsort(means, kind="stable")[: len(means) - len(unused) - self._limit]:
+        gone = {eviction.entry_id for eviction in unused}
+        means[[entry_id in gone for entry_id in store.ids.tolist()]] = np.inf
+        excess = max(0, len(means) - len(gone) - self._limit)
+        for place in np.argsort(means, kind="stable")[:excess]:
             reason = f"least mean utility, {means[place]:.2f}"
             unused.append(Eviction(int(store.ids[place]), reason, float(means[place])))
         return unused

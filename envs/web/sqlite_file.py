@@ -47,7 +47,7 @@ class SqliteFile:
             yield
         except sqlite3.DatabaseError as error:
             raise DataError(
-                f"{self._path}: cannot be used as a {self._kind} ({error}). Free some space on its "
+                f"{self._path}: not a {self._kind} that can be used ({error}). Free space on its "
                 "disk; if it is damaged, build it anew."
             ) from error
 

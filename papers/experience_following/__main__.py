@@ -18,7 +18,8 @@ from atommem.errors import ConfigError
 from atommem.plugins import find
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import open_policy, policy_identity
-from papers.experience_following.agents import Agent, Asker, RegAgent, StreamAgent
+from papers.asking import Asker, add_policy_flags
+from papers.experience_following.agents import Agent, RegAgent, StreamAgent
 from papers.experience_following.clinic import EhrAgent
 from papers.experience_following.driving import DriverAgent
 from papers.experience_following.flows import CicIotAgent
@@ -45,11 +46,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--figure", type=int, metavar="N", help="Figure 2 to 18; --out takes its plot.")
     help_text = "Play these arms in place of the table's, as 'strict, history, n 10'."
     add("--arms", nargs="+", default=[], metavar="NAME", help=help_text)
-    help_text = "Model folder, or URL of a server; unset: a script that copies from the prompt."
-    add("--policy", help=help_text)
-    add("--api", default="completions", help="Of a server: completions or chat (%(default)s).")
-    add("--model", help="Name of the model on the server.")
-    add("--tokenizer", help="Tokenizer of the server's model, for --api completions.")
+    add_policy_flags(parser, "a script that copies from the prompt", max_tokens=1024)
     help_text = "Judges C1, C2 and C3: model folders, or URL#MODEL of chat servers; unset: the "
     help_text += "truth, misread at fixed rates. RegAgent's are thresholds."
     add("--judges", nargs="+", default=[], metavar="MODEL", help=help_text)
@@ -59,7 +56,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--data", type=Path, metavar="FOLDER", help=help_text)
     add("--tasks", type=int, metavar="N", help="Fewer tasks than the paper's.")
     add("--initial", type=int, metavar="N", help="Another initial memory than the paper's.")
-    add("--max_tokens", type=int, default=1024, help="Longest reply (%(default)s).")
     add("--temperature", type=float, default=0.0, help="Of the policy (%(default)s).")
     help_text = "Sentence-transformers model for EHRAgent's questions; unset: hashed words."
     add("--embedder_model", help=help_text)
@@ -113,6 +109,8 @@ async def _play_all(arguments: argparse.Namespace, arms: Sequence[Arm]) -> list[
     if arguments.embedder_model is not None:
         embedder = make_embedder(EmbedderConfig("sentence_transformer", arguments.embedder_model))
     agent, code = _make_agent(arguments, embedder)
+    if (arguments.judges or arguments.judge_rows) and "judge" not in agent.prompts:
+        raise ConfigError(f"agent={agent.name}: is not judged by models. Drop judges, judge_rows.")
     initial = arguments.initial or agent.settings["initial"]
     rows = agent.tasks(initial, arguments.tasks or agent.settings["stream"])
     known = [agent.score(row, row.output) for row in rows if row.output is not None]

@@ -12,12 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 import yaml
 
-from atommem.chat_format import ChatFormat
 from atommem.embedding.embedder import Embedder, HashingEmbedder
 from atommem.errors import DataError
-from atommem.policy.contract import MessagePolicy, Sampling, derived_seed, request_sampling
-from atommem.text_safety import guard_text
-from atommem.thinking import after_thoughts
+from atommem.policy.contract import derived_seed
+from papers.asking import Asker
 from papers.experience import Similarity
 from papers.inputs import load_published
 from papers.regagent.simulation import make_world, similarity_follower
@@ -28,30 +26,6 @@ PROMPTS: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8")
 )
 """The prompts of appendices A.2 to A.4 in words of ours, by agent."""
-
-
-class Asker:
-    """Asks a policy by messages; seeds depend on the task, so that they agree across arms."""
-
-    def __init__(self, policy: Any, sampling: Sampling) -> None:
-        self._policy, self._sampling = policy, sampling
-        self._format: ChatFormat | None = None
-        if not isinstance(policy, MessagePolicy):
-            self._format = ChatFormat(policy.tokenizer, "\n\n", {})
-
-    async def ask(self, system: str, user: str, key: str) -> str:
-        """Return the reply without its thoughts; texts of records cannot be control tokens."""
-        sampling = request_sampling(self._sampling, key, 0)
-        user = guard_text(user)
-        if self._format is None:
-            messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-            completion = await self._policy.complete_chat(messages[0 if system else 1 :], sampling)
-        else:
-            text = self._format.render(self._format.messages(user, system))
-            encode = self._policy.tokenizer.encode
-            ids = [*self._format.first_ids, *encode(text, add_special_tokens=False)]
-            completion = await self._policy.complete(ids, sampling)
-        return after_thoughts(completion.text).strip()
 
 
 MISREADS = {"C1": (0.5, 0.2), "C2": (0.3, 0.2), "C3": (0.1, 0.1)}

@@ -102,7 +102,12 @@ def test_agent_plays_its_table_on_generated_files(agent: str, tmp_path: Path) ->
     assert strict is not None
     assert 0 < strict.column("outcome").mean() < 1, "the world is neither trivial nor hopeless"
     rows = tmp_path / "judge.jsonl"
-    run(tmp_path, "--agent", agent, "--table", "1", "--judge_rows", str(rows))
+    judged = ("--agent", agent, "--table", "1", "--judge_rows", str(rows))
+    if agent == "regagent":
+        with pytest.raises(ConfigError, match="not judged by models"):
+            run(tmp_path, *judged)
+        return
+    run(tmp_path, *judged)
     replies = [
         says_yes(json.loads(line)["completion"][0]["content"])
         for line in rows.read_text().splitlines()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from papers.experience_following.agents import Asker
+from papers.asking import Asker
 from papers.experiment import Journal, progress
 from papers.streams import Shown, executions
 from papers.traceretain.engine import Engine, Played, Player, play

@@ -12,8 +12,8 @@ import pytest
 
 from atommem.errors import ConfigError, OutageError
 from atommem.policy.contract import Completion, Sampling
+from papers.asking import Asker
 from papers.experience import Bank
-from papers.experience_following.agents import Asker
 from papers.experiment import Journal, Report
 from papers.inputs import StoredVectors, load_published
 from papers.test_papers import readme_parts, unit_vectors
