@@ -16,6 +16,7 @@ from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
 from atommem.errors import DataError
 from papers.amac.admission import (
+    THRESHOLD,
     THRESHOLDS,
     Array,
     Decisions,
@@ -24,6 +25,7 @@ from papers.amac.admission import (
     confidences,
     f1,
     leave_one_out,
+    published_scores,
     type_priors,
 )
 from papers.amac.baselines import Ratings, baselines_of_code, contexts, described_baselines
@@ -308,10 +310,8 @@ def table_5(
     first: int,
 ) -> None:
     """Add Table 5: F1 by domain, that whose description has the higher cosine, `domains` (n, 2)."""
-    texts = [text for one in conversations for text in one.texts]
     needed = np.array([flag for one in conversations for flag in one.needed])
-    support = np.concatenate([confidences(one.texts) for one in conversations])
-    whole = 0.15 + 0.1 * support + 0.6 * type_priors(texts) >= turns.threshold - 1e-9
+    whole = np.concatenate([published_scores(one.texts) for one in conversations]) >= THRESHOLD
     own, here = turns.admit(), slice(first, first + len(turns.texts))
     nearest = domains.argmax(axis=1)
     rows: list[list[Any]] = []

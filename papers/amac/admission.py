@@ -29,6 +29,8 @@ from papers.inputs import Conversation
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 ROUNDS = 9_999
+THRESHOLD = 0.55 - 1e-9
+"""As published; rounding errors count as equal."""
 _DATE = re.compile(
     r"\d|\b(?:yesterday|today|tomorrow|week|month|year|last|next|ago|monday|tuesday|wednesday"
     r"|thursday|friday|saturday|sunday|january|february|march|april|may|june|july|august|september"
@@ -74,6 +76,12 @@ def confidences(texts: Sequence[str]) -> Array:
         earlier = [j for j in range(i) if texts[j] and raw[i] & raw[j]]
         found[i] = max((rouge_l(words[i], words[j]) for j in earlier), default=0.0)
     return found
+
+
+def published_scores(texts: Sequence[str], support: Array | None = None) -> Array:
+    """Return S of A-MAC's code with U = .5; its novelty is 1, its recency 0, C is `support`."""
+    support = confidences(texts) if support is None else support
+    return np.asarray(0.15 + 0.1 * support + 0.6 * type_priors(texts))
 
 
 def novelties(vectors: Vectors) -> Array:
@@ -285,8 +293,7 @@ def leave_one_out(report: Report, conversations: Sequence[Conversation], vectors
     support = [confidences(part) for part in texts]
     rules: dict[str, list[Flags]] = {
         PUBLISHED: [
-            0.05 + 0.1 * c + 0.1 + 0.6 * t >= 0.55 - 1e-9
-            for c, t in zip(support, priors, strict=True)
+            published_scores(*pair) >= THRESHOLD for pair in zip(texts, support, strict=True)
         ],
     }
     streams = [

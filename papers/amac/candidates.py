@@ -13,14 +13,13 @@ from datetime import date, timedelta
 import numpy as np
 
 from papers.amac.admission import (
+    THRESHOLD,
     Decisions,
     Flags,
-    best_threshold,
-    confidences,
+    fit_threshold,
+    published_scores,
     rouge_l,
     rouge_words,
-    type_priors,
-    without,
 )
 from papers.experiment import Report
 from papers.inputs import Conversation
@@ -76,41 +75,31 @@ def split_conversation(conversation: Conversation) -> list[list[str]]:
     return [split_turn(*turn) for turn in turns]
 
 
-def best_scores(conversation: Conversation) -> np.ndarray:
-    """Return each turn's best score of a unit, -1 without one; U is .5, N 1 and R 0.
-
-    A unit is supported by its own turn and by earlier ones (Support of equation 2).
-    """
-    units = split_conversation(conversation)
-    found = np.full(len(units), -1.0)
-    for i, (turn, own) in enumerate(zip(conversation.texts, units, strict=True)):
-        if own:
-            words = rouge_words(turn)
-            support = np.array([rouge_l(rouge_words(unit), words) for unit in own])
-            found[i] = (0.15 + 0.1 * support + 0.6 * type_priors(own)).max()
-    return found
-
-
 def split_table(report: Report, conversations: Sequence[Conversation]) -> None:
-    """Add admission of units; a turn counts as admitted if one of its units is."""
+    """Add admission of units by the published weights; the turn of an admitted unit is admitted.
+
+    A unit is supported by its own turn (Support of equation 2); U is .5, N 1, R 0 (code).
+    """
     needed: list[Flags] = [np.array(one.needed) for one in conversations]
-    truth = np.concatenate(needed)
-    whole = [
-        0.15 + 0.1 * confidences(one.texts) + 0.6 * type_priors(one.texts) for one in conversations
-    ]
-    units = [best_scores(one) for one in conversations]
-    counts = [sum(map(len, split_conversation(one))) for one in conversations]
+    truth, units = np.concatenate(needed), [split_conversation(one) for one in conversations]
+
+    def best(turn: str, own: Sequence[str]) -> float:
+        support = np.array([rouge_l(rouge_words(unit), rouge_words(turn)) for unit in own])
+        return float(published_scores(own, support).max()) if own else -1.0
+
+    scores = {
+        "turns": [published_scores(one.texts) for one in conversations],
+        "units": [
+            np.array([best(*pair) for pair in zip(one.texts, split, strict=True)])
+            for one, split in zip(conversations, units, strict=True)
+        ],
+    }
+    numbers = {"turns": len(truth), "units": sum(len(own) for split in units for own in split)}
     rows = []
-    for name, scores, candidates in (
-        ("turns", whole, len(truth)),
-        ("units", units, sum(counts)),
-    ):
-        fitted = [
-            best_threshold(without(scores, i), without(needed, i)) for i in range(len(scores))
-        ]
-        for label, limits in (("published", [0.55] * len(scores)), ("of the others", fitted)):
-            flags = [one >= limit - 1e-9 for one, limit in zip(scores, limits, strict=True)]
+    for name, found in scores.items():
+        published = [one >= THRESHOLD for one in found]
+        for label, flags in (("published", published), ("fitted", fit_threshold(found, needed))):
             cells = Decisions.of(np.concatenate(flags), truth).cells()
-            rows.append([name, label, candidates, *cells])
+            rows.append([name, label, numbers[name], *cells])
     columns = ["candidates", "threshold", "number", "turns admitted", "right", "P", "R", "F1"]
-    report.table("Atomic units that stand alone (--split), published weights", columns, rows)
+    report.table("Atomic units that stand alone (--split)", columns, rows)

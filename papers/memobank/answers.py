@@ -17,7 +17,7 @@ from papers.experience import Experience
 from papers.experiment import Journal, Report, progress
 from papers.memobank.cases import Question, Stream
 
-MISSING = "not at hand"
+MISSING, PRUNED = "not at hand", "with, pruned bank"
 _PROMPT = """Answer the question with the answer alone, a few words.
 
 {context}Question: {question}
@@ -62,65 +62,58 @@ def answer_tables(
             stream.nearest(vectors, kept, paper["top"]),
         )
     )
+    contexts: dict[int, dict[str, Sequence[str]]] = {1: {}, 2: {}}
+    if arguments.policy is not None:
+        contexts[1] = {"without": [""] * len(questions), "with": memory, PRUNED: pruned}
+        if arguments.search is not None:
+            found = journal.once("search", lambda: asyncio.run(_search(arguments, questions)))
+            contexts[2] = {
+                "without": found,
+                "with": [*map("".join, zip(memory, found, strict=True))],
+            }
     known = {case.query.strip() for case in stream.cases}
     inside = [text.strip() in known for text, _ in questions]
-    plain = [""] * len(questions)
-    arms = {"without": plain, "with": memory, "with, pruned bank": pruned}
-    _table(report, arguments, journal, paper, 1, arms, questions, inside)
-    arms = {}
-    if arguments.search is not None and arguments.policy is not None:
-        found = journal.once("search", lambda: asyncio.run(_search(arguments, questions)))
-        arms = {"without": found, "with": [*map("".join, zip(memory, found, strict=True))]}
-    _table(report, arguments, journal, paper, 2, arms, questions, inside)
-
-
-def _table(
-    report: Report,
-    arguments: argparse.Namespace,
-    journal: Journal,
-    paper: Mapping[str, Any],
-    number: int,
-    contexts: Mapping[str, Sequence[str]],
-    questions: Sequence[Question],
-    inside: Sequence[bool],
-) -> None:
-    right: dict[str, list[bool]] = {}
-    for arm, context in contexts.items():
-        if arguments.policy is None:
-            break
-        progress(f"memobank: Table {number}, {arm}")
-        prompts = {
-            f"table {number}, {arm}, {i}": _PROMPT.format(context=shown, question=text)
-            for i, ((text, _), shown) in enumerate(zip(questions, context, strict=True))
-        }
-        replies = ask_all(arguments, prompts, journal).values()
-        right[arm] = [
-            is_right(reply, answers) for reply, (_, answers) in zip(replies, questions, strict=True)
+    for number, arms in contexts.items():
+        right: dict[str, list[bool]] = {}
+        for arm, context in arms.items():
+            progress(f"memobank: Table {number}, {arm}")
+            prompts = {
+                f"table {number}, {arm}, {i}": _PROMPT.format(context=shown, question=text)
+                for i, ((text, _), shown) in enumerate(zip(questions, context, strict=True))
+            }
+            replies = ask_all(arguments, prompts, journal).values()
+            pairs = zip(replies, questions, strict=True)
+            right[arm] = [is_right(reply, answers) for reply, (_, answers) in pairs]
+        printed = {arm: fmean(values) for arm, values in paper[f"table{number}"].items()}
+        rows = [
+            [arm, printed.get(arm), *_cells(right, arm, inside)]
+            for arm in (*printed, *([PRUNED] if number == 1 else []))
         ]
-    rows: list[list[Any]] = []
-    for arm in ("without", "with", "with, pruned bank")[: 3 if number == 1 else 2]:
-        printed = paper[f"table{number}"].get(arm)
-        row: list[Any] = [arm, printed and fmean(printed)]
-        if arm not in right:
-            rows.append([*row, MISSING, *[None] * 4])
-            continue
-        gaps = [a - b for a, b in zip(right[arm], right["without"], strict=True)]
+        columns = ["memory", "percent", "percent, ours", "gain [95%]", "p", "in the bank", "others"]
+        name = "Table 1" if number == 1 else "Table 2, with web search"
+        title = f"{name}: answers that contain the truth, {len(questions)} questions"
+        report.table(title, columns, rows)
+    report.notes.append(
+        "Table 1 needs --policy, Table 2 --search too; the paper has GPT-4o-mini and SearxNG."
+    )
+
+
+def _cells(right: Mapping[str, list[bool]], arm: str, inside: Sequence[bool]) -> list[Any]:
+    """Return percent right, gain and p against ``without``, and percent in the bank and not."""
+    if arm not in right:
+        return [MISSING, *[None] * 4]
+    flags, gain, p = right[arm], None, None
+    if arm != "without":
+        gaps = [a - b for a, b in zip(flags, right["without"], strict=True)]
         gap = paired_difference(gaps, range(len(gaps)))
-        shown = f"{100 * gap.difference:+.1f} [{100 * gap.low:+.1f}, {100 * gap.high:+.1f}]"
-        parts = [
-            [flag for flag, known in zip(right[arm], inside, strict=True) if known == kind]
-            for kind in (True, False)
-        ]
-        means = [100 * fmean(part) if part else None for part in (right[arm], *parts)]
-        paired = (shown, gap.p_value) if arm != "without" else (None, None)
-        rows.append([*row, means[0], *paired, *means[1:]])
-    engine = " with web search" if number == 2 else ""
-    columns = ["memory", "percent", "percent, ours", "gain [95%]", "p", "in the bank", "others"]
-    title = f"Table {number}{engine}: answers that contain the truth, {len(questions)} questions"
-    report.table(title, columns, rows)
-    if not right:
-        missing = "--policy" if number == 1 else "--policy and --search"
-        report.notes.append(f"Table {number} needs {missing}; the paper's model is GPT-4o-mini.")
+        values = (100 * value for value in (gap.difference, gap.low, gap.high))
+        gain, p = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*values), gap.p_value
+    parts = [
+        [flag for flag, known in zip(flags, inside, strict=True) if known == kind]
+        for kind in (True, False)
+    ]
+    whole, *shares = [100 * fmean(part) if part else None for part in (flags, *parts)]
+    return [whole, gain, p, *shares]
 
 
 async def _search(arguments: argparse.Namespace, questions: Sequence[Question]) -> list[str]:
