@@ -52,6 +52,16 @@ def run(folder: Path, *flags: str) -> Report:
     return command.run(arguments, Journal())
 
 
+@pytest.mark.parametrize("flags", [("--table", "3"), ("--figure", "1"), ("--agent", "reg")])
+def test_unknown_table_figure_or_agent_is_one_clear_error(
+    flags: tuple[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"{flags[0][2:]}={flags[1]}: unknown.*Give one of"):
+        run(tmp_path, *flags)
+    with pytest.raises(ConfigError, match="has no row in that table"):
+        run(tmp_path, "--agent", "cic_iot", "--table", "4")
+
+
 def test_readme_has_one_row_for_every_part_of_the_paper() -> None:
     text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.*?) \| .+ \|.*\|$", text.split("## Every part")[1], re.MULTILINE)
