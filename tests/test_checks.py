@@ -60,7 +60,7 @@ def test_site_builds_without_warnings_and_loads_nothing_from_other_hosts(tmp_pat
 BENCHES = [
     path
     for path in sorted((ROOT / "scripts").glob("bench_*.py"))
-    if path.stem != "bench_ablations"  # the demo's tests cover it, and are faster
+    if path.stem not in ("bench_ablations", "bench_kills")  # other tests cover them, faster
 ]
 WITH_VLLM = ("bench_lora_sync", "bench_rollout", "bench_step")
 
