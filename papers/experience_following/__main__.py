@@ -72,11 +72,11 @@ def run(arguments: argparse.Namespace, journal: Journal) -> Report:
         number = 1
     names: list[str] = paper["stream"]["arms"] if own and figure is None else []
     if number is not None:
-        check_choice("table", number, list(paper["tables"]))
+        check_choice("table", str(number), [*map(str, paper["tables"])])
         rows = paper["tables"][number]["rows"]
         names = [name for name, cells in rows.items() if own or arguments.agent in cells]
     if figure is not None:
-        check_choice("figure", figure, list(paper["figures"]))
+        check_choice("figure", str(figure), [*map(str, paper["figures"])])
         names = [*names, *paper["figures"][figure]["arms"]]
     report = Report("experience_following", paper["source"])
     if arguments.agent is not None:
@@ -109,6 +109,8 @@ async def _play_all(arguments: argparse.Namespace, arms: Sequence[Arm]) -> list[
     if arguments.embedder_model is not None:
         embedder = make_embedder(EmbedderConfig("sentence_transformer", arguments.embedder_model))
     agent, code = _make_agent(arguments, embedder)
+    if not arms:
+        raise ConfigError(f"agent={arguments.agent}: has no row in that table. Give --arms.")
     if (arguments.judges or arguments.judge_rows) and "judge" not in agent.prompts:
         raise ConfigError(f"agent={agent.name}: is not judged by models. Drop judges, judge_rows.")
     initial = arguments.initial or agent.settings["initial"]

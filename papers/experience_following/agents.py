@@ -232,6 +232,7 @@ class RegAgent(Agent):
 
     @staticmethod
     def _number(text: str) -> float:
-        """Return the boxed number, or else the last one; 0 without any."""
-        found = re.findall(r"boxed\{+(-?\d+(?:\.\d+)?)", text) or re.findall(r"-?\d+\.?\d*", text)
-        return float(found[-1]) if found else 0.0
+        """Return the last boxed number, or else the only number; far off without either."""
+        boxed = re.findall(r"boxed\{+(-?\d+(?:\.\d+)?)", text)
+        numbers = boxed[-1:] or re.findall(r"-?\d+\.?\d*", text)
+        return float(numbers[0]) if len(numbers) == 1 else 1e6

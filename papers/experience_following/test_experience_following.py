@@ -17,7 +17,7 @@ import pytest
 from atommem.errors import ConfigError, DataError
 from atommem.policy.contract import Completion, Sampling
 from papers.experience_following import __main__ as command
-from papers.experience_following import clinic, driving
+from papers.experience_following import agents, clinic, driving
 from papers.experience_following.agents import says_yes
 from papers.experience_following.report import load_run
 from papers.experience_following.runs import Arm, Run
@@ -50,6 +50,16 @@ def run(folder: Path, *flags: str) -> Report:
     arguments = parser.parse_args([*small, *flags])
     arguments.out = folder
     return command.run(arguments, Journal())
+
+
+@pytest.mark.parametrize("flags", [("--table", "3"), ("--figure", "1"), ("--agent", "reg")])
+def test_unknown_table_figure_or_agent_is_one_clear_error(
+    flags: tuple[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"{flags[0][2:]}={flags[1]}: unknown.*Give one of"):
+        run(tmp_path, *flags)
+    with pytest.raises(ConfigError, match="has no row in that table"):
+        run(tmp_path, "--agent", "cic_iot", "--table", "4")
 
 
 def test_readme_has_one_row_for_every_part_of_the_paper() -> None:
@@ -185,6 +195,9 @@ def test_scores_and_similarities_by_hand(tmp_path: Path) -> None:
         scored = driver.score(row, f"Planned Trajectory:\n{driving.waypoints_text(moved)}")
         assert scored == {"outcome": outcome, "error": pytest.approx(shifted)}
     assert driver.score(row, "no path")["error"] == pytest.approx(4.0)
+    guess = agents.RegAgent(None, 0).score
+    for reply, outcome in (("boxed{2.5}", 1.0), ("It is 1.2.", 1.0), ("Input: [2, 2]", 0.0)):
+        assert guess(StreamRow("", 2.0), reply)["outcome"] == outcome
     assert clinic.answers("['Yes', 2.50]") == clinic.answers("2.5, True")
     assert clinic.code_similarity("a = f(1)", "b = g('x')") == 1
     assert clinic.code_similarity("a = f(1)", "for a in f(1): pass") < 1
