@@ -71,8 +71,6 @@ def main(argv: list[str]) -> int:
     if args.store.is_dir():  # of `Memory.save`
         stored = SavedMemory.read(args.store).embedder
         config = make(EmbedderConfig, {**stored, **given_flags(argv, args)})
-        if not args.scope and (others := len(scope_files(args.store))):
-            print(f"without the {others} scopes of this memory: --scope user=NAME is of one")
         args.store = _file_of(args.store, args.scope)
     entries = read_store(args.store, args.scope)
     found = asyncio.run(audit(entries, make_embedder(config), args.same, args.budget, args.rules))
@@ -167,7 +165,7 @@ def read_store(path: Path, scope: Sequence[str] = ()) -> tuple[Entry, ...]:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # `read_rows` names what is wrong
     rows = [row.values for row in read_rows(path)]
-    for name, value in _parsed(scope).items():
+    for name, _, value in (each.partition("=") for each in scope):
         rows = [row for row in rows if _scope_of(row, name) == value]
     for name in _SCOPES:
         if len(values := sorted({_scope_of(row, name) for row in rows})) > 1:
@@ -186,26 +184,25 @@ def read_store(path: Path, scope: Sequence[str] = ()) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _parsed(scope: Sequence[str]) -> dict[str, str]:
-    pairs = [each.partition("=") for each in scope]
-    return {name: value for name, _, value in pairs}
-
-
 def _scope_of(row: Mapping[str, Any], name: str) -> str:
     return str(row.get(name, row.get(_SCOPES.get(name, name))))
 
 
 def _file_of(folder: Path, scope: Sequence[str]) -> Path:
     """Return the file of a saved memory, or of the one of its scopes that `scope` names."""
+    scopes = {
+        path: [f"{name}={value}" for name, value in zip(SCOPE, key, strict=True)]
+        for key, path in scope_files(folder).items()
+    }
     if not scope:
+        if scopes:
+            print(f"without the {len(scopes)} scopes of this memory: --scope user=NAME is of one")
         return folder / MEMORY_FILE
-    scopes = {path: dict(zip(SCOPE, key, strict=True)) for key, path in scope_files(folder).items()}
-    found = [path for path in scopes if _parsed(scope).items() <= scopes[path].items()]
+    found = [path for path, names in scopes.items() if {*scope} <= {*names}]
     if len(found) != 1:
-        known = (" ".join(map("=".join, scopes[path].items())) for path in found or scopes)
+        known = "; ".join(" ".join(scopes[path]) for path in found or scopes)
         raise DataError(
-            f"scope={' '.join(scope)}: names {len(found)} scopes of {folder}. Give one: "
-            f"{'; '.join(known) or 'it has none'}."
+            f"scope={' '.join(scope)}: names {len(found)} scopes of {folder}. Give one: {known}."
         )
     return found[0]
 

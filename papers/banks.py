@@ -133,8 +133,10 @@ class Constrained(Periodic):
     def sweep(self, store: StoreState) -> Sequence[Eviction]:
         unused = list(super().sweep(store))
         means = np.nan_to_num(store.column("mean_outcome"), nan=1e9)
-        means[np.isin(store.ids, [eviction.entry_id for eviction in unused])] = np.inf
-        for place in np.argsort(means, kind="stable")[: len(means) - len(unused) - self._limit]:
+        gone = {eviction.entry_id for eviction in unused}
+        means[[entry_id in gone for entry_id in store.ids.tolist()]] = np.inf
+        excess = max(0, len(means) - len(gone) - self._limit)
+        for place in np.argsort(means, kind="stable")[:excess]:
             reason = f"least mean utility, {means[place]:.2f}"
             unused.append(Eviction(int(store.ids[place]), reason, float(means[place])))
         return unused
@@ -212,7 +214,13 @@ class MemoBank(Lowest):
         """Return the utility of each record, shape (n,)."""
         age = np.maximum(1.0, store.step - store.column("created"))
         reward = np.nan_to_num(store.column("outcome")) > 0
-        return 0.7 * store.column("shown") * np.exp(-0.02 * age) / age + 0.3 * reward
+        found: Numbers = utility_of(store.column("shown"), age, reward)
+        return found
+
+
+def utility_of(shown: Any, age: Any, reward: Any) -> Any:
+    """Return the utility (equation 1) of records by retrievals, age and success."""
+    return 0.7 * shown * np.exp(-0.02 * age) / age + 0.3 * reward
 
 
 def broken_failure(query: str, details: Any) -> str:

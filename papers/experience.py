@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from atommem.config import check_choice
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.errors import ConfigError
 from atommem.memory.log import MEMORY, Contents, Entry, Operation, Outcome, Source
@@ -48,26 +46,6 @@ class Verdict:
     reason: str = ""
 
 
-def _by_outcome(
-    experience: Experience, rng: np.random.Generator, false_positive: float, false_negative: float
-) -> Verdict:
-    """Add successes, misread at the given rates."""
-    drawn = rng.random()
-    if experience.outcome is None:
-        return Verdict(False, None, "unknown outcome")
-    success = drawn >= false_negative if experience.outcome >= 1 else drawn < false_positive
-    return Verdict(success, float(success), "" if success else f"outcome {experience.outcome:g}")
-
-
-EVALUATORS: dict[str, Callable[[Experience, np.random.Generator], Verdict]] = {
-    "fixed": lambda experience, rng: Verdict(False, experience.outcome, "the bank is fixed"),
-    "add_all": lambda experience, rng: Verdict(True, experience.outcome),
-    "noisy": partial(_by_outcome, false_positive=0.3, false_negative=0.1),
-    "strict": partial(_by_outcome, false_positive=0.0, false_negative=0.0),
-}
-"""Which finished tasks become records (section 3 of the paper); `rng` is the bank's."""
-
-
 class Bank:
     """Records of finished tasks, used by one coroutine at a time.
 
@@ -78,8 +56,7 @@ class Bank:
         embedder: Embeds queries.
         capacity: Maximum number of records; None is unlimited.
         admission, retention: Names of rules, with options, as for a memory.
-        evaluator: A name in `EVALUATORS`.
-        seed: Seed of rules and evaluators.
+        seed: Seed of rules.
         newest_first: Retrieve the newest of equally similar records first.
     """
 
@@ -90,16 +67,14 @@ class Bank:
         capacity: int | None = None,
         admission: str = "accept",
         retention: str = "reject",
-        evaluator: str = "add_all",
         seed: int = 0,
         newest_first: bool = False,
     ) -> None:
         if capacity is not None and capacity < 1:
             raise ConfigError(f"capacity={capacity}: must be at least 1, or None for no limit.")
-        check_choice("evaluator", evaluator, tuple(EVALUATORS))
         self._embedder, self._capacity, self._seed = embedder, capacity, seed
         self._rules = RuleSet(rule_path(admission), rule_path(retention))
-        self._evaluator, self._newest_first = evaluator, newest_first
+        self._newest_first = newest_first
         self._contents, self._store = Contents(), VectorStore(embedder.dim)
         self._last: tuple[str, Vectors] | None = None
         self.task = 1  # the current one
@@ -142,11 +117,10 @@ class Bank:
     ) -> tuple[Operation, ...]:
         """Finish the current task: credit retrieved records, add one, delete; return operations.
 
-        `verdict` replaces that of the bank's evaluator. After an `OutageError` of the embedder the
-        bank is unchanged.
+        Without a `verdict` all are added. After an `OutageError` of the embedder the bank is
+        unchanged.
         """
-        rng = np.random.default_rng((self._seed, self._contents.position, 1))
-        verdict = verdict or EVALUATORS[self._evaluator](experience, rng)
+        verdict = verdict or Verdict(True, experience.outcome)
         vector = None
         if verdict.add:
             vector = await self._vector(experience.query)
@@ -159,8 +133,8 @@ class Bank:
         plan.add("observe", actor=_SYSTEM, scores=scores, details=details)
         self._rules.observe(plan.operations[-1])
         if vector is None:
-            reason = f"evaluator:{self._evaluator}: {verdict.reason}"
-            plan.add("create", Outcome.REJECTED, after=experience.query, reason=reason)
+            after, reason = experience.query, verdict.reason
+            plan.add("create", Outcome.REJECTED, after=after, reason=reason)
         else:
             self._add(plan, experience, vector)
         plan.sweep()
@@ -170,7 +144,7 @@ class Bank:
         return self._apply(plan)
 
     async def fill(self, experiences: Iterable[Experience]) -> None:
-        """Add records of tasks outside the bank; admission rules apply, the evaluator does not."""
+        """Add records of tasks outside the bank; admission rules apply."""
         items = list(experiences)
         for start in range(0, len(items), _BATCH):
             batch = items[start : start + _BATCH]

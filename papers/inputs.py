@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,8 @@ class Conversation:
     name: str
     texts: tuple[str, ...]  # each turn, without speaker and image caption
     needed: tuple[bool, ...]  # whether a question of any category lists the turn's id as evidence
+    speakers: tuple[str, ...]
+    days: tuple[date, ...]  # of the sessions
 
 
 def read_conversations(folder: Path) -> list[Conversation]:
@@ -131,12 +134,24 @@ def read_conversations(folder: Path) -> list[Conversation]:
 
 
 def locomo_turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the turns of a LoCoMo conversation in the order of its sessions."""
+    """Return the turns of a LoCoMo conversation in order, each with its session's ``date``."""
     sessions = row["conversation"]
     numbers = sorted(
         int(found[1]) for name in sessions if (found := re.fullmatch(r"session_(\d+)", name))
     )
-    return [turn for number in numbers for turn in sessions[f"session_{number}"]]
+    return [
+        {**turn, "date": sessions.get(f"session_{number}_date_time", "")}
+        for number in numbers
+        for turn in sessions[f"session_{number}"]
+    ]
+
+
+def _day(text: str) -> date:
+    """Return the day of "1:56 pm on 8 May, 2023"; without one, the first of 2023."""
+    found = re.search(r"\d+ [A-Z][a-z]+,? \d{4}", text)
+    if found is None:
+        return date(2023, 1, 1)
+    return datetime.strptime(found[0].replace(",", ""), "%d %B %Y").date()
 
 
 def _parse_conversation(row: Mapping[str, Any]) -> Conversation:
@@ -144,7 +159,9 @@ def _parse_conversation(row: Mapping[str, Any]) -> Conversation:
     turns = locomo_turns(row)
     texts = tuple(str(turn.get("text") or "") for turn in turns)
     needed = tuple(turn.get("dia_id") in evidence for turn in turns)
-    return Conversation(row["sample_id"], texts, needed)
+    speakers = tuple(str(turn.get("speaker") or "") for turn in turns)
+    days = tuple(_day(turn["date"]) for turn in turns)
+    return Conversation(row["sample_id"], texts, needed, speakers, days)
 
 
 def load_demo(policy: Path, recipe: Any, out: Path, seed: int = 0) -> Any:

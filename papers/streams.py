@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -61,29 +60,6 @@ class Copier:
     def score(self, row: StreamRow, output: str) -> Mapping[str, Any]:
         """Return exact match."""
         return {"outcome": float(output == row.truth)}
-
-
-class Voter(Copier):
-    """Answers the majority class of the records, as a classifier of traffic (CIC-IoT)."""
-
-    async def act(self, row: StreamRow, shown: Shown) -> str:
-        """Return the majority."""
-        counts = Counter(executions(shown))
-        return counts.most_common(1)[0][0] if counts else ""
-
-
-class Driver(Copier):
-    """Copies the most similar trajectory; right within a mean distance of 2.5 (UniAD)."""
-
-    tolerance = 2.5
-
-    def score(self, row: StreamRow, output: str) -> Mapping[str, Any]:
-        """Return the mean distance as ``error``."""
-        if not output:
-            return {"outcome": 0.0, "error": 1e9}
-        gap = np.asarray(json.loads(output)) - np.asarray(row.truth)
-        error = float(np.mean(np.linalg.norm(gap, axis=-1)))
-        return {"outcome": float(error < self.tolerance), "error": error}
 
 
 KEYS = {"ego": 1.0, "goal": 10.0, "history": 1.0}

@@ -9,8 +9,6 @@ from typing import Any
 
 from atommem.errors import ConfigError, DataError
 
-_NOT_WRITTEN = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_BUSY")
-
 
 class SqliteFile:
     """An SQLite file; all methods raise `DataError` if it is damaged or of another kind.
@@ -48,13 +46,9 @@ class SqliteFile:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            if getattr(error, "sqlite_errorname", "").startswith(_NOT_WRITTEN):
-                raise DataError(
-                    f"{self._path}: cannot be written ({error}). Free some space, or check the "
-                    "disk and its permissions."
-                ) from error
             raise DataError(
-                f"{self._path}: not a {self._kind}, or damaged ({error}). Build it anew."
+                f"{self._path}: not a {self._kind} that can be used ({error}). Free space on its "
+                "disk; if it is damaged, build it anew."
             ) from error
 
     def close(self) -> None:

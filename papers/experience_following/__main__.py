@@ -9,6 +9,7 @@ import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from atommem.config import EmbedderConfig, PolicyConfig, check_choice, check_least
 from atommem.embedding import make_embedder
@@ -17,12 +18,13 @@ from atommem.errors import ConfigError
 from atommem.plugins import find
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import open_policy, policy_identity
-from papers.experience_following.agents import Agent, Asker, Follower, RegAgent, StreamAgent
+from papers.asking import Asker, add_policy_flags
+from papers.experience_following.agents import Agent, RegAgent, StreamAgent
 from papers.experience_following.clinic import EhrAgent
 from papers.experience_following.driving import DriverAgent
 from papers.experience_following.flows import CicIotAgent
 from papers.experience_following.report import add_figure, add_runs, add_table
-from papers.experience_following.runs import Arm, Run, make_judges, play
+from papers.experience_following.runs import Arm, Run, play
 from papers.experiment import Journal, Report, main, progress
 from papers.inputs import load_published
 from papers.streams import SIMILARITIES, StreamRow, shift
@@ -44,11 +46,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--figure", type=int, metavar="N", help="Figure 2 to 18; --out takes its plot.")
     help_text = "Play these arms in place of the table's, as 'strict, history, n 10'."
     add("--arms", nargs="+", default=[], metavar="NAME", help=help_text)
-    help_text = "Model folder, or URL of a server; unset: a script that copies from the prompt."
-    add("--policy", help=help_text)
-    add("--api", default="completions", help="Of a server: completions or chat (%(default)s).")
-    add("--model", help="Name of the model on the server.")
-    add("--tokenizer", help="Tokenizer of the server's model, for --api completions.")
+    add_policy_flags(parser, "a script that copies from the prompt", max_tokens=1024)
     help_text = "Judges C1, C2 and C3: model folders, or URL#MODEL of chat servers; unset: the "
     help_text += "truth, misread at fixed rates. RegAgent's are thresholds."
     add("--judges", nargs="+", default=[], metavar="MODEL", help=help_text)
@@ -58,7 +56,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--data", type=Path, metavar="FOLDER", help=help_text)
     add("--tasks", type=int, metavar="N", help="Fewer tasks than the paper's.")
     add("--initial", type=int, metavar="N", help="Another initial memory than the paper's.")
-    add("--max_tokens", type=int, default=1024, help="Longest reply (%(default)s).")
     add("--temperature", type=float, default=0.0, help="Of the policy (%(default)s).")
     help_text = "Sentence-transformers model for EHRAgent's questions; unset: hashed words."
     add("--embedder_model", help=help_text)
@@ -75,11 +72,11 @@ def run(arguments: argparse.Namespace, journal: Journal) -> Report:
         number = 1
     names: list[str] = paper["stream"]["arms"] if own and figure is None else []
     if number is not None:
-        check_choice("table", number, list(paper["tables"]))
+        check_choice("table", str(number), [*map(str, paper["tables"])])
         rows = paper["tables"][number]["rows"]
         names = [name for name, cells in rows.items() if own or arguments.agent in cells]
     if figure is not None:
-        check_choice("figure", figure, list(paper["figures"]))
+        check_choice("figure", str(figure), [*map(str, paper["figures"])])
         names = [*names, *paper["figures"][figure]["arms"]]
     report = Report("experience_following", paper["source"])
     if arguments.agent is not None:
@@ -112,6 +109,10 @@ async def _play_all(arguments: argparse.Namespace, arms: Sequence[Arm]) -> list[
     if arguments.embedder_model is not None:
         embedder = make_embedder(EmbedderConfig("sentence_transformer", arguments.embedder_model))
     agent, code = _make_agent(arguments, embedder)
+    if not arms:
+        raise ConfigError(f"agent={arguments.agent}: has no row in that table. Give --arms.")
+    if (arguments.judges or arguments.judge_rows) and "judge" not in agent.prompts:
+        raise ConfigError(f"agent={agent.name}: is not judged by models. Drop judges, judge_rows.")
     initial = arguments.initial or agent.settings["initial"]
     rows = agent.tasks(initial, arguments.tasks or agent.settings["stream"])
     known = [agent.score(row, row.output) for row in rows if row.output is not None]
@@ -123,20 +124,20 @@ async def _play_all(arguments: argparse.Namespace, arms: Sequence[Arm]) -> list[
     settings |= {"policy": code or "follower", "data": str(data), "known": known}
     settings |= {"tasks": len(rows) - len(known), "initial": len(known)}
     sampling = Sampling(arguments.temperature, max_tokens=arguments.max_tokens, seed=arguments.seed)
-    agent.asker, opened = Follower(agent, arguments.seed), []
+    opened: list[Any] = []
     if arguments.policy is not None:
         server = {name: getattr(arguments, name) for name in ("api", "model", "tokenizer")}
         config = PolicyConfig([arguments.policy], **server)
         opened.append(open_policy(config))
         agent.asker = Asker(opened[0], sampling)
         settings["policy"] = await policy_identity(config, opened[0])
-    askers = []
     for name in arguments.judges:
         url, _, model = name.partition("#")
         chat = {"api": "chat", "model": model} if model else {}
         opened.append(open_policy(PolicyConfig([url], **chat)))
-        askers.append(Asker(opened[-1], Sampling(0.0, max_tokens=arguments.max_tokens)))
-    judges, folder = make_judges(agent, askers), arguments.runs / agent.name
+        asker = Asker(opened[-1], Sampling(0.0, max_tokens=arguments.max_tokens))
+        agent.judges = [*agent.judges, asker]
+    folder = arguments.runs / agent.name
 
     async def one(arm: Arm) -> Run:
         saved = Journal(arm.file(folder))
@@ -146,9 +147,13 @@ async def _play_all(arguments: argparse.Namespace, arms: Sequence[Arm]) -> list[
         if arm.error_free:
             base = await one(Arm.parse(arm.name.replace(", error-free", "")))
         if "shift" in arm.changes:
-            stream = await _shifted(agent, rows, int(arm.changes["shift"]))
+            vectors = None
+            if agent.similarity is None:
+                queries = [row.query for row in rows[len(known) :]]
+                vectors = await agent.embedder.embed(queries, "entry")
+            stream = shift(rows, int(arm.changes["shift"]), agent.seed, vectors)
         progress(f"{agent.name}: {arm.name}")
-        await play(agent, arm, stream, saved, judges, base)
+        await play(agent, arm, stream, saved, base)
         return Run(arm, saved)
 
     try:
@@ -160,14 +165,6 @@ async def _play_all(arguments: argparse.Namespace, arms: Sequence[Arm]) -> list[
     if arguments.judge_rows is not None:
         write_judge_rows(agent, rows[len(known) :], runs, arguments.judge_rows)
     return runs
-
-
-async def _shifted(agent: Agent, rows: Sequence[StreamRow], components: int) -> list[StreamRow]:
-    vectors = None
-    if agent.similarity is None:
-        queries = [row.query for row in rows if row.output is None]
-        vectors = await agent.embedder.embed(queries, "entry")
-    return shift(rows, components, agent.seed, vectors)
 
 
 def write_judge_rows(

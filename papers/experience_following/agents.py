@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -12,12 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 import yaml
 
-from atommem.chat_format import ChatFormat
 from atommem.embedding.embedder import Embedder, HashingEmbedder
 from atommem.errors import DataError
-from atommem.policy.contract import MessagePolicy, Sampling, derived_seed, request_sampling
-from atommem.text_safety import guard_text
-from atommem.thinking import after_thoughts
+from atommem.policy.contract import derived_seed
+from papers.asking import Asker
 from papers.experience import Similarity
 from papers.inputs import load_published
 from papers.regagent.simulation import make_world, similarity_follower
@@ -30,40 +28,8 @@ PROMPTS: dict[str, dict[str, Any]] = yaml.safe_load(
 """The prompts of appendices A.2 to A.4 in words of ours, by agent."""
 
 
-class Asker:
-    """Asks a policy by messages; seeds depend on the task, so that they agree across arms."""
-
-    def __init__(self, policy: Any, sampling: Sampling) -> None:
-        self._policy, self._sampling = policy, sampling
-        self._format: ChatFormat | None = None
-        if not isinstance(policy, MessagePolicy):
-            self._format = ChatFormat(policy.tokenizer, "\n\n", {})
-
-    async def ask(self, system: str, user: str, key: str) -> str:
-        """Return the reply without its thoughts; texts of records cannot be control tokens."""
-        sampling = request_sampling(self._sampling, key, 0)
-        user = guard_text(user)
-        if self._format is None:
-            messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-            completion = await self._policy.complete_chat(messages[0 if system else 1 :], sampling)
-        else:
-            text = self._format.render(self._format.messages(user, system))
-            encode = self._policy.tokenizer.encode
-            ids = [*self._format.first_ids, *encode(text, add_special_tokens=False)]
-            completion = await self._policy.complete(ids, sampling)
-        return after_thoughts(completion.text).strip()
-
-
-class Follower:
-    """Plays an agent without a model: its `follow` reads the prompt and mostly copies from it."""
-
-    def __init__(self, agent: Agent, seed: int) -> None:
-        self._agent, self._seed = agent, seed
-
-    async def ask(self, system: str, user: str, key: str) -> str:
-        """Return the agent's scripted reply."""
-        rng = np.random.default_rng(derived_seed(f"{self._seed}/{key}"))
-        return self._agent.follow(user, rng)
+MISREADS = {"C1": (0.5, 0.2), "C2": (0.3, 0.2), "C3": (0.1, 0.1)}
+"""Without a judge's model: how often a failure passes, and a success does not. Ours."""
 
 
 class Agent:
@@ -71,12 +37,14 @@ class Agent:
 
     Attributes:
         folder: The user's files in the original formats; None: generated ones.
-        asker: An `Asker` or a `Follower`; set before the first task.
+        asker: Of the policy; None: the agent's own script, `follow`, plays.
+        judges: Askers of C1, C2 and C3; if one is missing, the truth is misread.
     """
 
     name: ClassVar[str]
     similarity: Similarity | None = None  # None: the cosine of the embedder's vectors
-    asker: Any
+    asker: Asker | None = None
+    judges: Sequence[Asker] = ()
 
     def __init__(self, folder: Path | None, seed: int, embedder: Embedder | None = None) -> None:
         paper = load_published("experience_following")
@@ -107,7 +75,25 @@ class Agent:
     async def act(self, row: StreamRow, shown: Shown, key: str) -> str:
         """Do one task with the retrieved records."""
         prompt = self.prompts["task"].format(**self.fields(row, shown))
-        return str(await self.asker.ask(self.prompts.get("system", ""), prompt, key))
+        return await self.ask(prompt, key)
+
+    async def ask(self, prompt: str, key: str) -> str:
+        """Return the reply of the policy or of the script."""
+        if self.asker is not None:
+            return await self.asker.ask(self.prompts.get("system", ""), prompt, key)
+        return self.follow(prompt, np.random.default_rng(derived_seed(key)))
+
+    async def passes(
+        self, judge: str, row: StreamRow, output: str, scored: Mapping[str, Any], number: int
+    ) -> bool:
+        """Return whether a coarse evaluator, C1 to C3, takes an output for a success."""
+        key, place = f"{judge}/{self.seed}/{number}", list(MISREADS).index(judge)
+        if place < len(self.judges):
+            verdict = await self.judges[place].ask(*self.judge_prompt(row, output), key)
+            return says_yes(verdict)
+        false_positive, false_negative = MISREADS[judge]
+        drawn = np.random.default_rng(derived_seed(key)).random()
+        return bool(drawn >= false_negative if scored["outcome"] else drawn < false_positive)
 
     def fields(self, row: StreamRow, shown: Shown) -> dict[str, Any]:
         """Return what stands in the braces of the task's prompt."""
@@ -184,7 +170,10 @@ class StreamAgent(Agent):
 
 
 class RegAgent(Agent):
-    """Predicts w.x from guesses for inputs nearby; the data is generated as in appendix A.1."""
+    """Predicts w.x from guesses for inputs nearby; the data is generated as in appendix A.1.
+
+    Its coarse evaluators are thresholds of the error.
+    """
 
     name = "regagent"
     similarity = staticmethod(similarity_of(cosine_of_x))
@@ -192,7 +181,7 @@ class RegAgent(Agent):
     def tasks(self, initial: int, n: int) -> list[StreamRow]:
         paper = load_published("regagent")
         world = make_world(self.seed, paper["world"], initial, n)
-        self._copy = similarity_follower(paper["follower"])
+        self._copy, self._coarse = similarity_follower(paper["follower"]), paper["coarse"]
         outputs = [self._guess(value) for value in world.known_outputs]
         truths = [*(world.known @ world.weights), *world.truths]
         return [
@@ -232,12 +221,18 @@ class RegAgent(Agent):
     def true_output(self, row: StreamRow) -> str | None:
         return self._guess(row.truth)
 
+    async def passes(
+        self, judge: str, row: StreamRow, output: str, scored: Mapping[str, Any], number: int
+    ) -> bool:
+        return bool(scored["error"] <= self._coarse[judge])
+
     @staticmethod
     def _guess(value: float) -> str:
         return f"Guess: boxed{{{value:.2f}}}"
 
     @staticmethod
     def _number(text: str) -> float:
-        """Return the boxed number, or else the last one; 0 without any."""
-        found = re.findall(r"boxed\{+(-?\d+(?:\.\d+)?)", text) or re.findall(r"-?\d+\.?\d*", text)
-        return float(found[-1]) if found else 0.0
+        """Return the last boxed number, or else the only number; far off without either."""
+        boxed = re.findall(r"boxed\{+(-?\d+(?:\.\d+)?)", text)
+        numbers = boxed[-1:] or re.findall(r"-?\d+\.?\d*", text)
+        return float(numbers[0]) if len(numbers) == 1 else 1e6

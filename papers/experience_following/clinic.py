@@ -58,13 +58,12 @@ class EhrAgent(Agent):
         return list(found.values())[: initial + n]
 
     async def act(self, row: StreamRow, shown: Shown, key: str) -> str:
-        system, fixed = self.prompts["system"], self.fields(row, shown)
-        knowledge = await self.asker.ask(
-            system, self.prompts["knowledge"].format(**fixed), f"{key}/knowledge"
-        )
+        fixed = self.fields(row, shown)
+        asked = self.prompts["knowledge"].format(**fixed)
+        knowledge = await self.ask(asked, f"{key}/knowledge")
         prompt = first = self.prompts["task"].format(**{**fixed, "knowledge": knowledge})
         for number in range(ROUNDS):
-            code = bare_code(await self.asker.ask(system, prompt, f"{key}/{number}"))
+            code = bare_code(await self.ask(prompt, f"{key}/{number}"))
             result = await run_code(code, self._database)
             if "answer" in result:
                 break

@@ -76,7 +76,7 @@ class DriverAgent(Agent):
         scores = [self.input_similarity(score) for _, score in shown]
         pairs = zip(scores, outputs, strict=True)
         examples = [form.format(score=s, output=waypoints_text(waypoints(o))) for s, o in pairs]
-        target = waypoints_text(np.array(row.truth)[-1:])
+        target = self.true_output(row)  # the authors' code shows its judge the true path
         return {"problem": row.problem, "examples": "\n".join(examples), "target": target}
 
     def follow(self, prompt: str, rng: np.random.Generator) -> str:

@@ -35,7 +35,7 @@ class CicIotAgent(Agent):
     def read(self, folder: Path, initial: int, n: int, rng: np.random.Generator) -> list[StreamRow]:
         """Sample flows of the eight classes; the initial memory has right answers."""
         flows = read_flows(folder, self.prompts)
-        rows = []
+        rows: list[StreamRow] = []
         for place in rng.permutation(len(flows))[: initial + n]:
             flow, label = flows[place]
             output = self._right(flow, label) if len(rows) < initial else None

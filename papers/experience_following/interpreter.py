@@ -73,7 +73,7 @@ class Functions:
             return ", ".join(str(value) for value in dict.fromkeys(values))
         if operation == "list":
             return [str(value) for value in values]
-        work = {"mean": statistics.fmean, "max": max, "min": min, "sum": sum}.get(operation)
+        work: Any = {"mean": statistics.fmean, "max": max, "min": min, "sum": sum}.get(operation)
         if work is None:
             raise ValueError(f"GetValue: operation {operation!r}: use mean, max, min, sum or list.")
         try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,20 +16,13 @@ import numpy.typing as npt
 from atommem.config import check_choice
 from atommem.errors import ConfigError
 from atommem.memory.log import Entry
-from atommem.policy.contract import derived_seed
 from papers.experience import Bank, Experience, Verdict
-from papers.experience_following.agents import Agent, Asker, says_yes
+from papers.experience_following.agents import MISREADS, Agent
 from papers.experiment import Journal
-from papers.inputs import load_published
 from papers.streams import Shown, StreamRow
 
 EVALUATORS = ("fixed", "add all", "C1", "C2", "C3", "strict")
 DELETIONS = ("none", "periodic", "history", "combined", "constrained")
-MISREADS = {"C1": (0.5, 0.2), "C2": (0.3, 0.2), "C3": (0.1, 0.1)}
-"""Without a judge's model: how often a failure passes, and a success does not. Ours."""
-
-Judge = Callable[[StreamRow, str, Mapping[str, Any], str], Awaitable[bool]]
-"""Whether a coarse evaluator takes a task's output for a success; the last argument is a seed."""
 
 
 @dataclass(frozen=True)
@@ -79,45 +73,11 @@ class Arm:
         return folder / (re.sub(r"[ ,]+", "-", self.name) + ".jsonl")
 
 
-def make_judges(agent: Agent, askers: Sequence[Asker]) -> dict[str, Judge]:
-    """Return C1 to C3: thresholds (RegAgent), models, or the truth misread at random."""
-    if agent.name == "regagent":
-        most = load_published("regagent")["coarse"]
-        return {name: _within(tolerance) for name, tolerance in most.items()}
-    if askers:
-        names = list(MISREADS)[: len(askers)]
-        return {name: _asked(agent, one) for name, one in zip(names, askers, strict=True)}
-    return {name: _misread(*rates) for name, rates in MISREADS.items()}
-
-
-def _within(tolerance: float) -> Judge:
-    async def judge(row: StreamRow, output: str, scored: Mapping[str, Any], key: str) -> bool:
-        return bool(scored["error"] <= tolerance)
-
-    return judge
-
-
-def _asked(agent: Agent, asker: Asker) -> Judge:
-    async def judge(row: StreamRow, output: str, scored: Mapping[str, Any], key: str) -> bool:
-        return says_yes(await asker.ask(*agent.judge_prompt(row, output), f"judge/{key}"))
-
-    return judge
-
-
-def _misread(false_positive: float, false_negative: float) -> Judge:
-    async def judge(row: StreamRow, output: str, scored: Mapping[str, Any], key: str) -> bool:
-        drawn = np.random.default_rng(derived_seed(f"judge/{key}")).random()
-        return bool(drawn >= false_negative if scored["outcome"] else drawn < false_positive)
-
-    return judge
-
-
 async def play(
     agent: Agent,
     arm: Arm,
     rows: Sequence[StreamRow],
     journal: Journal,
-    judges: Mapping[str, Judge],
     base: Run | None = None,
 ) -> None:
     """Do all tasks of `rows` that `journal` lacks, and add them to it.
@@ -138,10 +98,10 @@ async def play(
         if base is not None:
             if name not in journal:
                 shown = _right_records(agent, base.lines[number], tasks, known)
-                journal.add(name, await _step(agent, arm, row, shown, judges, number))
+                journal.add(name, await _step(agent, arm, row, shown, number))
             continue
         shown = await bank.retrieve(row.query, settings["k"], agent.similarity)
-        line = journal.get(name) or await _step(agent, arm, row, shown, judges, number)
+        line = journal.get(name) or await _step(agent, arm, row, shown, number)
         done = Experience(row.query, line["output"], line["outcome"], {"origin": number})
         operations = await bank.end(done, Verdict(line["add"], line["utility"], "not added"))
         line["deleted"] = [origins[one.entry_id or 0] for one in operations if one.kind == "delete"]
@@ -152,12 +112,7 @@ async def play(
 
 
 async def _step(
-    agent: Agent,
-    arm: Arm,
-    row: StreamRow,
-    shown: Shown,
-    judges: Mapping[str, Judge],
-    number: int,
+    agent: Agent, arm: Arm, row: StreamRow, shown: Shown, number: int
 ) -> dict[str, Any]:
     """Return a task's line: what was shown and done, and how it is judged."""
     output = await agent.act(row, shown, f"{agent.seed}/{number}")
@@ -166,7 +121,7 @@ async def _step(
     if arm.evaluator == "strict":
         add = scored["outcome"] >= 1
     elif arm.evaluator in MISREADS:
-        add = await judges[arm.evaluator](row, output, scored, f"{arm.evaluator}/{number}")
+        add = await agent.passes(arm.evaluator, row, output, scored, number)
         utility = float(add)
     first = shown[0] if shown else None
     record = (first[0].details or {})["execution"] if first else ""
@@ -237,12 +192,8 @@ class Run:
         return float(np.corrcoef(near, alike)[0, 1])
 
     @cached_property
-    def _uses(self) -> dict[int, int]:
-        uses: dict[int, int] = {}
-        for line in self.lines:
-            for origin in line["shown"]:
-                uses[origin] = uses.get(origin, 0) + 1
-        return uses
+    def _uses(self) -> Counter[int]:
+        return Counter(origin for line in self.lines for origin in line["shown"])
 
     def records(self, deleted: bool, name: str, least_uses: int = 0) -> list[float]:
         """Return ``error`` or ``outcome`` of deleted or retained records with so many uses."""
@@ -254,5 +205,5 @@ class Run:
         return [
             float(line[name])
             for one, line in zip(chosen, scored, strict=True)
-            if name in line and self._uses.get(one, 0) >= least_uses
+            if name in line and self._uses[one] >= least_uses
         ]

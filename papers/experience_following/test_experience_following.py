@@ -17,7 +17,7 @@ import pytest
 from atommem.errors import ConfigError, DataError
 from atommem.policy.contract import Completion, Sampling
 from papers.experience_following import __main__ as command
-from papers.experience_following import clinic, driving
+from papers.experience_following import agents, clinic, driving
 from papers.experience_following.agents import says_yes
 from papers.experience_following.report import load_run
 from papers.experience_following.runs import Arm, Run
@@ -52,12 +52,23 @@ def run(folder: Path, *flags: str) -> Report:
     return command.run(arguments, Journal())
 
 
+@pytest.mark.parametrize("flags", [("--table", "3"), ("--figure", "1"), ("--agent", "reg")])
+def test_unknown_table_figure_or_agent_is_one_clear_error(
+    flags: tuple[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"{flags[0][2:]}={flags[1]}: unknown.*Give one of"):
+        run(tmp_path, *flags)
+    with pytest.raises(ConfigError, match="has no row in that table"):
+        run(tmp_path, "--agent", "cic_iot", "--table", "4")
+
+
 def test_readme_has_one_row_for_every_part_of_the_paper() -> None:
     text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.*?) \| .+ \|.*\|$", text.split("## Every part")[1], re.MULTILINE)
     assert sorted(rows[2:]) == sorted(ARTEFACTS)
 
 
+@pytest.mark.slow
 def test_every_published_arm_names_a_rule_that_can_be_made() -> None:
     from atommem.memory.rules import RuleSet
     from papers.banks import rule_path
@@ -96,12 +107,17 @@ def test_agent_plays_its_table_on_generated_files(agent: str, tmp_path: Path) ->
     assert report.holds
     ours = {row[1]: row for row in report.tables[-1].rows if row[0] == agent}
     assert len(ours) == 6
-    assert all("30 tasks" in str(row[-1]) for row in ours.values())
+    assert all("of 30" in str(row[-1]) for row in ours.values())
     strict = load_run(tmp_path, agent, "strict")
     assert strict is not None
     assert 0 < strict.column("outcome").mean() < 1, "the world is neither trivial nor hopeless"
     rows = tmp_path / "judge.jsonl"
-    run(tmp_path, "--agent", agent, "--table", "1", "--judge_rows", str(rows))
+    judged = ("--agent", agent, "--table", "1", "--judge_rows", str(rows))
+    if agent == "regagent":
+        with pytest.raises(ConfigError, match="not judged by models"):
+            run(tmp_path, *judged)
+        return
+    run(tmp_path, *judged)
     replies = [
         says_yes(json.loads(line)["completion"][0]["content"])
         for line in rows.read_text().splitlines()
@@ -179,6 +195,9 @@ def test_scores_and_similarities_by_hand(tmp_path: Path) -> None:
         scored = driver.score(row, f"Planned Trajectory:\n{driving.waypoints_text(moved)}")
         assert scored == {"outcome": outcome, "error": pytest.approx(shifted)}
     assert driver.score(row, "no path")["error"] == pytest.approx(4.0)
+    guess = agents.RegAgent(None, 0).score
+    for reply, outcome in (("boxed{2.5}", 1.0), ("It is 1.2.", 1.0), ("Input: [2, 2]", 0.0)):
+        assert guess(StreamRow("", 2.0), reply)["outcome"] == outcome
     assert clinic.answers("['Yes', 2.50]") == clinic.answers("2.5, True")
     assert clinic.code_similarity("a = f(1)", "b = g('x')") == 1
     assert clinic.code_similarity("a = f(1)", "for a in f(1): pass") < 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from atommem.errors import ConfigError
-from papers.experience import Bank, Experience
+from papers.experience import Bank, Experience, Verdict
 from papers.experiment import Journal, Report
 from papers.inputs import StoredVectors, load_published
 from papers.regagent import __main__ as experiment
@@ -59,11 +59,11 @@ async def test_arrays_delete_the_records_that_the_bank_deletes() -> None:
     names = [f"known {i}" for i in range(initial)] + [f"task {i}" for i in range(n)]
     vectors = np.concatenate([world.known, world.inputs])
     units = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-    bank = Bank(StoredVectors(names, units), retention="history(n=3, beta=0.5)", evaluator="strict")
+    bank = Bank(StoredVectors(names, units), retention="history(n=3, beta=0.5)")
     await bank.fill(Experience(name, "", 1.0) for name in names[:initial])
     for name, error in zip(names[initial:], run.errors, strict=True):
         await bank.retrieve(name, 6)
-        await bank.end(Experience(name, "", float(error <= 1.0)))
+        await bank.end(Experience(name, ""), Verdict(bool(error <= 1), float(error <= 1)))
     assert len(bank) == run.size
     assert run.size < initial + int((run.errors <= 1).sum()), "something was deleted"
     alive = run.records.alive[: run.records.end]

@@ -23,6 +23,7 @@ from typing import Any
 from atommem.errors import ConfigError, OutageError
 from papers.experience import Bank, Experience
 from papers.experiment import Journal, progress
+from papers.streams import Shown
 from papers.traceretain.games import LAMP, Game
 
 INSTALL = (
@@ -90,11 +91,12 @@ class Engine:
 
 @dataclass(frozen=True)
 class Played:
-    """One episode: won within the limit, steps, and where it found things."""
+    """One episode: won within the limit, steps, where it found things, and a model's commands."""
 
     won: bool
     steps: int
-    found: Hint
+    found: Hint = ()
+    commands: tuple[str, ...] = ()
 
 
 class _Ended(Exception):  # noqa: N818
@@ -206,8 +208,13 @@ class Player:
         """Play one episode, or return its stored outcome."""
         ask = partial(play, self._engine, game, hint, self.limit)
         key = f"{self.limit}{json.dumps(hint)}"
-        won, steps, found = self._once(game, key, lambda: astuple(ask()))
+        won, steps, found = self._once(game, key, lambda: astuple(ask())[:3])
         return Played(won, steps, tuple((what, kind) for what, kind in found))
+
+    async def act(self, game: Game, shown: Shown) -> Played:
+        """Play with the retrieved records: search first where the best success found its things."""
+        successes = (record.details or {} for record, _ in shown if record.outcome == 1)
+        return self.play(game, next((tuple(map(tuple, one["found"])) for one in successes), ()))
 
     def _once(self, game: Game, what: str, ask: Callable[[], Any]) -> Any:
         parts = "\0".join([AGENT_VERSION, game.problem, *game.receptacles, what])
@@ -255,18 +262,17 @@ async def run_tasks(
     stream = Stream(player.limit)
     for game in games:
         shown = [] if bank is None else await bank.retrieve(game.task, retrieved)
-        successes = [record.details or {} for record, _ in shown if record.outcome == 1]
-        hint = next((tuple(map(tuple, details["found"])) for details in successes), ())
-        played = player.play(game, hint)
+        played = await player.act(game, shown)
         stream.games.append(game.name)
         stream.won.append(played.won)
         stream.steps.append(played.steps)
+        successes = [record.details or {} for record, _ in shown if record.outcome == 1]
         relevant = sum(is_relevant(details["signature"], game) for details in successes)
         stream.precision.append(relevant / len(shown) if shown else 0.0)
         stream.similarity.append(fmean(similarity for _, similarity in shown) if shown else 0.0)
         if bank is not None and write:
             await bank.end(make_experience(game, played))
-            failed = make_experience(game, Played(False, player.limit, ()))
+            failed = make_experience(game, Played(False, player.limit))
             await bank.fill([failed] * failures)
     return stream
 
@@ -281,6 +287,6 @@ def make_experience(game: Game, played: Played) -> Experience:
     """Return the record of an episode."""
     found = [list(pair) for pair in played.found]
     details = {"steps": played.steps, "signature": list(game.signature), "found": found}
-    places = ", ".join(f"{what} in {kind}" for what, kind in played.found)
-    execution = f"{'done' if played.won else 'failed'}: {places}"
+    work = [f"{what} in {kind}" for what, kind in played.found] or played.commands
+    execution = f"{'done' if played.won else 'failed'} in {played.steps} steps: {'; '.join(work)}"
     return Experience(game.task, execution, float(played.won), details)

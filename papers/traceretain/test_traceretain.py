@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 from atommem.errors import ConfigError, OutageError
+from atommem.policy.contract import Completion, Sampling
+from papers.asking import Asker
 from papers.experience import Bank
 from papers.experiment import Journal, Report
 from papers.inputs import StoredVectors, load_published
-from papers.test_papers import unit_vectors
+from papers.test_papers import readme_parts, unit_vectors
 from papers.traceretain.__main__ import Bench, compare, sign_test, solvable
 from papers.traceretain.engine import (
     Engine,
@@ -25,6 +28,7 @@ from papers.traceretain.engine import (
     run_tasks,
 )
 from papers.traceretain.games import FAMILIES, Game, make_games
+from papers.traceretain.react import ModelPlayer, Transcript, read_command
 
 PAPER = load_published("traceretain")
 GAMES = make_games(30, 1, PAPER)
@@ -54,7 +58,7 @@ class Household:
 
     def step(self, command: str) -> dict[str, Any]:
         """One command; what is not possible changes nothing."""
-        verb, names = command.split()[0], re.findall(r"[a-z]+ \d+", command) or [""]
+        verb, names = command.partition(" ")[0], re.findall(r"[a-z]+ \d+", command) or [""]
         thing, place = names[0], names[-1]
         if verb == "go":
             self.at = place
@@ -117,6 +121,22 @@ def task_vectors() -> StoredVectors:
     return StoredVectors(texts, unit_vectors(0, len(texts), 12))
 
 
+PARTS = [
+    *(f"Table {n}" for n in range(1, 5)),
+    *("retention score", "the eleven features", "TraceRetain-Linear", "TraceRetain-CEM"),
+    *("TraceRetain-RL-K50", "noisy-write stress", "FIFO, LRU, LFU, random", "Ebbinghaus-K50"),
+    *("no memory, unbounded", "ReAct-style agent, fixed example", "trajectory summary (C)"),
+    *("clean, T = 100, seeds 42 and 43", "clean, T = 200", "noisy, T = 100", "eval-seen transfer"),
+    *("Precision@5 (B)", "Wilson intervals", "paired sign tests", "steps, similarity"),
+    *("gpt-5-mini", "text-embedding-3-large", "top 5, 50 steps, K = 50", "ALFWorld"),
+]
+"""Every table, equation and setting of the paper, which has no figures."""
+
+
+def test_readme_has_one_row_for_every_part_of_the_paper() -> None:
+    assert readme_parts(Path(__file__).with_name("README.md")) == sorted(PARTS)
+
+
 def test_games_are_of_six_families_and_follow_from_their_seed() -> None:
     assert {game.family for game in GAMES} == set(FAMILIES)
     assert make_games(30, 1, PAPER) == GAMES
@@ -146,6 +166,51 @@ def test_player_plays_an_episode_once(tmp_path: Path) -> None:
     assert engine.loads == 1
     again.play(GAMES[0], (("object", "shelf"),))
     assert engine.loads == 2
+
+
+class Script:
+    """A chat server that plays what the program played, after a reply that is no command."""
+
+    def __init__(self, commands: list[str]) -> None:
+        self.commands, self.prompts = ["", *commands], list[str]()
+
+    async def complete_chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:
+        self.prompts.append(messages[-1]["content"])
+        command = self.commands[len(self.prompts) - 1]
+        return Completion([], [], f"Thought: so\nAction: {command.upper()}.", "stop")
+
+
+async def test_model_plays_with_its_records_in_the_prompt(tmp_path: Path) -> None:
+    game = next(game for game in GAMES if game.family == "heat")
+    program = Transcript(Household())
+    alone = play(program, game, (), 50)
+    script = Script(program.commands)
+    journal = Journal(tmp_path / "played.jsonl")
+    asker = Asker(script, Sampling(0.0))
+    player = ModelPlayer(Household(), journal, 50, asker, "model", PAPER)
+    bank = Bank(task_vectors(), capacity=8)
+    stream = await run_tasks(player, [game], bank, retrieved=5)
+    assert (stream.won, stream.steps) == ([True], [alone.steps + 1]), "the unread reply is a step"
+    assert "\nAction: \n" in script.prompts[1]
+    assert "put a hot" in script.prompts[0].partition("Your task")[2], "an example of the family"
+    asked = len(script.prompts)
+    again = await run_tasks(player, [game], Bank(task_vectors()), retrieved=5)
+    assert (again.won, len(script.prompts)) == ([True], asked), "the journal's"
+    (record,) = bank.records()
+    work = f"done in {alone.steps + 1} steps: ; {'; '.join(program.commands)}"
+    assert (record.details or {})["execution"] == work
+    script.prompts.clear()
+    await run_tasks(player, [game], bank, retrieved=5)
+    assert f"- {game.task}: {work}" in script.prompts[0]
+
+
+def test_read_command_takes_the_action_or_the_last_line() -> None:
+    for reply, command in {
+        "Thought: go\n**Action:** Go to shelf 1.": "go to shelf 1",
+        "> open drawer 2": "open drawer 2",
+        " \n": "",
+    }.items():
+        assert read_command(reply) == command
 
 
 async def test_failed_copies_evict_successes_from_fifo_only(tmp_path: Path) -> None:
@@ -182,9 +247,15 @@ def test_every_table_is_made_and_short_streams_hold_nothing(tmp_path: Path) -> N
     player = make_player(tmp_path, Household())
     report = Report("traceretain", "")
     solvable(report, player, GAMES[:3])
-    bench = Bench(paper, player, task_vectors(), GAMES[:18], 12, tmp_path / "cem.json")
-    bench.tune(GAMES[18:24])
-    compare(report, bench, [42])
+    with asyncio.Runner() as runner:
+        arguments = paper, player, task_vectors(), GAMES[:18], 12, tmp_path / "cem.json", runner
+        bench = Bench(*arguments)
+        bench.tune(GAMES[18:24], player)
+        compare(report, bench, [42])
+        bench.select(["fifo"])
+        fewer = Report("traceretain", "")
+        compare(fewer, bench, [42])
+    assert [row[0] for row in fewer.tables[1].rows] == ["none", "fifo", "failures first"]
     rules = {str(row[0]) for row in report.tables[1].rows}
     assert {"unbounded", "unbounded, newer first", "failures first", "traceretain cem"} <= rules
     assert len(report.tables) == 6

@@ -189,30 +189,31 @@ const edit = (line, method, rest, body) => attempt(line, async () => {
 
 // Forms ---
 
-async function read(items) {
-  open.at = null;
+// Both go on in the conversation where they began, also if another one is shown meanwhile.
+async function read(items, here = open) {
+  here.at = null;
   $("#progress").textContent = "Reading ...";
   const timer = setInterval(() => showMemory().catch(() => {}), 2000);
   try {
-    const { cut } = await post(path("/items"), { items });
+    const { cut } = await post(`conversations/${here.id}/items`, { items });
     $("#progress").textContent = cut ? `Limits cut ${Math.ceil(100 * cut)}% of what the policy wrote.` : "";
   } catch (error) {
     $("#progress").textContent = "";
     throw error;
   } finally {
     clearInterval(timer);
-    await refresh();  // also shows texts that were accepted and not read to the end
+    if (open === here) await refresh();  // also shows texts that were accepted and not read to the end
   }
 }
 
-async function ask(question) {
+async function ask(question, here = open) {
   $("#working").replaceChildren();
-  for await (const event of events("responses", { model: model.id, conversation: open.id, input: question })) {
-    if (event.type === "response.reasoning_summary_text.done") $("#working").append(element("li", {}, event.text));
+  for await (const event of events("responses", { model: model.id, conversation: here.id, input: question })) {
+    if (event.type === "response.reasoning_summary_text.done" && open === here) $("#working").append(element("li", {}, event.text));
     if (event.type === "response.failed") throw new Error(event.response.error.message);
   }
-  open.at = null;
-  await refresh();
+  here.at = null;
+  if (open === here) await refresh();
 }
 
 function onSubmit(selector, action) {
@@ -240,8 +241,9 @@ onSubmit("#read", async ({ name, text, goal }, form) => {
     await post(path(), { metadata: { ...metadata, goal } });
   }
   form.elements.text.value = text;
+  const here = open;
   await read([{ role: "user", content: text, name }]);
-  form.reset();
+  if (open === here) form.reset();
 });
 onSubmit("#ask", async ({ question }, form) => {
   await ask(question);
@@ -250,8 +252,9 @@ onSubmit("#ask", async ({ question }, form) => {
 $("#example").onclick = () => busy($("#read"), async () => {
   const { question, texts: letters } = EXAMPLES[model.templates] ?? EXAMPLES.other;
   await create(`Example: ${question}`, question);
-  for (const [index, content] of letters.entries()) await read([{ role: "user", content, name: `letter ${index + 1}` }]);
-  await ask(question);
+  const here = open;
+  for (const [index, content] of letters.entries()) await read([{ role: "user", content, name: `letter ${index + 1}` }], here);
+  await ask(question, here);
 });
 
 // Show the text of files, to be changed and read.

@@ -43,16 +43,11 @@ class Corpus:
     """Pages and their indexes in one folder. Other processes may read while one adds.
 
     `embedder` has settings that differ from those of the build, such as the model's location here.
-    Without `adding`, a corpus whose last addition has not ended is warned of. DataError: a file
-    is damaged.
+    Unless it is `adding`, it warns of an addition that has not ended. DataError: a damaged file.
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        embedder: Mapping[str, Any] | None = None,
-        *,
-        adding: bool = False,
+        self, folder: str | Path, embedder: Mapping[str, Any] | None = None, *, adding: bool = False
     ) -> None:
         self.folder = Path(folder)
         try:
@@ -63,8 +58,7 @@ class Corpus:
             ) from error
         self._manifest = manifest
         if "files" not in manifest and not adding:
-            problem = "pages are being added, or an addition was interrupted: repeat it"
-            warnings.warn(f"{folder}: {problem}.", stacklevel=2)
+            warnings.warn(f"{folder}: an addition goes on, or was interrupted.", stacklevel=2)
         for name, digest in manifest.get("files", {}).items():
             path = self.folder / name
             if not path.is_file() or file_digest(path) != digest:

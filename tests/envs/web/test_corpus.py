@@ -155,10 +155,10 @@ def test_addition_on_a_full_disk_names_it_and_continues(tmp_path: Path, size: in
     pages = [Page(f"Town {n} was built by Ann in {n}. " * 9, f"Town {n}") for n in range(200)]
     with (
         full_disk(size),
-        pytest.raises((ConfigError, DataError, OSError), match=r"cannot be written|too large"),
+        pytest.raises((ConfigError, DataError, OSError), match="not a corpus that can"),
     ):
         build_corpus(pages, tmp_path, HASHING)
-    with pytest.warns(UserWarning, match="an addition was interrupted"):
+    with pytest.warns(UserWarning, match="was interrupted"):
         Corpus(tmp_path)
     corpus = build(tmp_path, pages)
     assert corpus.pages.counts()["pages"] == 200

@@ -1,14 +1,13 @@
-"""MemoBankRL: Table 3 on Memento's own bank, and controls that it lacks."""
+"""Memento's case bank under MemoBankRL: Table 3, statistics, and controls that it lacks."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,35 +17,21 @@ import numpy as np
 from atommem.embedding.embedder import Vectors
 from atommem.errors import DataError
 from atommem.memory.rules import Numbers, StoreState
-from papers.banks import MemoBank, broken_failure
+from papers.banks import MemoBank, broken_failure, utility_of
 from papers.experience import Bank, Experience
-from papers.experiment import Journal, Report, main, progress
-from papers.inputs import (
-    StoredVectors,
-    add_embedder_flag,
-    embed_all,
-    find_user_file,
-    load_published,
-    read_json_rows,
-)
+from papers.experiment import Report
+from papers.inputs import StoredVectors, find_user_file, read_json_rows
 
 SOURCE = (
     "Get memory/memory.jsonl and data/deepresearcher.jsonl from "
     "github.com/Agent-on-the-Fly/Memento at 42fbbca (MIT)."
 )
-HERE = "papers.memobank"
+HERE = "papers.memobank.cases"
 SEEDS = (0, 1, 2)
 LABELS = {"positive": 1.0, "negative": 0.0}
 SHUFFLED, UNPRUNED = "MemoBankRL, labels shuffled", "  these labels, nothing forgotten"
 Question = tuple[str, tuple[str, ...]]
 """A question with its accepted answers."""
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the experiment's flags."""
-    help_text = f"Folder of Memento's files. {SOURCE}"
-    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help=help_text)
-    add_embedder_flag(parser)
 
 
 def read_cases(folder: Path) -> list[Experience]:
@@ -104,6 +89,8 @@ class Filled:
     invalid: int = 0  # refused
     pruned: int = 0  # deleted
     prunings: int = 0  # times that the bank was full
+    utility: float = 0.0  # mean of the records
+    window: Sequence[float] = ()  # highest cosines of the last cases to their sample
 
 
 @dataclass(frozen=True)
@@ -153,6 +140,7 @@ class Stream:
             seed=seed,
         )
         refused: list[str] = []
+        window = deque[float](maxlen=paper["window"])
         pruned = prunings = 0
         for place, case in enumerate(self.cases):
             if count_retrievals and len(bank):
@@ -160,40 +148,32 @@ class Stream:
             operations = await bank.end(replace(case, details={**case.details, "place": place}))
             creates = [one for one in operations if one.kind == "create"]
             refused += [one.reason for one in creates if one.outcome != "applied"]
+            window += [one.score for one in creates if one.score is not None]
             deleted = sum(one.kind == "delete" for one in operations)
             pruned, prunings = pruned + deleted, prunings + bool(deleted)
-        kept = [int((record.details or {})["place"]) for record in bank.records()]
+        records = bank.records()
+        kept = [int((record.details or {})["place"]) for record in records]
         duplicates = sum("duplicate" in reason for reason in refused)
-        return Filled(kept, duplicates, len(refused) - duplicates, pruned, prunings)
+        utility = (
+            fmean(
+                utility_of(one.shown, max(1, bank.task - one.created), (one.outcome or 0) > 0)
+                for one in records
+            )
+            if records
+            else 0.0
+        )
+        invalid = len(refused) - duplicates
+        return Filled(kept, duplicates, invalid, pruned, prunings, utility, [*window])
 
-    def top_positives(self, queries: Vectors, kept: Sequence[int], top: int) -> int:
-        """Count positives among the queries' most similar kept cases; older cases win ties."""
+    def nearest(self, queries: Vectors, kept: Sequence[int], top: int) -> Any:
+        """Return the queries' most similar kept cases, (n, top); older cases win ties."""
         rows = np.asarray(kept)
         similarity = queries @ self.vectors[rows].T
-        order = np.argsort(-similarity, axis=1, kind="stable")[:, :top]
-        return int(np.asarray(self.positive)[rows[order]].sum())
+        return rows[np.argsort(-similarity, axis=1, kind="stable")[:, :top]]
 
-
-def run(arguments: argparse.Namespace, journal: Journal) -> Report:
-    """Run the whole experiment."""
-    paper = load_published("memobank")
-    cases, questions = read_cases(arguments.data), read_questions(arguments.data)
-    progress(f"memobank: {len(cases)} cases, {len(questions)} questions; vectors")
-    queries = [case.query for case in cases]
-    known = {query.strip() for query in queries}
-    first = [text for text, _ in questions[: paper["questions"]]]
-    fresh = [text for text, _ in questions if text.strip() not in known][: paper["questions"]]
-    vectors = embed_all([*queries, *first, *fresh], arguments.embedder_model, arguments.cache)
-    stream = Stream(cases, *np.split(vectors, np.cumsum([len(queries), len(first)])))
-    report = Report("memobank", paper["source"])
-    contamination(report, paper, cases, questions, first, len(fresh))
-    progress("memobank: three seeds and the controls")
-    method = stream.fill(paper)
-    steps: tuple[Callable[..., None], ...] = (table_3, controls)
-    for step in steps:
-        call = partial(step, paper=paper, stream=stream, method=method)
-        report.step(step.__name__, journal, call)
-    return report
+    def top_positives(self, queries: Vectors, kept: Sequence[int], top: int) -> int:
+        """Count positives among the queries' most similar kept cases."""
+        return int(np.asarray(self.positive)[self.nearest(queries, kept, top)].sum())
 
 
 def contamination(
@@ -272,6 +252,24 @@ def table_3(
     report.check("retrieval on every seed, points", same, gains, "+25.67 exactly")
 
 
+def statistics(
+    report: Report, paper: Mapping[str, Any], stream: Stream, method: Sequence[Filled]
+) -> None:
+    """Add the counts of the paper's get_stats, and its rolling window of similarities."""
+    rows: list[list[Any]] = []
+    for seed, bank in zip(SEEDS, method, strict=True):
+        positive = sum(stream.positive[i] for i in bank.kept)
+        counts = [len(bank.kept), positive, len(bank.kept) - positive, bank.duplicates]
+        counts += [bank.invalid, bank.pruned]
+        median, high = np.quantile(bank.window, (0.5, 0.95))
+        window = [len(bank.window), float(median), float(high)]
+        rows.append([f"seed {seed}", *counts, bank.utility, *window])
+    columns = ["run", "cases", "positive", "negative", "duplicates", "invalid", "pruned"]
+    columns += ["mean utility", "window", "median similarity", "95%"]
+    title = f"Statistics of the bank; a duplicate is above {paper['dedup']}"
+    report.table(title, columns, rows)
+
+
 def controls(
     report: Report, paper: Mapping[str, Any], stream: Stream, method: Sequence[Filled]
 ) -> None:
@@ -322,9 +320,6 @@ def controls(
     noise = min(a - b for a, b in zip(found[SHUFFLED], found[UNPRUNED], strict=True))
     earlier = np.tril(stream.vectors @ stream.vectors.T, -1).max(axis=1, initial=-1.0)
     near = int((earlier > paper["dedup"]).sum())
-    tables = "; ".join(
-        f"{paper[name]['without']} -> {paper[name]['with']}" for name in ("table1", "table2")
-    )
     report.notes += [
         f"With meaningless labels the same measure still rises, by {100 * noise:.1f} points or "
         "more: it says that positives were kept, not that they help.",
@@ -334,8 +329,6 @@ def controls(
         "finds some of them.",
         "One retrieval outweighs a positive label while .7 exp(-.02 age) / age > .3, that is up to "
         "age 2; ten retrievals up to age 16.",
-        f"Tables 1 and 2 need GPT-4o-mini and a search engine: published {tables}, not repeated "
-        "here. Their 'F1' is accuracy by substring.",
     ]
 
 
@@ -345,7 +338,3 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
         return "-"
     low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
     return low if low == high else f"{low} to {high}"
-
-
-if __name__ == "__main__":
-    raise SystemExit(main("memobank", __doc__, add_flags, run))
