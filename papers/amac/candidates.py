@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import date, timedelta
+from typing import Any
 
 import numpy as np
 
@@ -95,7 +96,7 @@ def split_table(report: Report, conversations: Sequence[Conversation]) -> None:
         ],
     }
     numbers = {"turns": len(truth), "units": sum(len(own) for split in units for own in split)}
-    rows = []
+    rows: list[list[Any]] = []
     for name, found in scores.items():
         published = [one >= THRESHOLD for one in found]
         for label, flags in (("published", published), ("fitted", fit_threshold(found, needed))):

@@ -102,7 +102,9 @@ def _cells(right: Mapping[str, list[bool]], arm: str, inside: Sequence[bool]) ->
     """Return percent right, gain and p against ``without``, and percent in the bank and not."""
     if arm not in right:
         return [MISSING, *[None] * 4]
-    flags, gain, p = right[arm], None, None
+    flags = right[arm]
+    gain: str | None = None
+    p: float | None = None
     if arm != "without":
         gaps = [a - b for a, b in zip(flags, right["without"], strict=True)]
         gap = paired_difference(gaps, range(len(gaps)))

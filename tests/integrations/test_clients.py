@@ -20,6 +20,7 @@ CLIENTS = {
     "hermes_memory.py": "agent.memory_manager",
     "langchain_chat.py": "langchain_openai",
     "langgraph_store.py": "langgraph.store",
+    "litellm_proxy.py": "litellm_proxy_extras",
     "litellm_sdk.py": "litellm",
     "llama_index.py": "llama_index.llms.openai_like",
     "mcp_session.py": "mcp.server.fastmcp.server",  # of 1.x alone
@@ -42,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.mark.parametrize("client", CLIENTS)
 def test_client_works_as_released(client: str, server: Running) -> None:
     script, package, command = FOLDER / client, CLIENTS[client], []
-    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120}
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300}
     for python in _names("CLIENTS_PYTHON") if script.suffix == ".py" else []:
         find = f"import importlib.util as u; u.find_spec({package!r}) or exit(1)"
         if subprocess.run([python, "-P", "-c", find], **options).returncode == 0:
