@@ -43,7 +43,8 @@ class Gateway:
         # Not "fork": the process that asks has threads.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
-        self._process = context.Process(target=_serve, args=(self._database, self._port))
+        arguments = self._database, self._port
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         until(self._ready, 60)
 
@@ -89,12 +90,14 @@ def postgres(folder: Path) -> Iterator[Database]:
     url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
 
     def kill_connection() -> None:
-        """Kill a process of a connection: the server drops all of them, and recovers."""
+        """Kill a process of a connection; return when all are dropped and the server is back."""
         query = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'"
-        with psycopg.connect(url) as connection:
-            own = connection.info.backend_pid
-            found = [pid for (pid,) in connection.execute(query) if pid != own]
-        os.kill(random.choice(found), signal.SIGKILL)
+        with suppress(psycopg.OperationalError), psycopg.connect(url, autocommit=True) as own:
+            found = [pid for (pid,) in own.execute(query) if pid != own.info.backend_pid]
+            os.kill(random.choice(found), signal.SIGKILL)
+            while True:
+                own.execute("SELECT 1")
+        until(partial(_connects, url), 60)
 
     process = _start([*server, "-c", "listen_addresses=127.0.0.1"], folder, url)
     try:
@@ -145,14 +148,15 @@ def _start(command: list[str], folder: Path, url: str) -> subprocess.Popen[bytes
     streams |= {"cwd": folder, "start_new_session": True}
     process = subprocess.Popen([*_user(folder), *command], **streams)
 
-    def connects() -> bool:
-        with suppress(psycopg.OperationalError):
-            psycopg.connect(url, connect_timeout=5).close()
-            return True
-        return False
-
-    until(connects, 60)
+    until(partial(_connects, url), 60)
     return process
+
+
+def _connects(url: str) -> bool:
+    with suppress(psycopg.OperationalError):
+        psycopg.connect(url, connect_timeout=5).close()
+        return True
+    return False
 
 
 DATABASES: Mapping[str, tuple[Callable[[Path], AbstractContextManager[Database]], bool]] = {
