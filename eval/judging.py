@@ -101,7 +101,7 @@ async def judge_rows(
             try:
                 with tqdm(total=len(jobs), desc=prompt, unit="episode", disable=None) as bar:
                     for job in jobs:
-                        job.add_done_callback(lambda _, bar=bar: bar.update())
+                        job.add_done_callback(lambda _: bar.update())
                     done = iter(await asyncio.gather(*jobs))
             except JudgeError as error:
                 print(f"{prompt} left out: {error}", file=sys.stderr)

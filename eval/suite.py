@@ -284,8 +284,8 @@ def expand(
     return sorted(runs, key=lambda run: order.index(run.evaluation.models)), errors
 
 
-def _has_settings(policy: str | Sequence[str] | None) -> bool:
-    folder = policy if isinstance(policy, str) or not policy else policy[0]
+def _has_settings(policy: str | list[str] | None) -> bool:
+    folder = policy[0] if isinstance(policy, list) else policy or ""
     return bool(folder and not is_server([folder]) and load_config(folder))
 
 

@@ -36,6 +36,7 @@ class Embedder(Protocol):
 
     async def close(self) -> None:
         """Free threads and connections."""
+        return
 
 
 def unit_rows(vectors: npt.NDArray[np.floating]) -> tuple[Vectors, int]:

@@ -91,6 +91,7 @@ class Policy(Protocol):
 
     async def close(self) -> None:
         """Free connections and threads."""
+        return
 
 
 @runtime_checkable

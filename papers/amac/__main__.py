@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace, journal: Journal) -> Report:
     def whole(part: Report) -> None:
         progress("amac: whole conversations")
         leave_one_out(part, conversations, vectors)
-        table_5(part, paper, turns, conversations, domains, first)
+        table_5(part, paper, turns, conversations, domains.astype(np.float64), first)
         if arguments.split:
             split_table(part, conversations)
 
@@ -346,8 +346,8 @@ def plot(report: Report, folder: Path) -> None:
             if x is not None:
                 left.plot([x], [y], marker, label=f"{name}{', ours' if marker == 'x' else ''}")
     for level in (0.3, 0.4, 0.5, 0.6):
-        x = np.linspace(level / 2 + 0.01, 1.0)
-        left.plot(x, level * x / (2 * x - level), "k--", linewidth=0.5)
+        recall = np.linspace(level / 2 + 0.01, 1.0)
+        left.plot(recall, level * recall / (2 * recall - level), "k--", linewidth=0.5)
     left.set(title="Figure 2", xlabel="recall", ylabel="precision", ylim=(0, 0.6))
     left.legend(fontsize="x-small")
     *domains, mean, _ = tables["Table 5 and Figure 3"]

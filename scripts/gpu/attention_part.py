@@ -83,14 +83,14 @@ def speed(
     ways: dict[str, Callable[[], torch.Tensor]] = {"tree": partial(packed, part, model, rows)}
     for kind, attention in (("flash", FLASH), ("sdpa", "sdpa")):
         for count in at_once:
-            work = partial(padded, part, model, rows, count, attention)
-            ways[f"{kind}, {count} rows at once"] = work
+            padded_rows = partial(padded, part, model, rows, count, attention)
+            ways[f"{kind}, {count} rows at once"] = padded_rows
     for way, work in ways.items():
         # Padded rows may be too many for this device; the trie has to run.
         with part.trying(f"{name}, {way}", ok=False if way == "tree" else None):
             peak = part.peak_gb(work)  # compiles, too
             taken[way] = part.seconds(work, 1 if part.tiny else 3)
-            figures = {"seconds": taken[way], "raw_tokens_per_s": raw / taken[way]}
+            figures: dict[str, Any] = {"seconds": taken[way], "raw_tokens_per_s": raw / taken[way]}
             part.add(f"{name}, {way}", **figures, peak_gb=peak)
     best = min((seconds for way, seconds in taken.items() if way != "tree"), default=0.0)
     if best and "tree" in taken:

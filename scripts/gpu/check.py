@@ -28,8 +28,8 @@ from typing import Any, TextIO
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-PACKAGES = ("torch", "transformers", "accelerate", "trl", "peft", "datasets", "numpy", "triton")
-PACKAGES += ("vllm", "kernels")
+PACKAGES: tuple[str, ...] = ("torch", "transformers", "accelerate", "trl", "peft", "datasets")
+PACKAGES += ("numpy", "triton", "vllm", "kernels")
 
 
 @dataclass(frozen=True)

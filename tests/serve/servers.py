@@ -64,7 +64,8 @@ class GatedPolicy(ScriptedPolicy):
         return await super().complete(prompt_ids, sampling)
 
     def shut(self) -> None:
-        self.open.clear(), self.entered.clear(), self.cancelled.clear()
+        for event in (self.open, self.entered, self.cancelled):
+            event.clear()
 
 
 def scripted(script: Callable[[str], str] = note_taker, **settings: Any) -> ServedModel:
