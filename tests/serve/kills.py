@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -179,7 +178,7 @@ def kill_under_load(database: Database, kills: int, writes: int = 8) -> dict[str
     with httpx.Client(base_url=gateways[0].url, timeout=30) as http:
         paths = [new_conversation(http) for _ in range(CONVERSATIONS)]
     numbers, errors = itertools.count(), Counter[str]()
-    stopped, done = threading.Event(), threading.Semaphore(0)
+    stopped, failed, done = threading.Event(), threading.Event(), threading.Semaphore(0)
 
     def write() -> dict[int, set[str]]:
         ids: dict[int, set[str]] = {}
@@ -190,7 +189,8 @@ def kill_under_load(database: Database, kills: int, writes: int = 8) -> dict[str
                 for turn in itertools.count(first):
                     if name := send(number, gateways[turn % 2]):
                         break
-                    time.sleep(0.05)
+                    if failed.wait(0.05):
+                        return ids
                 ids[number].add(name)
             done.release()
         return ids
@@ -221,6 +221,9 @@ def kill_under_load(database: Database, kills: int, writes: int = 8) -> dict[str
                 for _ in range(writes):
                     assert done.acquire(timeout=120), "the gateways do not come back"
                 kill()
+        except BaseException:
+            failed.set()  # the gateways may never answer again
+            raise
         finally:
             stopped.set()
         ids = {number: names for client in clients for number, names in client.result().items()}
