@@ -17,7 +17,7 @@ import yaml
 from msgspec.structs import replace
 
 from atommem.arguments import pop_flags
-from atommem.config import check_choice, is_server, load_config
+from atommem.config import check_choice, is_server
 from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.errors import AtomMemError, ConfigError
 from atommem.eval.eval_config import EvalRun, find_stored, parse_arguments
@@ -260,7 +260,7 @@ def expand(
 
     def parse(row: Row) -> EvalRun:
         given = _row_settings(row, settings)
-        if row.method == "atommem" and not _has_settings(given.get("policy")):
+        if row.method == "atommem" and find_stored(others, given).keys() == {"environment"}:
             given = {**trained, **given}
         if repr(given) not in parsed:
             parsed[repr(given)] = parse_arguments(others, given)
@@ -282,11 +282,6 @@ def expand(
             errors[f"{row.name} on {column.key}, seed {seed}"] = error
     order = list(dict.fromkeys(run.evaluation.models for run in runs))
     return sorted(runs, key=lambda run: order.index(run.evaluation.models)), errors
-
-
-def _has_settings(policy: str | list[str] | None) -> bool:
-    folder = policy[0] if isinstance(policy, list) else policy or ""
-    return bool(folder and not is_server([folder]) and load_config(folder))
 
 
 def _row_settings(row: Row, settings: dict[str, Any]) -> dict[str, Any]:

@@ -104,6 +104,10 @@ def test_row_without_rl_differs_from_the_trained_one_in_its_policy_alone(tmp_pat
     (base, own), _ = suites.expand(ours, ["--policy", trained], tmp_path)
     changes = {"policy": own.evaluation.policy.policy, "out": str(own.folder)}
     assert base.evaluation.replace(changes) == own.evaluation
+    shipped = suites.parse_suite(suite(rows=[{"method": "atommem", "policy": "base"}]))
+    shipped = shipped.with_policies({"base": "smollm2"})
+    (run,), _ = suites.expand(shipped, ["--policy", trained], tmp_path)
+    assert run.evaluation.run.memory.templates == "plain", "it has settings of its own"
 
 
 def differences(table: Mapping[str, Any], suite: suites.Suite, runs: Any) -> Iterator[str]:
