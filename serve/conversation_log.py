@@ -9,7 +9,6 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from atommem.errors import DataError
 from atommem.memory.log import Contents, operation_from_json, replay
@@ -34,6 +33,7 @@ from atommem.serve.schema import (
     find_conversation,
     find_request,
     insert_conversation,
+    insert_of,
     question_id,
     record_request,
     requests,
@@ -175,7 +175,6 @@ class ConversationLog:
         """
         rows = [{"conversation": conversation, **vars(event)} for event in new]
         cached_rows = vector_rows(conversation, cached) if cached else []
-        insert: Any = (sqlite if self._is_sqlite else postgresql).insert
 
         def append(connection: sa.Connection) -> None:
             try:
@@ -186,7 +185,8 @@ class ConversationLog:
                     connection.execute(requests.delete().where(here, gone))
                 record_request(connection, request, conversation, new[0].version)
                 if cached_rows:
-                    connection.execute(insert(vectors).on_conflict_do_nothing(), cached_rows)
+                    insert = insert_of(connection, vectors).on_conflict_do_nothing()
+                    connection.execute(insert, cached_rows)
             except sa.exc.IntegrityError as error:
                 message = f"conversation {conversation} has changed or was deleted."
                 raise ConflictError(message) from error
