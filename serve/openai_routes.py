@@ -122,14 +122,15 @@ async def create_conversation(
 ) -> dict[str, Any]:
     """Create a conversation, and read its items before returning.
 
-    ``goal`` in the metadata, one question a line, is shown while reading.
+    ``goal`` in the metadata, one question a line, is shown while reading. ``cut`` as of items.
     """
     body = body or wire.ConversationCreate()
     info = await run_in_threadpool(call.log.create, call.owner, body.metadata or {}, call.key)
+    made = wire.conversation_object(info)
     if body.items:
         reading = call.read(info.id, body.items, call.key and call.key.derive("items"))
-        await until_disconnect(call.request, reading)
-    return wire.conversation_object(info)
+        _, made["cut"] = await until_disconnect(call.request, reading)
+    return made
 
 
 @router.get("/conversations")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -296,10 +297,11 @@ def text_vectors(embedder: str, rows: Sequence[Any]) -> TextVectors:
     return TextVectors(embedder, digests, found)
 
 
-def open_database(url: str) -> sa.Engine:
+def open_database(url: str, seconds: float = 30.0) -> sa.Engine:
     """Open ``sqlite:///FILE`` or ``postgresql://USER@HOST/NAME`` (psycopg 3); make its tables.
 
-    Raises ConfigError if it is unreachable or of another version.
+    Waits some `seconds` for a PostgreSQL that starts or recovers. Raises ConfigError if it is
+    unreachable or of another version.
     """
     try:
         address = sa.make_url(url)
@@ -313,7 +315,7 @@ def open_database(url: str) -> sa.Engine:
             options: dict[str, Any] = {"connect_args": {"prepare_threshold": None}}
             options |= {"pool_size": 8, "max_overflow": 8, "pool_pre_ping": True}
             engine = sa.create_engine(address, **options)
-        found = _create_tables(engine)
+        found = _create_tables(engine, seconds)
     except (sa.exc.SQLAlchemyError, ModuleNotFoundError, OSError) as error:
         reason = getattr(error, "orig", None) or error
         raise ConfigError(
@@ -351,8 +353,26 @@ def _sqlite(address: sa.URL) -> sa.Engine:
     return engine
 
 
-def _create_tables(engine: sa.Engine) -> int | None:
-    """Create the tables if there are none; return their version (None: it was not recorded)."""
+_REFUSED = re.compile("authentication|does not exist|pg_hba")  # the server is there
+
+
+def _create_tables(engine: sa.Engine, seconds: float) -> int | None:
+    """Create the tables if there are none; return their version (None: it was not recorded).
+
+    Tries again for `seconds` while a PostgreSQL does not accept connections.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return _try_create_tables(engine)
+        except sa.exc.OperationalError as error:
+            final = engine.dialect.name == "sqlite" or _REFUSED.search(str(error.orig))
+            if final or time.monotonic() > end:
+                raise
+        time.sleep(0.5)
+
+
+def _try_create_tables(engine: sa.Engine) -> int | None:
     with engine.execution_options(writes=True).begin() as connection:
         if connection.dialect.name == "postgresql":  # gateways that start at the same time
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7061)")

@@ -109,11 +109,11 @@ async def test_errors_are_messages_and_crashes_reveal_nothing(
 async def test_share_that_limits_cut_is_told_when_a_text_is_read(tmp_path: Path) -> None:
     server = make_conversations(tmp_path / "log.db", scripted(entry_tokens=6))
     with running(server) as found, found.http() as http:
-        path = new_conversation(http)
-        read = http.post(f"{path}/items", json=items(FACT)).raise_for_status().json()
+        routes = f"{new_conversation(http)}/items", "/v1/conversations"
+        read = [http.post(route, json=items(FACT)).raise_for_status().json() for route in routes]
         async with http_client(found) as client:
             told = await call(client, "remember", text=FACT)
-        assert read["cut"] == told["cut"]
+        assert [each["cut"] for each in read] == [told["cut"]] * 2
         assert 0.3 < told["cut"] < 0.9
         body = {"model": "scripted", "input": [{"content": FACT}, {"content": "Who keeps bees?"}]}
         steps = http.post("/v1/responses", json=body).raise_for_status().json()["output"][0]
