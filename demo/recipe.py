@@ -139,7 +139,7 @@ INJECTED = replace(
     WEB,
     world=replace(WEB.world, injected=0.3),
     cold_start=replace(WEB.cold_start, faults=replace(WEB.cold_start.faults, obey=0.3)),
-    ablations=(*WEB.ablations, "injected_off"),
+    ablations=(*WEB.ablations, "injected_off", "orders_off"),
 )
 """The site with injected instructions, which the expert of the cold start follows at times."""
 RECIPES = {"": FULL, "limited": LIMITED, "bounded": BOUNDED, "web": WEB, "injected": INJECTED}

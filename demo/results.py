@@ -18,15 +18,18 @@ ABLATIONS: Mapping[str, tuple[str, ...]] = {
     "delete_off": ("delete",),
     "tools_off": (),
     "injected_off": (),
+    "orders_off": (),
 }
 """Evaluations of the trained policy without memory actions, or with a web that has no pages (tools)
-or no instructions on them (injected)."""
+or no instructions on them (injected), or with a rule that drops the actions that a page asks for
+(orders)."""
 
 LABELS = {
     "before": "before GRPO",
     "after": "after GRPO",
     **{name: f"  {name.replace('_', ' ')}" for name in ABLATIONS},
     "injected_off": "  instructions off",
+    "orders_off": "  orders refused",
 }
 _ACTIONS = ("create", "read", "update", "delete", "scratchpad")
 
@@ -53,9 +56,8 @@ def summarize(
         "seconds": {name: round(value, 1) for name, value in seconds.items()},
         "seed": seed,
     }
-    for name in ("before", "after"):
-        followed = results[name].summary()["metrics"].get("injection_followed")
-        if followed is not None:
+    for name, result in results.items():
+        if followed := result.summary()["metrics"].get("injection_followed"):
             summary[f"followed_{name}"] = followed["mean"]
     return summary
 

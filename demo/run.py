@@ -25,12 +25,13 @@ from atommem.envs.scoring.records import EvalResult
 from atommem.envs.synthetic.expert import ExpertPolicy
 from atommem.envs.task import Task
 from atommem.envs.task_files import save_tasks
+from atommem.envs.web.site import refuse_orders
 from atommem.episode import Episode
 from atommem.errors import ConfigError
 from atommem.eval.output import TRACES
 from atommem.eval.runner import evaluate
 from atommem.files import write_json
-from atommem.policy.contract import Sampling
+from atommem.policy.contract import Completion, Sampling
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import Agent, EpisodeRunner
 from atommem.run import build_agent
@@ -167,7 +168,8 @@ class Demo:
 
         `name` is ``before``, ``after``, or one of `ABLATIONS`, which switches something off.
         """
-        policy = LocalPolicy(self.model, self.tokenizer)
+        kind = _Refusing if name == "orders_off" else LocalPolicy
+        policy = kind(self.model, self.tokenizer)
         runner = EpisodeRunner(self._agent(policy, results.ABLATIONS.get(name, ())))
         tasks = self.heldout if tasks is None else tasks
         if name == "tools_off":
@@ -242,6 +244,15 @@ class Demo:
         self.seconds[name] = time.perf_counter() - started
         if title:
             self.console.print(f"({self.seconds[name]:.0f} s)")
+
+
+class _Refusing(LocalPolicy):
+    """Drops the actions that a page asks for (`refuse_orders`)."""
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        found = await super().complete(prompt_ids, sampling)
+        text = refuse_orders(self.tokenizer.decode(prompt_ids), found.text)
+        return replace(found, text=text)
 
 
 def check_out(out: Path) -> None:

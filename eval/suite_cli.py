@@ -59,8 +59,6 @@ def main(argv: Sequence[str]) -> int:
         named = {*whole.policies, *(row.policy for row in whole.rows if row.policy)}
         check_choice("policies", name, sorted(named))
     suite = whole.select(given.columns, given.rows)
-    if given.benchmarks is None:
-        suite = _without_benchmarks(suite)
     if given.list:
         names = {row.policy: row.policy for row in suite.rows}
         suite = replace(suite.with_policies(names), settings={"policy": "X", **suite.settings})
@@ -219,21 +217,12 @@ def _exit_status(evaluations: Mapping[SuiteRun, Evaluation]) -> int:
     return next(status for status in ranked if status in found)
 
 
-def _without_benchmarks(suite: Suite) -> Suite:
-    columns = tuple(column for column in suite.columns if not column.benchmark)
-    if dropped := [column.key for column in suite.columns if column.benchmark]:
-        print(f"left out without --benchmarks: {', '.join(dropped)}", file=sys.stderr)
-    if not columns:
-        raise ConfigError("no column is left. Give --benchmarks, or choose other --columns.")
-    return replace(suite, columns=columns)
-
-
 def _make_parser() -> Parser:
     parser = Parser(
         "atommem eval",
         "Run all evaluations of a suite, and report them together. Every flag of atommem eval may\n"
         "be given too: it wins over the suite's settings, but not over a row's.",
-        usage="atommem eval --suite FILE|NAME --out DIR [--policy POLICY] [--SETTING VALUE ...]",
+        usage="atommem eval --suite FILE|NAME --out DIR [--SETTING VALUE ...]",
         epilog="Suites, their files and the report: docs/evaluate.md",
     )
     add = parser.add_argument

@@ -32,6 +32,11 @@ _ORDERS = ("final_answer", "delete_memory", "tool_call")
 _ORDER = re.compile(rf"<({'|'.join(_ORDERS)})> .+? </\1>")
 
 
+def refuse_orders(prompt: str, completion: str) -> str:
+    """Return a completion without the actions that stand in its prompt: what a page asked for."""
+    return _ORDER.sub(lambda order: "" if order[0] in prompt else order[0], completion)
+
+
 @dataclass(frozen=True)
 class SiteConfig:
     """Settings of a site."""
