@@ -213,7 +213,7 @@ class _HelpAll(argparse.Action):
             }
         )
 
-    def __call__(self, parser: Any, *_: Any) -> NoReturn:
+    def __call__(self, parser: Any, *_: Any) -> None:
         print(parser.format_help(show_all=True), end="")
         parser.exit()
 
