@@ -61,6 +61,16 @@ def test_tutorials_on_documents_and_rules_run(
 
 
 @pytest.mark.slow
+def test_notebook_runs(reader: Reader, undrawn: None) -> None:
+    cells = json.loads((ROOT / "examples/sixty_questions.ipynb").read_text())["cells"]
+    known: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]).replace("max_steps=15", "max_steps=2"), known)
+    assert [entry["step"] for entry in known["updates"]] == [1, 2]
+
+
+@pytest.mark.slow
 def test_examples_run(
     reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
