@@ -119,9 +119,12 @@ def test_installed_commands_print_their_help(python: Path, folder: Path) -> None
         assert run([*start, "--version"], folder).strip() == f"atommem {VERSION}"
     listed = run([*module, "--help"], folder).splitlines()
     assert [line.split()[0] for line in listed if line.startswith("  ")] == COMMANDS
-    for command in (*COMMANDS, "train grpo", "train sft", "train async", "eval --suite"):
+    others = "train grpo,train sft,train async,eval --suite,data build,data convert,corpus build"
+    for command in (*COMMANDS, *others.split(",")):
         out = run([*module, *command.split(), "--help"], folder)
         assert f"usage: atommem {command.split()[0]}" in out
+        assert out.count("\n") <= 40, out
+        assert max(map(len, out.splitlines())) <= 80, out
 
 
 def test_installed_recipes_launchers_and_suites_are_found_by_name(

@@ -93,9 +93,8 @@ def read_settings(
     parser = Parser(
         f"atommem train {stage}",
         "All settings can also stand in a YAML file: --config FILE, or a shipped NAME (atommem "
-        "configs). --help-all also shows those of TRL and transformers, and every text in full.",
+        "configs).",
         usage=f"atommem train {stage} [--config FILE|NAME] [--SETTING VALUE ...]",
-        show_all="--help-all" in argv,
     )
     others = (config_class, model_class, MemoryConfig, EmbedderConfig, DryRunConfig)
     taken = {name for kind in others for name in field_names(kind)}
@@ -112,8 +111,8 @@ def read_settings(
         parser.add_settings("environment", environment)
         parser.add_settings("embedder", EmbedderConfig)
         parser.add_settings("dry run", DryRunConfig)
-        parser.add_settings("TRL and transformers", config_class, model_class, hidden=True)
-        parsed = parser.read(["--help" if a == "--help-all" else a for a in argv], values, stored)
+        parser.add_settings("TRL and transformers", config_class, model_class)
+        parsed = parser.read(argv, values, stored)
         args: Any = make(config_class, parsed)
         sampling = Sampling(
             temperature=getattr(args, "temperature", 1.0),
