@@ -24,13 +24,14 @@ _TOKEN = re.compile(
     (?P<grouped> (?<=\d) (?: \\[,;:!\ ] | \{,\} | ~ ) (?=\d{3}(?!\d)) )
     | (?<=\d) \{ (?P<sign> [.,] ) \} (?=\d)
     | \\ [bB]igg?[lrm]? (?![A-Za-z])
+    | (?P<space> \\[hvm]space\*? \s*+ \{ [^{}]*+ \} )
     | (?P<dropped> \\ (?: (?:text)?color(?:box)? | href | parbox | [hv]?phantom
         | label | cite | footnote | tag | overset | begin (?:\{(?:array|tabular)\})?+ | end )
         \s*+ \{ [^{}]*+ \} ) (?P<wraps> \s*+ \{ )?+
     | \\ (?: (?:[dtcs]|nice)?frac | (?P<quantity> SI | qty ) ) \s*+ (?:
         \{ (?P<over> [^{}]*+ ) \} \s*+ \{ (?P<under> [^{}]*+ ) \}
         | (?P<digit> \d ) \s*+ (?P<digits> \d ) )
-    | \\{1,2} (?P<wrapper> (?! (?:[dtcs]|nice)?frac | (?:SI|qty|[hvm]space\*?)\{ | sqrt | d?binom | .\{ )
+    | \\{1,2} (?P<wrapper> (?! (?:[dtcs]|nice)?frac | (?:SI|qty)\{ | sqrt | d?binom | .\{ )
         [A-Za-z]++ \*? ) (?:\[[^\]]*\])?+ \s*+ \{ (?!\})
     | (?P<switched> \{ \s*+ (?= \\ (?: SWITCH | color ) [^A-Za-z] ) )
     | (?:\{\})?+ (?P<degree> \^ (?: \\circ(?![A-Za-z]) | \{\\circ\} ) )
@@ -42,7 +43,7 @@ _TOKEN = re.compile(
     | \\ (?:text)?+ (?P<name> [A-Za-z]++ ) (?: \{\} | (?P<gap> \s++ ) )?+
     | \\ (?P<escaped> [&%$\#_{}/] )
     | (?P<nothing> \\[!()\[\]@-] )
-    | (?P<blank> \\[,;:>\ ] | \\[hvm]space\*? \s*+ \{ [^{}]*+ \} | \\\\ (?:\[[\d.a-z]{1,9}\])?+ | (?<=[\w.,)}&%])~(?=[\w(\\{$^]) )
+    | (?P<blank> \\[,;:>\ ] | \\\\ (?:\[[\d.a-z]{1,9}\])?+ | (?<=[\w.,)}&%])~(?=[\w(\\{$^]) )
     | (?P<brace> [{}] )
     """.replace("SWITCH", "|".join(_SWITCHES)),
     re.VERBOSE,
@@ -88,7 +89,7 @@ def _replacement(match: re.Match[str]) -> str:
         return match["sign"] or ","
     if match["degree"]:
         return "°"
-    if match["blank"]:
+    if match["blank"] or match["space"]:
         return " "
     if match["escaped"]:
         return match["escaped"]
