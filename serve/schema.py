@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
 from atommem.errors import AtomMemError, ConfigError
 from atommem.memory.log import Operation
@@ -259,12 +260,19 @@ def record_request(
     version: int | None = None,
 ) -> None:
     if request is not None:
-        if request.renews:
-            connection.execute(requests.delete().where(requests.c.key == request.key))
-        values = {"conversation": conversation, "version": version}
-        connection.execute(
-            requests.insert(), {"key": request.key, "digest": request.digest, **values}
+        values = {"conversation": conversation, "version": version, "failed": False}
+        row = insert_of(connection, requests).values(
+            key=request.key, digest=request.digest, **values
         )
+        if request.renews:
+            row = row.on_conflict_do_update(index_elements=[requests.c.key], set_=values)
+        connection.execute(row)
+
+
+def insert_of(connection: sa.Connection, table: sa.Table) -> Any:
+    """Return an insert that can say what to do on a conflict."""
+    dialect: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
+    return dialect.insert(table)
 
 
 def find_request(connection: sa.Connection, request: RequestKey | None) -> sa.Row[Any] | None:
@@ -347,8 +355,9 @@ def _sqlite(address: sa.URL) -> sa.Engine:
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
         # A transaction that reads first and then writes is refused the lock, and does not wait.
-        writes = connection.get_execution_options().get("writes", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        # What only reads is one statement.
+        if connection.get_execution_options().get("writes", False):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
 

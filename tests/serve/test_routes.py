@@ -186,9 +186,10 @@ def test_replaced_text_is_gone_and_recall_ranks_within_a_source(http: httpx.Clie
     for text in ("I like soup.", "I like pizza with olives."):
         body = {**items(text, name="ann/food"), "replace": ["ann/food"]}
         http.post(f"{path}/items", json=body).raise_for_status()
-    query = {"query": "soup pizza", "source": "ann/"}
-    found = http.get(f"{path}/recall", params=query).json()["data"]
-    assert [entry["text"] for entry in found] == ["I like pizza with olives."]
+    query = {"query": "soup pizza", "source": "ann/", "items": True}
+    found = http.get(f"{path}/recall", params=query).json()
+    assert [entry["text"] for entry in found["data"]] == ["I like pizza with olives."]
+    assert [item["name"] for item in found["items"]] == ["ann/food"]
     assert len(http.get(f"{path}/recall", params={"query": "pizza", "k": 8}).json()["data"]) == 8
     listed = http.get(f"{path}/items", params={"name": "ann/"}).json()["data"]
     assert [item["content"][0]["text"] for item in listed] == ["I like pizza with olives."]
