@@ -44,7 +44,7 @@ class NumberRange(tuple[int, int]):
 _COMMON = """policy base_model memory trace json data eval_data out method limit host port db keys
     vllm temperature embedder chunk_tokens reward model_name_or_path use_peft output_dir max_steps
     num_train_epochs learning_rate num_generations per_device_train_batch_size base_url
-    max_completion_length use_vllm report_to resume_from_checkpoint dry_run"""
+    max_completion_length use_vllm dry_run"""
 # All sentences but the first, up to the default.
 _MORE = r"(?<!\.\w)\.( .*?)??(?= \(default: |$)"
 _NUMBERS = {int: "N", float: "X"}
@@ -213,7 +213,7 @@ class _HelpAll(argparse.Action):
             }
         )
 
-    def __call__(self, parser: Any, *_: Any) -> NoReturn:
+    def __call__(self, parser: Any, *_: Any) -> None:
         print(parser.format_help(show_all=True), end="")
         parser.exit()
 

@@ -24,7 +24,8 @@ _TOKEN = re.compile(
     (?P<grouped> (?<=\d) (?: \\[,;:!\ ] | \{,\} | ~ ) (?=\d{3}(?!\d)) )
     | (?<=\d) \{ (?P<sign> [.,] ) \} (?=\d)
     | \\ [bB]igg?[lrm]? (?![A-Za-z])
-    | (?P<dropped> \\ (?: (?:text)?color(?:box)? | href | parbox | [hv]space\*? | [hv]?phantom
+    | (?P<space> \\[hvm]space\*? \s*+ \{ [^{}]*+ \} )
+    | (?P<dropped> \\ (?: (?:text)?color(?:box)? | href | parbox | [hv]?phantom
         | label | cite | footnote | tag | overset | begin (?:\{(?:array|tabular)\})?+ | end )
         \s*+ \{ [^{}]*+ \} ) (?P<wraps> \s*+ \{ )?+
     | \\ (?: (?:[dtcs]|nice)?frac | (?P<quantity> SI | qty ) ) \s*+ (?:
@@ -88,7 +89,7 @@ def _replacement(match: re.Match[str]) -> str:
         return match["sign"] or ","
     if match["degree"]:
         return "°"
-    if match["blank"]:
+    if match["blank"] or match["space"]:
         return " "
     if match["escaped"]:
         return match["escaped"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import warnings
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from atommem.config import (
     MemoryConfig,
     PolicyConfig,
     field_names,
+    fields_of,
     is_server,
     load_config,
     shipped_policy,
@@ -110,6 +112,26 @@ def stored_settings(
     known = {field for kind in kinds for field in field_names(kind)} - {"affinity"}
     kept = {key: found[key] for key in found if key in known | {"chat_template_kwargs"}}
     return {**kept, "environment": name}
+
+
+def warn_of_other_prompts(stored: Mapping[str, Any], memory: MemoryConfig) -> None:
+    """Warn of settings that show a trained policy prompts unlike those of its training."""
+    if "dialect" not in stored:
+        return
+    trained = MemoryConfig(**fields_of(MemoryConfig, stored))
+    names = [
+        name
+        for name in ("dialect", "templates", "layout")
+        if getattr(trained, name) != getattr(memory, name)
+    ]
+    if memory.shows_capacity and not trained.shows_capacity:
+        names.append("capacity")
+    for name in names:
+        fix = "--capacity_notice false hides it" if name == "capacity" else "drop it"
+        warnings.warn(
+            f"{name}={getattr(memory, name)}: the policy's training had no such prompts: {fix}.",
+            stacklevel=2,
+        )
 
 
 CODE_SETTINGS = ("environment", "retention", "admission", "tools")

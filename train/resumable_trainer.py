@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 import torch
@@ -77,6 +77,12 @@ class ResumableTrainer(Trainer):
                 if saves and not (deepspeed and isinstance(stop, DivergedError)):
                     self._save_last_update()
                 raise type(stop)(f"{str(stop).rstrip('.')}. {self._resume_hint()}") from stop
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
 
     def close(self) -> None:
         """Free what a subclass holds beyond the model."""

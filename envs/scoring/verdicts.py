@@ -41,13 +41,13 @@ _YES_NO = re.compile(
     r"[^\w>]*(?:is[_ ])?correct\W*:\W*(?P<grade>yes|no|true|false)\W*", re.IGNORECASE
 )
 _FIELD = re.compile(
-    rf"[\"'](?:(?:is|final)_)?(?:correct(?:ness)?|answer|{_WORD['label']})[\"']\s*:\s*"
+    rf"[\"'](?:(?:is|final)_)?(?:correct|answer|response|output|{_WORD['label']})[\"']\s*:\s*"
     rf"[\"']?{_GRADES[:-1]}|yes|no|true|false)\s*(?:[\"',}}]|\Z)",
     re.IGNORECASE,
 )
 # A verdict at the beginning of a line, and then its reason.
 _BEGINS = re.compile(
-    rf"[^\w>]*(?:(?:{_WORD['hence']}|yes|no(?!.*\bcorrect))\W+)?(?:(?<![\"\u201c]){_GIVEN}{_IS}?{_OPEN})?"
+    rf"[^\w>]*(?:(?:{_WORD['hence']}|yes|no(?!.*\bcorrect))\W+)?(?:(?<![\"'\u201c\u2018]){_GIVEN}{_IS}?{_OPEN})?"
     rf"(?:[abc]\W+)?{_GRADES}(?P<reason>{_REASON})",
     re.IGNORECASE,
 )

@@ -146,7 +146,7 @@ def test_parse_handle_of_any_script_is_one_number() -> None:
         (r"\begin{array}{c}New\space York\end{array}\label{a}, 5\textdegree C", "New York, 5°C"),
         (
             r"\uline{\text{New}~\text{York}}\hspace{1em}\href{a.org}{(\large here)}",
-            "New York(here)",
+            "New York (here)",
         ),
         (
             r"5\frac{1}{2} \leq \tfrac{1}{2} \times 3, \beta\text{-carotene}, 5\pounds",

@@ -139,10 +139,12 @@ async def test_compare_counts_wins_and_names_changed_tasks(
     assert (found["wins"], found["losses"], found["ties"], found["left_out"]) == (3, 1, 2, 2)
     assert found["p_value"] == pytest.approx(2 * (1 / 16 + 0.5 * 4 / 16))
     assert found["difference"] == pytest.approx(2 / 6)
-    assert [change["task_id"] for change in found["changed"]] == ["d", "e", "g", "c"]
-    traces = found["changed"][0]["traces"]
+    assert [change["task_id"] for change in found["changed"]] == ["c", "d", "e", "g"]
+    traces = found["changed"][1]["traces"]
     assert [read_trace(paths[0]).episode.reward for paths in traces] == [0.0, 1.0]
-    assert "B - A: +0.333" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "B: +0.333" in printed
+    assert printed.index("Worse in B (1 of 1") < printed.index("Better in B (2 of 3")
 
 
 @pytest.mark.slow
