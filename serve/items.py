@@ -24,7 +24,8 @@ _SERVER = {"status", "created_at", "incomplete_details"}  # fields that the serv
 _CHAT = {"refusal", "annotations", "audio", "function_call", "tool_calls", "tool_call_id"}
 _CHAT |= {"reasoning_content", "reasoning"}
 _ID = re.compile(r"[A-Za-z]+_[\w-]{1,60}")
-_MARKS = re.compile(r"^\s*(?:[>*\-\u2022]|\d+[.)])*\s*")
+_MARKS = re.compile(r"^\s*(?:(?:[>*\-\u2022]|\d+[.)]|\[\d+\]|Memory \d+:)\s*)*")
+_QUOTES = " \t\"'`\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e"
 _QUESTION = re.compile(r"[^.,;:!?\n\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]*[?\u061f\uff1f]")
 
 
@@ -243,7 +244,7 @@ def repeats(item: Item, entries: Iterable[str]) -> bool:
 
 def _bare(line: str) -> str:
     """Return a line without the marks of lists and quotes around it."""
-    return _MARKS.sub("", line).strip(" \t\"'")
+    return _MARKS.sub("", line).strip(_QUOTES)
 
 
 def with_id(item: Item) -> Item:
