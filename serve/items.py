@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from math import isfinite
 from typing import Any
 
 from pydantic_core import PydanticCustomError
@@ -112,7 +113,7 @@ def parse_items(value: Any) -> list[Item]:
 def _parse(value: Any, place: str) -> list[Item]:
     if not isinstance(value, dict):
         raise _refusal(place, "not an object")
-    given = {name: part for name, part in _cleaned(value).items() if part is not None}
+    given = {name: part for name, part in cleaned(value).items() if part is not None}
     if given.get("role") in ("tool", "function") and "type" not in given:  # of a chat
         call = given.get("tool_call_id") or given.get("name")
         output = given.get("content", "")
@@ -201,13 +202,16 @@ def _refusal(place: str, problem: str) -> PydanticCustomError:
     return PydanticCustomError("invalid_item", "{message}", {"message": message})
 
 
-def _cleaned(value: Any) -> Any:
+def cleaned(value: Any) -> Any:
+    """Return a value of JSON with clean texts; refuse numbers that JSON cannot hold."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list):
-        return [_cleaned(part) for part in value]
+        return [cleaned(part) for part in value]
     if isinstance(value, dict):
-        return {clean(str(name)): _cleaned(part) for name, part in value.items()}
+        return {clean(str(name)): cleaned(part) for name, part in value.items()}
+    if isinstance(value, float) and not isfinite(value):
+        raise _refusal("", f"{value} is no number of JSON")
     return value
 
 
