@@ -40,6 +40,7 @@ from atommem.serve.schema import (
     sha256,
     state_of,
     text_vectors,
+    time_of,
     vector_rows,
     vectors,
 )
@@ -98,16 +99,13 @@ class ConversationLog:
                 rows = requests.update().where(requests.c.key.in_(keys))
                 connection.execute(rows.values(failed=failed))
 
-    def written_by(
-        self, request: RequestKey, conversation: str = "", count: int = 1
-    ) -> list[Event]:
+    def written_by(self, key: RequestKey, conversation: str = "", count: int = 1) -> list[Event]:
         """Return the first `count` events that a request wrote before."""
         with self.engine.begin() as connection:
-            found = find_request(connection, request)
-        if found is None or found.version is None:
+            row = find_request(connection, key)
+        if row is None or row.version is None:
             return []
-        name = conversation or found.conversation
-        return self.events(name, after=found.version - 1, limit=count)
+        return self.events(conversation or row.conversation, after=row.version - 1, limit=count)
 
     def info(self, conversation: str, owner: str) -> ConversationInfo:
         """Return a conversation; raise NotFoundError if `owner` has none with this id."""
@@ -132,9 +130,9 @@ class ConversationLog:
             found = columns.metadata[name].as_string()
             query = query.where(found.is_(None) if value is None else found == value)
         if after:
-            last = self.info(after, owner)
-            place = sa.tuple_(columns.created_at, columns.id)
-            query = query.where(place < sa.tuple_(last.created_at, last.id))
+            found = self._rows(sa.select(columns.created_at).where(columns.id == after))
+            last = found[0].created_at if found else time_of(after)  # erased meanwhile
+            query = query.where(sa.tuple_(columns.created_at, columns.id) < sa.tuple_(last, after))
         return [ConversationInfo(*tuple(row)) for row in self._rows(query)]
 
     def update(
@@ -349,20 +347,21 @@ class ConversationLog:
             event = Event("fork", {"conversation": conversation, "at": at}, **made)
             rows.append({"conversation": info.id, **vars(event)})
             connection.execute(events.insert(), rows)
-            _, *columns = vectors.c
-            held = sa.select(sa.literal(info.id), *columns)
+            held = sa.select(sa.literal(info.id), *[*vectors.c][1:])
             held = held.where(vectors.c.conversation == conversation)
             connection.execute(vectors.insert().from_select(vectors.c.keys(), held))
             return info
 
         return self._create(owner, request, fork)
 
-    def branch(self, conversation: str, owner: str, ask: Event) -> str:
-        """Return the unlisted conversation of a question, or a copy that ends before later ones."""
-        newest = self.items(conversation, ("ask",), newest=True, limit=1)
-        if newest and newest[0].version == ask.version:
-            return conversation
+    def branch(
+        self, conversation: str, owner: str, ask: Event, response: str, key: RequestKey | None
+    ) -> str:
+        """Return where `response` continues: here, or in a copy without what came after `ask`."""
         later = self.items(conversation, after=str(ask.item))
+        asked = [event.response for event in later if event.kind == "ask"]
+        if not asked or response in asked:
+            return conversation
         end = min(event.version for event in later if event.kind != "answer")
 
         def branch(connection: sa.Connection) -> ConversationInfo:
@@ -372,7 +371,7 @@ class ConversationLog:
             connection.execute(events.insert(), [{**row, **made} for row in rows.mappings()])
             return info
 
-        return self._create(owner, None, branch).id
+        return self._create(owner, key, branch).id
 
     def operations(
         self, conversation: str, first: int = 0, limit: int | None = None
@@ -384,7 +383,7 @@ class ConversationLog:
             for row in self._rows(events_of(conversation, *columns))
             for operation in row.operations
         ]
-        end = None if limit is None else first + limit
+        end = len(found) if limit is None else first + limit
         return [{"seq": seq, **row} for seq, row in enumerate(found[first:end], first)]
 
     def memory_at(self, conversation: str, length: int | None = None) -> tuple[Contents, int]:

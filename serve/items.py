@@ -28,6 +28,20 @@ _MARKS = re.compile(r"^\s*(?:[>*\-\u2022]|\d+[.)])*\s*")
 _QUESTION = re.compile(r"[^.,;:!?\n\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]*[?\u061f\uff1f]")
 
 
+_TELLS = re.compile(
+    r"\b(know|remember|recall|note|hear|heard|aware|forget|mind) that\b"
+    r"|\bdid you (know|hear) (?!wh|how|if)",
+    re.IGNORECASE,
+)
+_HOSTED = """
+    file_search_call web_search_call image_generation_call code_interpreter_call computer_call
+    computer_call_output local_shell_call local_shell_call_output shell_call shell_call_output
+    apply_patch_call apply_patch_call_output mcp_list_tools mcp_approval_request
+    mcp_approval_response mcp_call tool_search_call tool_search_output compaction
+    """.split()  # noqa: SIM905
+"""Types of tools that OpenAI runs: kept as they are, and only an ``output`` in words is read."""
+
+
 @dataclass(frozen=True)
 class ItemType:
     """A type of items: its required fields, and the texts of an item that the policy reads."""
@@ -54,6 +68,10 @@ def _after(role: str, texts: list[str]) -> list[str]:
     return texts if role == "user" else [f"{role}: {text}" for text in texts[:1]] + texts[1:]
 
 
+def _output_texts(output: Any) -> list[str]:
+    return _after("tool", _part_texts(output)) if isinstance(output, str) else []
+
+
 TYPES = {
     "message": ItemType(("role", "content"), _message_texts),
     "function_call": ItemType(
@@ -71,6 +89,7 @@ TYPES = {
     ),
     "reasoning": ItemType((), lambda item: []),
     "item_reference": ItemType(("id",), lambda item: []),
+    **dict.fromkeys(_HOSTED, ItemType((), lambda item: _output_texts(item.get("output")))),
 }
 
 
@@ -114,7 +133,7 @@ def _parse(value: Any, place: str) -> list[Item]:
             raise _refusal(place, f"{name} is missing")
         if not isinstance(given[name], (str, list) if name in ("content", "output") else str):
             raise _refusal(f"{place}.{name}", "not a text")
-    if isinstance(given.get("output"), list):
+    if "output" in TYPES[kind].fields and isinstance(given["output"], list):
         given["output"] = _parts(given["output"], "input_text", f"{place}.output")
     if len(str(given.get("name", ""))) > 1000:
         raise _refusal(f"{place}.name", "more than 1000 characters")
@@ -198,6 +217,8 @@ def texts_of(item: Item) -> list[str]:
 
 def unread_parts(item: Item) -> list[str]:
     """Return the types of the parts that no policy reads, such as pictures."""
+    if item["type"] in _HOSTED:
+        return [] if texts_of(item) else [item["type"]]
     parts = item.get("content") or item.get("output") or []
     return [part["type"] for part in parts if isinstance(part, dict) and part["type"] in _UNREAD]
 
@@ -205,7 +226,8 @@ def unread_parts(item: Item) -> list[str]:
 def only_asks(item: Item) -> bool:
     """Return whether the user asks one bare question, which tells nothing to remember."""
     texts = texts_of(item) if item.get("role") == "user" else []
-    return len(texts) == 1 and _QUESTION.fullmatch(texts[0].strip()) is not None
+    text = texts[0].strip() if len(texts) == 1 else ""
+    return _QUESTION.fullmatch(text) is not None and not _TELLS.search(text)
 
 
 def repeats(item: Item, entries: Iterable[str]) -> bool:

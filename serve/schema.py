@@ -147,7 +147,7 @@ class Event:
 
 LISTED = "conv_"
 ITEMS = ("item", "ask", "answer")  # the events that are listed
-PARTS = ("conversation", "items")  # of a request that commits more than once
+PARTS = ("conversation", "branch", "items")  # of a request that commits more than once
 Unread = dict[int, tuple[int, int]]  # (chunks read, chunks) of an item with some left, by version
 STATE = tuple(column for column in events.c if column.name not in ("conversation", "body"))
 """What `LogState` follows."""
@@ -235,10 +235,18 @@ def events_of(conversation: str, *columns: Any) -> sa.Select[Any]:
 def insert_conversation(
     connection: sa.Connection, owner: str, metadata: Mapping[str, str], prefix: str = LISTED
 ) -> ConversationInfo:
-    name = prefix + secrets.token_hex(16)
-    info = ConversationInfo(name, owner, int(time.time()), dict(metadata))
+    now = int(time.time())
+    info = ConversationInfo(f"{prefix}{now:08x}{secrets.token_hex(12)}", owner, now, dict(metadata))
     connection.execute(conversations.insert().values(vars(info)))
     return info
+
+
+def time_of(conversation: str) -> int:
+    """Return when a conversation was created, by its id."""
+    try:
+        return int(conversation.partition("_")[2][:8], 16)
+    except ValueError:
+        raise NotFoundError(f"there is no conversation {conversation!r}.") from None
 
 
 def find_conversation(
@@ -293,10 +301,8 @@ def event_of(row: sa.Row[Any]) -> Event:
 def vector_rows(conversation: str, cached: TextVectors) -> list[dict[str, Any]]:
     digests = cached.digests.view(np.int64).tolist()
     key = {"conversation": conversation, "embedder": cached.embedder}
-    return [
-        {**key, "digest": digest, "row": row.tobytes()}
-        for digest, row in zip(digests, cached.rows.astype(np.float32), strict=True)
-    ]
+    rows = zip(digests, cached.rows.astype(np.float32), strict=True)
+    return [{**key, "digest": digest, "row": row.tobytes()} for digest, row in rows]
 
 
 def text_vectors(embedder: str, rows: Sequence[Any]) -> TextVectors:

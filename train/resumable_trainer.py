@@ -175,9 +175,11 @@ class ResumableTrainer(Trainer):
         if self.args.should_save:
             shutil.rmtree(partial, ignore_errors=True)
         if self._largest_of_ranks(float(error is not None)):
+            free = shutil.disk_usage(output_dir).free
             raise CheckpointError(
                 f"the checkpoint of update {self.state.global_step} could not be written: "
-                f"{error or 'another process failed'}. {self._resume_hint()}"
+                f"{error or 'another process failed'}. {free / 1e6:,.1f} MB are free on its disk. "
+                f"{self._resume_hint()}"
             ) from error
         self._saved_step = self.state.global_step
 

@@ -150,6 +150,10 @@ def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Clien
     found = http.get("/v1/conversations/x/recall", params={"query": "x" * 4001})
     assert "at most 4000 characters" in found.text
     assert http.get("/v1/conversations/%00").status_code == 404, "PostgreSQL refuses NUL"
+    for content in (b"{", b"[]"):
+        json_type = {"Content-Type": "application/json"}
+        found = http.post("/v1/conversations", content=content, headers=json_type)
+        assert found.json()["error"]["message"] == "the body is not a JSON object."
 
 
 def test_owner_edits_and_deletes_entries(http: httpx.Client) -> None:
