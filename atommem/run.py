@@ -258,6 +258,8 @@ class Runtime:
         stored = stored_settings(folder, given.get("environment"), stored, named=given)
         run = replace(make_run(given, stored), policy=choice)
         if choice is not None:
+            if embedder is None:  # before weights are loaded: it may be out of reach
+                embedder = make_embedder(run.embedder)
             opened = open_policy(choice)
         agent = build_agent(run, opened, tokenizer=tokenizer, embedder=embedder)
         settings = run.to_flat()
