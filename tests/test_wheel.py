@@ -148,7 +148,7 @@ def demo(python: Path, folder: Path) -> Path:
     return folder / "runs" / "demo"
 
 
-PAGES = """
+PAGES = r"""
 import sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
