@@ -258,7 +258,10 @@ class Runtime:
         stored = stored_settings(folder, given.get("environment"), stored, named=given)
         run = replace(make_run(given, stored), policy=choice)
         if choice is not None:
+            if embedder is None:  # before weights are loaded: it may be out of reach
+                embedder = make_embedder(run.embedder)
             opened = open_policy(choice)
+        run = _fitted(run, getattr(opened, "context_length", None), {**stored, **given})
         agent = build_agent(run, opened, tokenizer=tokenizer, embedder=embedder)
         settings = run.to_flat()
         return cls(agent, run, {name: settings[name] for name in given})
@@ -272,6 +275,15 @@ class Runtime:
         await self.agent.factory.close()
         await self.agent.policy.close()
         await self.agent.embedder.close()
+
+
+def _fitted(run: RunConfig, context: int | None, chosen: Container[str]) -> RunConfig:
+    """Return `run` with chunks of at most half of the policy's context, unless they were chosen."""
+    tokens = getattr(run.environment, "chunk_tokens", 0)
+    if context is None or tokens <= context // 2 or "chunk_tokens" in chosen:
+        return run
+    shorter: Any = {"chunk_tokens": context // 2}
+    return replace(run, environment=replace(run.environment, **shorter))
 
 
 def _absolute(name: str | os.PathLike[str]) -> str:

@@ -148,10 +148,10 @@ class EvalContext:
         if self._models != evaluation.models:
             self._models, self._factories = "", {}
             await self._stack.aclose()
-            self._policy = open_policy(evaluation.policy)
-            self._stack.push_async_callback(self._policy.close)
             self._embedder = make_embedder(run.embedder)
             self._stack.push_async_callback(self._embedder.close)
+            self._policy = open_policy(evaluation.policy)
+            self._stack.push_async_callback(self._policy.close)
             self._models = evaluation.models
         key = repr(run.environment)
         if key not in self._factories:

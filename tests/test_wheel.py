@@ -148,7 +148,7 @@ def demo(python: Path, folder: Path) -> Path:
     return folder / "runs" / "demo"
 
 
-PAGES = """
+PAGES = r"""
 import sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
@@ -164,6 +164,13 @@ with Reader(Path.cwd()) as reader:
     assert (answer.text, [entry.text for entry in answer.entries]) == (
         "Porto", ["Tom has moved to Porto."]
     )
+    Path("letter.txt").write_text(known["letter"])
+    for _, block in blocks("README.md", "bash"):
+        for line in block.replace("\\\n", "").splitlines():
+            if line.startswith(("atommem trace", "atommem train")):
+                reader.run(line)
+            elif line.startswith("atommem ask"):
+                reader.run(f"{line} --base_model {sys.argv[2]}")
     memory.save("letter")
     again = atommem.Memory.load("letter")
     assert (again.history(), again.entries()) == (memory.history(), memory.entries())
@@ -184,6 +191,7 @@ def test_installed_wheel_runs_the_readme_and_the_environment_tutorial(
     base = run([sys.executable, ROOT / "scripts" / "models.py", "smollm2"], ROOT, 300).strip()
     printed = run([python, "-c", PAGES, tmp_path, base], reader, timeout=600)
     assert printed.splitlines()[-1].endswith(("completed", "incomplete"))
+    assert (reader / "runs" / "mine" / "model.safetensors").is_file()
     assert (reader / "runs" / "atlas" / "grpo" / "model.safetensors").is_file()
 
 

@@ -19,6 +19,7 @@ from atommem.embedding import make_embedder
 from atommem.environment import find_environment
 from atommem.errors import ConfigError, format_error
 from atommem.plugins import find
+from atommem.policy.local import hide_weight_bars
 from atommem.train.checkpoints import checkpoint_to_resume
 from atommem.train.console import ASYNC_COLUMNS, GRPO_COLUMNS, SFT_COLUMNS, Column, use_console
 from atommem.train.episode_logs import EpisodeFiles
@@ -147,6 +148,7 @@ class TrainerStage:
     model_class: type = ModelConfig
 
     def prepare(self, settings: Settings) -> Any:
+        hide_weight_bars()
         prepare_reporters(settings.args)
         trainer = self.make_trainer(settings)
         settings.args.facts = run_facts(settings, str(trainer.model.config.name_or_path))
