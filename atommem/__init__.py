@@ -4,6 +4,7 @@
 Both are loaded on first use: ``import atommem`` loads nothing.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from atommem.api import Reading as Reading
 
     __version__: str
+
+# Torch's threads spin while they wait, unless this is set before it is imported: beside another
+# process on the same cores a step then takes two to three times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __all__ = ["Answer", "AsyncMemory", "Memory", "Reading", "__version__"]
 

@@ -7,6 +7,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import MISSING, dataclass, fields
 from importlib import import_module
 from pathlib import Path
@@ -39,23 +40,29 @@ class NumberRange(tuple[int, int]):
         return "-".join(map(str, dict.fromkeys(self)))
 
 
+# Settings that most calls need.
+_COMMON = """policy base_model memory trace json data eval_data out method limit host port db keys
+    vllm temperature embedder chunk_tokens reward model_name_or_path use_peft output_dir max_steps
+    num_train_epochs learning_rate num_generations per_device_train_batch_size base_url
+    max_completion_length use_vllm dry_run"""
+# All sentences but the first, up to the default.
+_MORE = r"(?<!\.\w)\.( .*?)??(?= \(default: |$)"
+_NUMBERS = {int: "N", float: "X"}
 register_type(NumberRange, str, NumberRange.parse)
 
 
 class Parser(jsonargparse.ArgumentParser):
     """`jsonargparse.ArgumentParser` with one-line `ConfigError`s and suggestions.
 
-    With `show_all`, the help shows whole texts, and the settings that were added as `hidden`.
+    A help of more than 40 lines shows the common settings alone; --help-all shows all.
     """
 
-    def __init__(
-        self, prog: str, description: str | None = None, *, show_all: bool = True, **kwargs: Any
-    ) -> None:
+    def __init__(self, prog: str, description: str | None = None, **kwargs: Any) -> None:
         kwargs = {"formatter_class": _HelpFormatter, "default_env": False, **kwargs}
         super().__init__(
             prog=prog, description=description, exit_on_error=False, allow_abbrev=False, **kwargs
         )
-        self._show_all = show_all
+        self.add_argument("--help-all", action=_HelpAll)
         self._required: list[str] = []
 
     def add_settings(
@@ -64,14 +71,12 @@ class Parser(jsonargparse.ArgumentParser):
         *configs: type,
         names: Iterable[str] | None = None,
         leave_out: Iterable[str] = (),
-        hidden: bool = False,
     ) -> None:
         """Add a flag for every field of dataclasses, of its type and with its help.
 
         Args:
             names: Only these fields, in this order; those that no class has are skipped.
             leave_out: Fields without a flag. Fields that have a flag already are skipped.
-            hidden: Show them in the help with `show_all` only.
         """
         found: dict[str, tuple[Any, Any]] = {}
         for config in configs:
@@ -86,7 +91,7 @@ class Parser(jsonargparse.ArgumentParser):
         for name in found if names is None else names:
             if name in found and name not in known:
                 known.add(name)
-                self._add_field(group, *found[name], hidden=hidden and not self._show_all)
+                self._add_field(group, *found[name])
         for action in self._actions:
             if action.dest.endswith(".help"):  # jsonargparse's own, for types with classes
                 action.help = argparse.SUPPRESS
@@ -94,12 +99,13 @@ class Parser(jsonargparse.ArgumentParser):
     def setting_names(self) -> list[str]:
         return [action.dest for action in self._actions]
 
-    def _add_field(self, group: Any, item: Any, hint: Any, *, hidden: bool) -> None:
+    def _add_field(self, group: Any, item: Any, hint: Any) -> None:
         default = item.default if item.default_factory is MISSING else item.default_factory()
         if default is MISSING:
             self._required.append(item.name)
             default = None
-        options: dict[str, Any] = {"type": hint, "metavar": item.name.rpartition("_")[2].upper()}
+        metavar = _NUMBERS.get(_parts(hint)[0], item.name.rpartition("_")[2].upper())
+        options: dict[str, Any] = {"type": hint, "metavar": metavar}
         if _parts(hint) == [bool]:
             options |= {"nargs": "?", "const": True, "metavar": "true|false"}
         elif [typing.get_origin(part) for part in _parts(hint)] == [list]:
@@ -108,13 +114,30 @@ class Parser(jsonargparse.ArgumentParser):
             options |= {"type": NumberRange, "metavar": "N|N-M"}
             default = NumberRange(default)
         text = item.metadata.get("help") or ""
-        if not self._show_all:
-            text = re.split(r"(?<=[a-z)])[.;] (?![^(]*\))", text, maxsplit=1)[0].rstrip(".;:")
         if default not in (None, "", []) and "default" not in text:
             shown = str(default).lower() if isinstance(default, bool) else default
             text += f" (default: {shown})"
-        options["help"] = argparse.SUPPRESS if hidden else text.replace("%", "%%")
+        options["help"] = text.replace("%", "%%")
         group.add_argument(f"--{item.name}", default=default, **options)
+
+    def format_help(self, formatter: Any = None, *, show_all: bool = False) -> str:
+        text: str = super().format_help()
+        if show_all or text.count("\n") <= 40:
+            return text
+        common_names, common, rest = _COMMON.split(), [], 0
+        for action in map(copy, self._actions):
+            if action.dest in common_names or not action.option_strings:
+                action.help = re.sub(_MORE, "", action.help or "")
+                common.append(action)
+            elif action.help != argparse.SUPPRESS:
+                rest += 1
+        brief = self._get_formatter()
+        brief.add_usage(self.usage, common, [])
+        brief.add_text(self.description)
+        brief.start_section("settings")
+        brief.add_arguments(common)
+        brief.end_section()
+        return f"{brief.format_help()}\n{rest} more settings: --help-all\n"
 
     def read(
         self,
@@ -176,6 +199,23 @@ class Parser(jsonargparse.ArgumentParser):
         kind: Any = getattr(action, "_typehint", None) or action.type
         kind = action.metavar if kind is NumberRange else getattr(kind, "__name__", str(kind))
         return f"{action.dest}={shorten(value)}: expected {kind}."
+
+
+class _HelpAll(argparse.Action):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(
+            **kwargs
+            | {
+                "nargs": 0,
+                "dest": argparse.SUPPRESS,
+                "default": argparse.SUPPRESS,
+                "help": argparse.SUPPRESS,
+            }
+        )
+
+    def __call__(self, parser: Any, *_: Any) -> None:
+        print(parser.format_help(show_all=True), end="")
+        parser.exit()
 
 
 class _HelpFormatter(argparse.HelpFormatter):

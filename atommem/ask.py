@@ -161,7 +161,8 @@ async def _read(
 ) -> None:
     """Read the text with a progress bar, which says for every chunk what the policy wrote."""
     name = "" if arguments.file == "-" else Path(arguments.file).name
-    with tqdm(desc="reading", unit="chunk", mininterval=0, dynamic_ncols=True) as bar:
+    # The delay keeps a bar without a total from being shown.
+    with tqdm(desc="reading", unit="chunk", mininterval=0, dynamic_ncols=True, delay=1e-9) as bar:
 
         def progress(done: int, chunks: int) -> None:
             bar.total = chunks

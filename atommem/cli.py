@@ -9,11 +9,13 @@ import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import requires, version
 from itertools import takewhile
 from types import FrameType
+from typing import Any
 
 from atommem.arguments import Command, Parser, run_command
 from atommem.errors import AtomMemError, format_error
@@ -60,12 +62,19 @@ def _sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _format_warning(message: Any, category: type, filename: str, lineno: int, *_: Any) -> str:
+    """Show a warning for the user without the place in the code."""
+    where = "warning" if category is UserWarning else f"{filename}:{lineno}: {category.__name__}"
+    return f"{where}: {message}\n"
+
+
 @_sigterm_interrupts()
 def main(argv: list[str] | None = None) -> int:
     """Run a sub-command; the exit status is 2 for a wrong call or an `AtomMemError`."""
     argv = sys.argv[1:] if argv is None else argv
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # models write anything
+    warnings.formatwarning = _format_warning  # type: ignore[assignment]
     name = f" {argv[0][:80]}" if argv and not argv[0].startswith("-") else ""
     try:
         status = _run(argv)

@@ -81,6 +81,10 @@ class MemoryConfig:
                 f"capacities={self.capacities}: at least 1 each, or 0 for no limit. Correct them."
             )
 
+    @property
+    def shows_capacity(self) -> bool:
+        return self.capacity_notice and bool(self.capacity or any(self.capacities))
+
     def of_task(self, task_id: str) -> MemoryConfig:
         """Return the settings for one task, with the capacity that is drawn for it."""
         if self.capacity is not None or not self.capacities:

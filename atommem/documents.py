@@ -182,6 +182,10 @@ def _read_docx(raw: bytes) -> tuple[str, list[str]]:
         io.BytesIO(raw), convert_image=mammoth.images.img_element(lambda image: {})
     )
     text, left_out = _read_html(converted.value)
+    ignored = [
+        re.search(r"element was ignored.*?(\w+)\Z", one.message) for one in converted.messages
+    ]
+    left_out += sorted({f"elements {found[1]}" for found in ignored if found})
     with zipfile.ZipFile(io.BytesIO(raw)) as parts:
         for part in ("header", "footer", "comments"):
             names = [name for name in parts.namelist() if name.startswith(f"word/{part}")]

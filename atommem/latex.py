@@ -2,51 +2,53 @@ r"""The text of an answer that a model wrote as LaTeX, such as ``\text{Paris}`` 
 
 import re
 from contextlib import suppress
+from pathlib import Path
 from unicodedata import category, lookup, normalize
+
+import yaml
 
 _ACCENTS = str.maketrans(
     "`'^~=u.\"Hvckrdb",
     "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030b\u030c\u0327\u0328\u030a\u0323\u0331",
 )
-_SYMBOLS = dict(
-    re.findall(
-        r"(\S+)=(\S*)",
-        """ss=ß o=ø O=Ø l=ł L=Ł ae=æ AE=Æ oe=œ OE=Œ aa=å AA=Å dj=đ DJ=Đ th=þ TH=Þ pounds=£ euro=€
-        sterling=£ yen=\u00a5 cent=\u00a2 copyright=\u00a9 S=§ degree=° circ=° celsius=\u2103
-        slash=/ quoteright=\u2019 quoteleft=\u2018 quotesingle=' endash=\u2013 emdash=— ldots=...
-        cdots=... dots=... times=\u00d7 div=÷ pm=±
-        cdot=· approx=≈ sim=~ le=≤ leq=≤ ge=≥ geq=≥ neq=≠ to=→
-        rightarrow=→ Rightarrow=⇒ leftarrow=← infty=∞ checkmark=✓ dag=† prime=\u2032 ell=\u2113
-        varepsilon=ε langle=\u27e8 rangle=\u27e9 lbrace={ rbrace=} left= right= bf= rm= it= sf= tt=
-        em= bfseries= itshape= hfill= null= displaystyle= textstyle= scriptsize= footnotesize=
-        small= normalsize= large= Large= LARGE= huge= Huge= centering= noindent= par= protect=""",
-    )
-) | dict.fromkeys(
-    ("quad", "qquad", "space", "enspace", "thinspace", "newline", "nobreakspace"), " "
+_TEXTS: dict[str, str] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_bytes())
+_SWITCHES = _TEXTS["switches"].split()
+_SYMBOLS = (
+    dict(re.findall(r"(\S+)=(\S+)", _TEXTS["symbols"]))
+    | dict.fromkeys(_TEXTS["spaces"].split(), " ")
+    | dict.fromkeys([*_SWITCHES, *_TEXTS["empty"].split()], "")
 )
 # `\"` also escapes quotation marks: without braces it is an accent only within a word.
 _TOKEN = re.compile(
     r"""
     (?P<grouped> (?<=\d) (?: \\[,;:!\ ] | \{,\} | ~ ) (?=\d{3}(?!\d)) )
-    | (?P<dropped> \\ (?: (?:text)?color(?:box)? | href | parbox | [hv]space\*? | [hv]?phantom
+    | (?<=\d) \{ (?P<sign> [.,] ) \} (?=\d)
+    | \\ [bB]igg?[lrm]? (?![A-Za-z])
+    | (?P<space> \\[hvm]space\*? \s*+ \{ [^{}]*+ \} )
+    | (?P<dropped> \\ (?: (?:text)?color(?:box)? | href | parbox | [hv]?phantom
         | label | cite | footnote | tag | overset | begin (?:\{(?:array|tabular)\})?+ | end )
         \s*+ \{ [^{}]*+ \} ) (?P<wraps> \s*+ \{ )?+
-    | \\ [dtc]?frac (?: \s*+ \{ (?P<over> [^{}]*+ ) \} \s*+ \{ (?P<under> [^{}]*+ ) \}
-        | \s*+ (?P<digit> \d ) \s*+ (?P<digits> \d ) )
-    | \\{1,2} (?P<wrapper> (?! [dtc]?frac | sqrt | d?binom | .\{ ) [A-Za-z]++ \*? ) \s*+ \{ (?!\})
+    | \\ (?: (?:[dtcs]|nice)?frac | (?P<quantity> SI | qty ) ) \s*+ (?:
+        \{ (?P<over> [^{}]*+ ) \} \s*+ \{ (?P<under> [^{}]*+ ) \}
+        | (?P<digit> \d ) \s*+ (?P<digits> \d ) )
+    | \\{1,2} (?P<wrapper> (?! (?:[dtcs]|nice)?frac | (?:SI|qty)\{ | sqrt | d?binom | .\{ )
+        [A-Za-z]++ \*? ) (?:\[[^\]]*\])?+ \s*+ \{ (?!\})
+    | (?P<switched> \{ \s*+ (?= \\ (?: SWITCH | color ) [^A-Za-z] ) )
     | (?:\{\})?+ (?P<degree> \^ (?: \\circ(?![A-Za-z]) | \{\\circ\} ) )
     | \\ (?P<accent> [`'^"~=.uvHckrdb] ) \{ \\?+ (?P<braced> [A-Za-z] ) \}
-    | \\ (?: (?P<above> [`'^~] ) | (?: (?<=[^\W\d_]\\) | (?<=\{\\) ) (?P<umlaut> " )
-        | (?P<mark> [vHck] ) \s++ (?=[A-Za-z](?![A-Za-z])) ) (?P<letter> [A-Za-z] )
+    | \\ (?: (?P<above> [`'^~] )
+        | (?: (?<=[^\W\d_]\\) | (?<=\{\\) | (?<!\S\\)(?="[AOU](?![^\\]*\\")) ) (?P<umlaut> " )
+        | (?P<mark> [vHcku] ) \s++ (?: (?=[A-Za-z](?![A-Za-z])) | (?<=[^\W\d_]\\.\s) ) )
+        (?: \\ (?= [ij]\b ) )?+ (?P<letter> [A-Za-z] )
     | \\ (?:text)?+ (?P<name> [A-Za-z]++ ) (?: \{\} | (?P<gap> \s++ ) )?+
     | \\ (?P<escaped> [&%$\#_{}/] )
     | (?P<nothing> \\[!()\[\]@-] )
-    | (?P<blank> \\[,;:>\ ] | \\\\ (?:\[[\d.a-z]{1,9}\])?+ | (?<=[\w.,)}])~(?=[\w(\\{$]) )
+    | (?P<blank> \\[,;:>\ ] | \\\\ (?:\[[\d.a-z]{1,9}\])?+ | (?<=[\w.,)}&%])~(?=[\w(\\{$^]) )
     | (?P<brace> [{}] )
-    """,
+    """.replace("SWITCH", "|".join(_SWITCHES)),
     re.VERBOSE,
 )
-_RAISED = re.compile(r"(?<=\d)(\$?)\^\{(st|nd|rd|th)\}\1")  # 2^{nd}
+_RAISED = re.compile(r"(?<=\d)(\$?)\^\{?(st|nd|rd|th)\b\}?\1")  # 2^{nd}
 _INDEX = re.compile(r"(?<=[^\W_])(?:_|(\^))\{(\d+)\}")  # CO_{2}, 10^{6}
 _MATH = re.compile(r"\$(?=[^\s$])([^$]*+)(?<=\S)\$(?!\d)")  # as pandoc finds it, and not two prices
 
@@ -56,7 +58,7 @@ def plain_text(latex: str) -> str:
 
     Braces of no such command stay, as those of a set do. Text without LaTeX stays as it is.
     """
-    if not re.search(r"[\\~$]|\{,\}|[_^]\{", latex):
+    if not re.search(r"[\\~$]|\{[,.]\}|[_^]\{", latex):
         return latex
     parts: list[str] = []
     braces: list[int] = []  # of each open brace its place in parts, or 0 if it is a command's
@@ -64,7 +66,7 @@ def plain_text(latex: str) -> str:
     for match in _TOKEN.finditer(latex):
         parts.append(latex[end : match.start()])
         end = match.end()
-        if match["wrapper"] or match["wraps"]:
+        if match["wrapper"] or match["wraps"] or match["switched"]:
             braces.append(0)
         elif match["brace"] == "{":
             braces.append(len(parts))
@@ -79,15 +81,15 @@ def plain_text(latex: str) -> str:
         else:
             parts.append(_replacement(match))
     text = _INDEX.sub(r"\1\2", _RAISED.sub(r"\2", "".join((*parts, latex[end:]))))
-    return _MATH.sub(r"\1", text.replace("$$", "$")).strip()
+    return re.sub(" {2,}", " ", _MATH.sub(r"\1", text.replace("$$", "$"))).strip()
 
 
 def _replacement(match: re.Match[str]) -> str:
-    if match["grouped"]:
-        return ","
+    if match["grouped"] or match["sign"]:
+        return match["sign"] or ","
     if match["degree"]:
         return "°"
-    if match["blank"]:
+    if match["blank"] or match["space"]:
         return " "
     if match["escaped"]:
         return match["escaped"]
@@ -96,7 +98,8 @@ def _replacement(match: re.Match[str]) -> str:
         return normalize("NFC", (match["braced"] or match["letter"]) + accent.translate(_ACCENTS))
     if over := match["over"] or match["digit"]:
         before = match.string[match.start() - 1 : match.start()]
-        return f"{' ' * before.isdigit()}{over}/{match['under'] or match['digits']}"
+        numbers = map(plain_text, (over, match["under"] or match["digits"]))
+        return " " * before.isdigit() + (" " if match["quantity"] else "/").join(numbers)
     name = match["name"] or ""
     if (symbol := _SYMBOLS.get(name)) is None:
         with suppress(KeyError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import warnings
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from atommem.config import (
     MemoryConfig,
     PolicyConfig,
     field_names,
+    fields_of,
     is_server,
     load_config,
     shipped_policy,
@@ -110,6 +112,26 @@ def stored_settings(
     known = {field for kind in kinds for field in field_names(kind)} - {"affinity"}
     kept = {key: found[key] for key in found if key in known | {"chat_template_kwargs"}}
     return {**kept, "environment": name}
+
+
+def warn_of_other_prompts(stored: Mapping[str, Any], memory: MemoryConfig) -> None:
+    """Warn of settings that show a trained policy prompts unlike those of its training."""
+    if "dialect" not in stored:
+        return
+    trained = MemoryConfig(**fields_of(MemoryConfig, stored))
+    names = [
+        name
+        for name in ("dialect", "templates", "layout")
+        if getattr(trained, name) != getattr(memory, name)
+    ]
+    if memory.shows_capacity and not trained.shows_capacity:
+        names.append("capacity")
+    for name in names:
+        fix = "--capacity_notice false hides it" if name == "capacity" else "drop it"
+        warnings.warn(
+            f"{name}={getattr(memory, name)}: the policy's training had no such prompts: {fix}.",
+            stacklevel=2,
+        )
 
 
 CODE_SETTINGS = ("environment", "retention", "admission", "tools")
@@ -236,7 +258,10 @@ class Runtime:
         stored = stored_settings(folder, given.get("environment"), stored, named=given)
         run = replace(make_run(given, stored), policy=choice)
         if choice is not None:
+            if embedder is None:  # before weights are loaded: it may be out of reach
+                embedder = make_embedder(run.embedder)
             opened = open_policy(choice)
+        run = _fitted(run, getattr(opened, "context_length", None), {**stored, **given})
         agent = build_agent(run, opened, tokenizer=tokenizer, embedder=embedder)
         settings = run.to_flat()
         return cls(agent, run, {name: settings[name] for name in given})
@@ -250,6 +275,15 @@ class Runtime:
         await self.agent.factory.close()
         await self.agent.policy.close()
         await self.agent.embedder.close()
+
+
+def _fitted(run: RunConfig, context: int | None, chosen: Container[str]) -> RunConfig:
+    """Return `run` with chunks of at most half of the policy's context, unless they were chosen."""
+    tokens = getattr(run.environment, "chunk_tokens", 0)
+    if context is None or tokens <= context // 2 or "chunk_tokens" in chosen:
+        return run
+    shorter: Any = {"chunk_tokens": context // 2}
+    return replace(run, environment=replace(run.environment, **shorter))
 
 
 def _absolute(name: str | os.PathLike[str]) -> str:

@@ -29,9 +29,9 @@ _TEXTS: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_suffix(".
 _FORMS = {name: Form(**texts) for name, texts in _TEXTS.items()}
 # <think>, <thinking>, <seed:think>, <chain_of_thought>, <ifm|think_fast>, <think:opensource>, ...
 _ELEMENT = (
-    r"<\|?(?P<slash>/?)(?P<element>(?:(?!begin|start|end_)[a-z]{1,12}[:|_]){0,2}(?:think(?:ing)?"
-    r"|thoughts?|reasoning|reflection|monologue)(?:_(?!begin|start|end)[a-z]{1,12})?"
-    r"(?::[a-z0-9]{1,20})?|antthinking|rationale|analysis|cot)\s?\|?>"
+    r"<\|?(?P<slash>/?)\|?(?P<element>(?:(?!begin|start|end_)[a-z]{1,12}[:|_-]){0,2}(?:think(?:ing)?"
+    r"|thoughts?|reason(?:ing)?|reflect(?:ion)?|monologue)(?:_(?!begin|start|end)[a-z]{1,12})?"
+    r"(?::[a-z0-9]{1,20})?|antthinking|rationale|analysis|cot)(?:\s[\w-]{1,20}=[^<>]{0,80})?\s?\|?>"
 )
 _MARKS = re.compile(
     rf"(?=[<\[◁]|to=|Here|analysis|assistantfinal)(?:{_ELEMENT}"

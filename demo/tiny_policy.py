@@ -7,7 +7,7 @@ which it cannot learn to use a memory.
 
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec.structs import asdict
@@ -115,7 +115,12 @@ def copying_rows(
 
 
 def pretrain_copying(
-    model: Any, config: CopyingConfig, seed: int, rank: int = 0, ranks: int = 1
+    model: Any,
+    config: CopyingConfig,
+    seed: int,
+    rank: int = 0,
+    ranks: int = 1,
+    make_rows: Callable[..., Any] = copying_rows,
 ) -> float:
     """Train `model` in place; returns the mean loss of the last ten updates, in nats a token.
 
@@ -138,7 +143,7 @@ def pretrain_copying(
             rest = 1 - (done - learned) / config.cooldown if learned else 1.0
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * min(rest, (done + 1) / config.warmup)
-            rows, predictable = copying_rows(tokens, stages[0], rng)
+            rows, predictable = make_rows(tokens, stages[0], rng)
             count = sum(sum(row[1:]) for row in predictable)
             ids = torch.tensor(rows[rank::ranks])
             logits = model(input_ids=ids).logits[:, :-1]

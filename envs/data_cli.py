@@ -45,7 +45,7 @@ _GENERATED: dict[str, tuple[type[Any], Callable[..., Iterable[Task]]]] = {
 
 def main(argv: list[str] | None = None) -> int:
     commands = {
-        "build": Command(_build, "write a task file: --environment NAME ... (default: longdoc)"),
+        "build": Command(_build, "write a task file (--environment NAME, or longdoc)"),
         "show": Command(_show, "print the first tasks of a file"),
         "convert": Command(_convert, "convert LoCoMo, LongMemEval, BEAM, MemAgent or a table"),
         "synthetic": Command(_synthetic, "generate tasks of the synthetic world"),
@@ -198,6 +198,7 @@ def _build_parser() -> Parser:
     parser = Parser(
         "atommem data build",
         "Build long-document tasks: the gold documents of questions, shuffled among distractors.",
+        usage="atommem data build --benchmark NAME --split NAME --out FILE [--SETTING ...]",
     )
     parser.add_argument(
         "--benchmark",

@@ -46,9 +46,8 @@ class QAConfig(JudgeConfig, EnvironmentConfig):
     )
     reward: str = setting(
         "em",
-        "em, net_recall (the gold's words in the answer, or the values where all of several are "
-        "asked for, minus wrong ones), judge, or gaia (its own rule): the mean over a task's "
-        "questions.",
+        "Mean score of a task's questions: em, net_recall, judge or gaia. net_recall: the gold's "
+        "words in the answer, or the values where all of several are asked for, minus wrong ones.",
     )
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from atommem.eval.methods import METHODS, make_method
 from atommem.eval.methods.baseline import Method
 from atommem.eval.methods.recorder import Setup
 from atommem.policy.opening import open_policy, policy_identity
-from atommem.run import RunConfig, add_run_settings, find_stored
+from atommem.run import RunConfig, add_run_settings, find_stored, warn_of_other_prompts
 
 EXIT_REFUSED = 2
 EXIT_TOO_MANY_FAILED = 3
@@ -101,7 +101,9 @@ def parse_arguments(argv: Sequence[str], settings: Mapping[str, Any] | None = No
     for name in ("data", "out"):
         if not getattr(config, name) and name not in values:
             raise ConfigError(f"--{name} is missing. See atommem eval --help.")
-    return EvalRun(config, RunConfig.from_flat(parsed))
+    run = RunConfig.from_flat(parsed)
+    warn_of_other_prompts(stored, run.memory)
+    return EvalRun(config, run)
 
 
 @cache
@@ -146,10 +148,10 @@ class EvalContext:
         if self._models != evaluation.models:
             self._models, self._factories = "", {}
             await self._stack.aclose()
-            self._policy = open_policy(evaluation.policy)
-            self._stack.push_async_callback(self._policy.close)
             self._embedder = make_embedder(run.embedder)
             self._stack.push_async_callback(self._embedder.close)
+            self._policy = open_policy(evaluation.policy)
+            self._stack.push_async_callback(self._policy.close)
             self._models = evaluation.models
         key = repr(run.environment)
         if key not in self._factories:

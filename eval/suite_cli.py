@@ -222,7 +222,7 @@ def _make_parser() -> Parser:
         "atommem eval",
         "Run all evaluations of a suite, and report them together. Every flag of atommem eval may\n"
         "be given too: it wins over the suite's settings, but not over a row's.",
-        usage="atommem eval --suite FILE|NAME --out DIR [--policy POLICY] [--SETTING VALUE ...]",
+        usage="atommem eval --suite FILE|NAME --out DIR [--SETTING VALUE ...]",
         epilog="Suites, their files and the report: docs/evaluate.md",
     )
     add = parser.add_argument

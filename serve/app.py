@@ -115,6 +115,8 @@ async def _error(request: Request, error: Exception) -> Response:
         param = first.get("ctx", {}).get("name", place)
         if first["type"] == "extra_forbidden":
             first |= {"type": "unknown_parameter", "msg": "not a parameter. Leave it out."}
+        if first["type"] == "json_invalid" or not param:
+            return error_response(400, "invalid_json", "the body is not a JSON object.")
         code = first["type"] if first["type"].endswith("_parameter") else "invalid_request"
         message = f"{param}: {first['msg']}".replace(": [", "[", 1)  # the number of an item
         return error_response(400, code, message, param)

@@ -145,7 +145,8 @@ class Conversation:
         added: list[Event] = [event for event in found if not event.version]
         if replaced:
             await self.refresh()
-            earlier = await run_in_threadpool(self._log.items, self.id, ("item",))
+            find = partial(self._log.items, self.id, ("item",), sources=replaced)
+            earlier = await run_in_threadpool(find)
             for name in dict.fromkeys(replaced):
                 if gone := [item for item in earlier if item.source == name]:
                     added += await self._deleted(gone, name)
@@ -300,9 +301,8 @@ class Conversation:
 
     async def _deleted(self, items: Sequence[Event], source: str) -> list[Event]:
         """Forget what was written while items were read; return the events of their deletion."""
-        steps = await run_in_threadpool(self._log.events, self.id, ("step",))
-        deleted = {item.version for item in items}
-        read = [step.step or 0 for step in steps if step.parent in deleted]
+        find = partial(self._log.events, self.id, ("step",), parents=[e.version for e in items])
+        read = [step.step or 0 for step in await run_in_threadpool(find)]
         written = await self.session.memory.forget(source, self._last_step, steps_shown=read)
         new = [Event("deleted", {"item": item.item}, parent=item.version) for item in items]
         return [replace(new[0], operations=[to_json(each) for each in written]), *new[1:]]

@@ -1,6 +1,6 @@
 """Durable log of all conversations: events, memory operations, and cached vectors."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -9,7 +9,6 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from atommem.errors import DataError
 from atommem.memory.log import Contents, operation_from_json, replay
@@ -34,16 +33,19 @@ from atommem.serve.schema import (
     find_conversation,
     find_request,
     insert_conversation,
+    insert_of,
     question_id,
     record_request,
     requests,
     sha256,
     state_of,
     text_vectors,
+    time_of,
     vector_rows,
     vectors,
 )
 
+_Create = Callable[[sa.Connection], ConversationInfo]
 _Write = tuple[Callable[[sa.Connection], None], "Future[None]"]
 
 
@@ -70,12 +72,7 @@ class ConversationLog:
         new = partial(insert_conversation, owner=owner, metadata=metadata, prefix=prefix)
         return self._create(owner, request, new)
 
-    def _create(
-        self,
-        owner: str,
-        request: RequestKey | None,
-        create: Callable[[sa.Connection], ConversationInfo],
-    ) -> ConversationInfo:
+    def _create(self, owner: str, request: RequestKey | None, create: _Create) -> ConversationInfo:
         try:
             with self._write_engine.begin() as connection:
                 found = find_request(connection, request)
@@ -102,16 +99,13 @@ class ConversationLog:
                 rows = requests.update().where(requests.c.key.in_(keys))
                 connection.execute(rows.values(failed=failed))
 
-    def written_by(
-        self, request: RequestKey, conversation: str = "", count: int = 1
-    ) -> list[Event]:
+    def written_by(self, key: RequestKey, conversation: str = "", count: int = 1) -> list[Event]:
         """Return the first `count` events that a request wrote before."""
         with self.engine.begin() as connection:
-            found = find_request(connection, request)
-        if found is None or found.version is None:
+            row = find_request(connection, key)
+        if row is None or row.version is None:
             return []
-        name = conversation or found.conversation
-        return self.events(name, after=found.version - 1, limit=count)
+        return self.events(conversation or row.conversation, after=row.version - 1, limit=count)
 
     def info(self, conversation: str, owner: str) -> ConversationInfo:
         """Return a conversation; raise NotFoundError if `owner` has none with this id."""
@@ -136,9 +130,9 @@ class ConversationLog:
             found = columns.metadata[name].as_string()
             query = query.where(found.is_(None) if value is None else found == value)
         if after:
-            last = self.info(after, owner)
-            place = sa.tuple_(columns.created_at, columns.id)
-            query = query.where(place < sa.tuple_(last.created_at, last.id))
+            found = self._rows(sa.select(columns.created_at).where(columns.id == after))
+            last = found[0].created_at if found else time_of(after)  # erased meanwhile
+            query = query.where(sa.tuple_(columns.created_at, columns.id) < sa.tuple_(last, after))
         return [ConversationInfo(*tuple(row)) for row in self._rows(query)]
 
     def update(
@@ -175,21 +169,20 @@ class ConversationLog:
         """
         rows = [{"conversation": conversation, **vars(event)} for event in new]
         cached_rows = vector_rows(conversation, cached) if cached else []
-        insert: Any = (sqlite if self._is_sqlite else postgresql).insert
 
         def append(connection: sa.Connection) -> None:
             try:
                 connection.execute(events.insert(), rows)
                 if deleted := [event.parent for event in new if event.kind == "deleted"]:
-                    gone = requests.c.version.in_(deleted)
-                    here = requests.c.conversation == conversation
-                    connection.execute(requests.delete().where(here, gone))
+                    columns = requests.c
+                    gone = columns.conversation == conversation, columns.version.in_(deleted)
+                    connection.execute(requests.delete().where(*gone))
                 record_request(connection, request, conversation, new[0].version)
                 if cached_rows:
-                    connection.execute(insert(vectors).on_conflict_do_nothing(), cached_rows)
+                    insert = insert_of(connection, vectors).on_conflict_do_nothing()
+                    connection.execute(insert, cached_rows)
             except sa.exc.IntegrityError as error:
-                message = f"conversation {conversation} has changed or was deleted."
-                raise ConflictError(message) from error
+                raise ConflictError(f"conversation {conversation} has changed.") from error
 
         future: Future[None] = Future()
         self._waiting.put((append, future))
@@ -226,13 +219,9 @@ class ConversationLog:
         self.info(conversation, owner)  # raises
         found = self._rows(events_of(conversation, *STATE))
         state = state_of(found)
-        state.operations = tuple(
-            operation_from_json(operation) for row in found for operation in row.operations
-        )
-        cached = sa.select(vectors.c.digest, vectors.c.row).where(
-            vectors.c.conversation == conversation, vectors.c.embedder == embedder
-        )
-        rows = self._rows(cached)
+        state.operations = tuple(operation_from_json(op) for row in found for op in row.operations)
+        cached = vectors.c.conversation == conversation, vectors.c.embedder == embedder
+        rows = self._rows(sa.select(vectors.c.digest, vectors.c.row).where(*cached))
         state.vectors = text_vectors(embedder, rows) if rows else None
         return state
 
@@ -249,11 +238,14 @@ class ConversationLog:
         conversation: str,
         kinds: Sequence[str] = (),
         *,
+        parents: Collection[int] | None = None,
         after: int = 0,
         limit: int | None = None,
     ) -> list[Event]:
-        """Return events after a version, oldest first."""
+        """Return events after a version, or of `parents`, oldest first."""
         query = events_of(conversation).where(events.c.version > after).limit(limit)
+        if parents is not None:
+            query = query.where(events.c.parent.in_(parents))
         if kinds:
             query = query.where(events.c.kind.in_(kinds))
         return [event_of(row) for row in self._rows(query)]
@@ -264,6 +256,7 @@ class ConversationLog:
         kinds: Sequence[str] = ITEMS,
         *,
         ids: Sequence[str] = (),
+        sources: Collection[str] | None = None,
         newest: bool = False,
         after: str = "",
         limit: int | None = None,
@@ -271,19 +264,20 @@ class ConversationLog:
     ) -> list[Event]:
         """Return the texts, questions and answers that were not deleted, oldest first.
 
-        With `name`, only items whose name begins with it. Raises NotFoundError if the conversation
-        never had the item `after`.
+        With `name`, only items whose name begins with it; with `sources`, only those with one of
+        these names or ids. Raises NotFoundError if the conversation never had the item `after`.
         """
         columns, order = events.c, events.c.version
         here = columns.conversation == conversation
         deleted = sa.select(columns.parent).where(here, columns.kind == "deleted")
-        query = sa.select(events).where(here, columns.kind.in_(kinds))
-        query = query.where(columns.version.not_in(deleted))
+        query = sa.select(events).where(here, columns.kind.in_(kinds), order.not_in(deleted))
         if ids:
             query = query.where(columns.item.in_(ids))
+        named = columns.body[("item", "name")].as_string()
+        if sources is not None:
+            query = query.where(columns.item.in_(sources) | named.in_(sources))
         if name:
-            found = columns.body[("item", "name")].as_string()
-            query = query.where(sa.func.substr(found, 1, len(name)) == name)
+            query = query.where(sa.func.substr(named, 1, len(name)) == name)
         if after:
             rows = self._rows(sa.select(sa.func.max(order)).where(here, columns.item == after))
             if rows[0][0] is None:
@@ -306,9 +300,15 @@ class ConversationLog:
         found = self.events(conversation, ("stopped",))
         return {e.parent or 0: e.body["reason"] for e in found if e.body.get("unread")}
 
-    def unread(self, conversation: str) -> Unread:
+    def unread(self, conversation: str, versions: Sequence[int]) -> Unread:
+        """Return which of the items with these versions are unread."""
         columns = [column for column in STATE if column.name != "operations"]
-        return state_of(self._rows(events_of(conversation, *columns))).unread
+        version, kind, here = events.c.version, events.c.kind, events.c.conversation == conversation
+        last = sa.select(sa.func.max(version)).where(here, kind.in_(ITEMS)).scalar_subquery()
+        matters = version.in_(versions) | events.c.parent.in_(versions) | (kind == "fork")
+        matters |= version == last
+        query = events_of(conversation, *columns).where(matters)
+        return {v: left for v, left in state_of(self._rows(query)).unread.items() if v in versions}
 
     def response(self, response: str, owner: str) -> tuple[str, Event, Event | None]:
         """Return conversation, question and answer (None: unanswered) of a response."""
@@ -347,22 +347,22 @@ class ConversationLog:
             event = Event("fork", {"conversation": conversation, "at": at}, **made)
             rows.append({"conversation": info.id, **vars(event)})
             connection.execute(events.insert(), rows)
-            _, *columns = vectors.c
-            held = sa.select(sa.literal(info.id), *columns)
+            held = sa.select(sa.literal(info.id), *[*vectors.c][1:])
             held = held.where(vectors.c.conversation == conversation)
             connection.execute(vectors.insert().from_select(vectors.c.keys(), held))
             return info
 
         return self._create(owner, request, fork)
 
-    def branch(self, conversation: str, owner: str, ask: Event) -> str:
-        """Return the unlisted conversation of a question, or a copy that ends before later ones."""
-        newest = self.items(conversation, ("ask",), newest=True, limit=1)
-        if newest and newest[0].version == ask.version:
+    def branch(
+        self, conversation: str, owner: str, ask: Event, response: str, key: RequestKey | None
+    ) -> str:
+        """Return where `response` continues: here, or in a copy without what came after `ask`."""
+        later = self.items(conversation, after=str(ask.item))
+        asked = [event.response for event in later if event.kind == "ask"]
+        if not asked or response in asked:
             return conversation
-        end = min(
-            e.version for e in self.items(conversation, after=str(ask.item)) if e.kind != "answer"
-        )
+        end = min(event.version for event in later if event.kind != "answer")
 
         def branch(connection: sa.Connection) -> ConversationInfo:
             info = insert_conversation(connection, owner, {}, "resp_")
@@ -371,7 +371,7 @@ class ConversationLog:
             connection.execute(events.insert(), [{**row, **made} for row in rows.mappings()])
             return info
 
-        return self._create(owner, None, branch).id
+        return self._create(owner, key, branch).id
 
     def operations(
         self, conversation: str, first: int = 0, limit: int | None = None
@@ -383,7 +383,7 @@ class ConversationLog:
             for row in self._rows(events_of(conversation, *columns))
             for operation in row.operations
         ]
-        end = None if limit is None else first + limit
+        end = len(found) if limit is None else first + limit
         return [{"seq": seq, **row} for seq, row in enumerate(found[first:end], first)]
 
     def memory_at(self, conversation: str, length: int | None = None) -> tuple[Contents, int]:

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from math import isfinite
 from typing import Any
 
 from pydantic_core import PydanticCustomError
@@ -24,8 +25,23 @@ _SERVER = {"status", "created_at", "incomplete_details"}  # fields that the serv
 _CHAT = {"refusal", "annotations", "audio", "function_call", "tool_calls", "tool_call_id"}
 _CHAT |= {"reasoning_content", "reasoning"}
 _ID = re.compile(r"[A-Za-z]+_[\w-]{1,60}")
-_MARKS = re.compile(r"^\s*(?:[>*\-\u2022]|\d+[.)])*\s*")
+_MARKS = re.compile(r"^\s*(?:(?:[>*\-\u2022]|\d+[.)]|\[\d+\]|Memory \d+:)\s*)*")
+_QUOTES = " \t\"'`\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e"
 _QUESTION = re.compile(r"[^.,;:!?\n\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]*[?\u061f\uff1f]")
+
+
+_TELLS = re.compile(
+    r"\b(know|remember|recall|note|hear|heard|aware|forget|mind) that\b"
+    r"|\bdid you (know|hear) (?!wh|how|if)",
+    re.IGNORECASE,
+)
+_HOSTED = """
+    file_search_call web_search_call image_generation_call code_interpreter_call computer_call
+    computer_call_output local_shell_call local_shell_call_output shell_call shell_call_output
+    apply_patch_call apply_patch_call_output mcp_list_tools mcp_approval_request
+    mcp_approval_response mcp_call tool_search_call tool_search_output compaction
+    """.split()  # noqa: SIM905
+"""Types of tools that OpenAI runs: kept as they are, and only an ``output`` in words is read."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,10 @@ def _after(role: str, texts: list[str]) -> list[str]:
     return texts if role == "user" else [f"{role}: {text}" for text in texts[:1]] + texts[1:]
 
 
+def _output_texts(output: Any) -> list[str]:
+    return _after("tool", _part_texts(output)) if isinstance(output, str) else []
+
+
 TYPES = {
     "message": ItemType(("role", "content"), _message_texts),
     "function_call": ItemType(
@@ -71,6 +91,7 @@ TYPES = {
     ),
     "reasoning": ItemType((), lambda item: []),
     "item_reference": ItemType(("id",), lambda item: []),
+    **dict.fromkeys(_HOSTED, ItemType((), lambda item: _output_texts(item.get("output")))),
 }
 
 
@@ -92,7 +113,7 @@ def parse_items(value: Any) -> list[Item]:
 def _parse(value: Any, place: str) -> list[Item]:
     if not isinstance(value, dict):
         raise _refusal(place, "not an object")
-    given = {name: part for name, part in _cleaned(value).items() if part is not None}
+    given = {name: part for name, part in cleaned(value).items() if part is not None}
     if given.get("role") in ("tool", "function") and "type" not in given:  # of a chat
         call = given.get("tool_call_id") or given.get("name")
         output = given.get("content", "")
@@ -114,7 +135,7 @@ def _parse(value: Any, place: str) -> list[Item]:
             raise _refusal(place, f"{name} is missing")
         if not isinstance(given[name], (str, list) if name in ("content", "output") else str):
             raise _refusal(f"{place}.{name}", "not a text")
-    if isinstance(given.get("output"), list):
+    if "output" in TYPES[kind].fields and isinstance(given["output"], list):
         given["output"] = _parts(given["output"], "input_text", f"{place}.output")
     if len(str(given.get("name", ""))) > 1000:
         raise _refusal(f"{place}.name", "more than 1000 characters")
@@ -181,13 +202,16 @@ def _refusal(place: str, problem: str) -> PydanticCustomError:
     return PydanticCustomError("invalid_item", "{message}", {"message": message})
 
 
-def _cleaned(value: Any) -> Any:
+def cleaned(value: Any) -> Any:
+    """Return a value of JSON with clean texts; refuse numbers that JSON cannot hold."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list):
-        return [_cleaned(part) for part in value]
+        return [cleaned(part) for part in value]
     if isinstance(value, dict):
-        return {clean(str(name)): _cleaned(part) for name, part in value.items()}
+        return {clean(str(name)): cleaned(part) for name, part in value.items()}
+    if isinstance(value, float) and not isfinite(value):
+        raise _refusal("", f"{value} is no number of JSON")
     return value
 
 
@@ -198,6 +222,8 @@ def texts_of(item: Item) -> list[str]:
 
 def unread_parts(item: Item) -> list[str]:
     """Return the types of the parts that no policy reads, such as pictures."""
+    if item["type"] in _HOSTED:
+        return [] if texts_of(item) else [item["type"]]
     parts = item.get("content") or item.get("output") or []
     return [part["type"] for part in parts if isinstance(part, dict) and part["type"] in _UNREAD]
 
@@ -205,7 +231,8 @@ def unread_parts(item: Item) -> list[str]:
 def only_asks(item: Item) -> bool:
     """Return whether the user asks one bare question, which tells nothing to remember."""
     texts = texts_of(item) if item.get("role") == "user" else []
-    return len(texts) == 1 and _QUESTION.fullmatch(texts[0].strip()) is not None
+    text = texts[0].strip() if len(texts) == 1 else ""
+    return _QUESTION.fullmatch(text) is not None and not _TELLS.search(text)
 
 
 def repeats(item: Item, entries: Iterable[str]) -> bool:
@@ -221,7 +248,7 @@ def repeats(item: Item, entries: Iterable[str]) -> bool:
 
 def _bare(line: str) -> str:
     """Return a line without the marks of lists and quotes around it."""
-    return _MARKS.sub("", line).strip(" \t\"'")
+    return _MARKS.sub("", line).strip(_QUOTES)
 
 
 def with_id(item: Item) -> Item:

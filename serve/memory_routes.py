@@ -1,15 +1,18 @@
 """AtomMem's own routes: the memory, its log and past, forks, and edits by its owner."""
 
 import base64
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 from anyio import fail_after, to_process
 from fastapi import APIRouter, Query
+from starlette.concurrency import run_in_threadpool
 
 from atommem.documents import extract
 from atommem.episode import Step
 from atommem.errors import DataError
+from atommem.serve.items import listed
 from atommem.serve.openai_routes import Embedded, Info, PageLimit, ThisCall
 from atommem.serve.wire import (
     CLEAN,
@@ -54,14 +57,22 @@ async def recall(
     call: ThisCall,
     k: Annotated[int | None, Query(ge=1, le=10_000)] = None,
     source: Name = "",
+    items: bool = False,
 ) -> dict[str, Any]:
     """Return the entries that the policy would be shown for a query, without calling a model.
 
-    `k` replaces the policy's number; of texts whose name begins with `source`, if given.
+    `k` replaces the policy's number; of texts whose name begins with `source`, if given. With
+    `items`, the texts that they come from are returned, too.
     """
     async with call.use(conversation) as held:
         found = await held.recall(query, k, source)
-    return page([{**entry_object(entry), "score": score} for entry, score in found])
+    shown = page([{**entry_object(entry), "score": score} for entry, score in found])
+    if items:
+        pieces = [entry.source.piece or "" for entry, _ in found if entry.source]
+        sources = {piece.rpartition(", ")[0] for piece in pieces}
+        texts = partial(call.log.items, conversation, ("item",), sources=sources)
+        shown["items"] = [listed(event) for event in await run_in_threadpool(texts)]
+    return shown
 
 
 @router.get("/operations")

@@ -13,6 +13,7 @@ from atommem.episode import cut_share, written_and_cut
 from atommem.errors import DataError
 from atommem.serve import wire
 from atommem.serve.conversation import Conversation, ask_once
+from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.conversations import Conversations
 from atommem.serve.items import Item, item_of, listed, new_items, texts_of, unread_parts
 from atommem.serve.schema import LISTED, ConversationInfo, Event, NotFoundError, RequestKey, sha256
@@ -237,7 +238,8 @@ def retrieve_item(item: str, info: Info, call: ThisCall) -> dict[str, Any]:
 
 
 def _listed(call: Call, info: ConversationInfo, found: Sequence[Event]) -> list[dict[str, Any]]:
-    unread, stopped = call.log.unread(info.id), call.log.stopped(info.id)
+    unread = call.log.unread(info.id, [event.version for event in found])
+    stopped = call.log.stopped(info.id)
     return [listed(event, unread, stopped) for event in found]
 
 
@@ -248,9 +250,16 @@ async def create_response(body: wire.ResponseCreate, call: ThisCall) -> Any:
     Without a conversation the response has an unlisted one of its own, which those that name it as
     ``previous_response_id`` continue; with ``store`` false its memory lives for this call.
     """
-    response = await _response_id(call)
-    form = ResponseForm(response, call.server.model.name, body.conversation, body.echo)
-    return await respond(call.request, _ask(call, response, body), form, bool(body.stream))
+    response = await response_id(call.log, call.key)
+    conversation, previous = body.conversation, None
+    if body.previous_response_id:
+        if conversation:
+            raise DataError("conversation and previous_response_id: give one of them.")
+        find = partial(call.log.response, body.previous_response_id, call.owner)
+        conversation, previous, _ = await run_in_threadpool(find)
+    form = ResponseForm(response, call.server.model.name, conversation, body.echo)
+    events = _ask(call, response, body, conversation, previous)
+    return await respond(call.request, events, form, bool(body.stream))
 
 
 @router.get("/responses/{response}")
@@ -289,23 +298,30 @@ async def delete_response(response: wire.Name, call: ThisCall) -> dict[str, Any]
 @router.post("/chat/completions", response_model=None)
 async def create_chat_completion(body: wire.ChatCreate, call: ThisCall) -> Any:
     """Answer the last message after reading those before it that the conversation does not have."""
-    response = await _response_id(call)
+    response = await response_id(call.log, call.key)
     usage = bool(body.stream_options and body.stream_options.include_usage)
     form = ChatForm(response.replace("resp_", "chatcmpl-"), call.server.model.name, usage)
-    return await respond(call.request, _ask(call, response, body), form, bool(body.stream))
+    events = _ask(call, response, body, body.conversation)
+    return await respond(call.request, events, form, bool(body.stream))
 
 
-async def _response_id(call: Call) -> str:
-    key = call.key
+async def response_id(log: ConversationLog, key: RequestKey | None) -> str:
+    """Return the id of the response that a repeated request has, or a new one."""
     if key is not None and not key.renews:
-        for ask in await run_in_threadpool(call.log.written_by, key):
+        for ask in await run_in_threadpool(log.written_by, key):
             return str(ask.response)
     if key is None or key.derived:
         return f"resp_{secrets.token_hex(16)}"
     return f"resp_{key.key[:32]}"
 
 
-async def _ask(call: Call, response: str, body: wire.AskCreate) -> AskEvents:
+async def _ask(
+    call: Call,
+    response: str,
+    body: wire.AskCreate,
+    conversation: str | None,
+    previous: Event | None = None,
+) -> AskEvents:
     server, key = call.server, call.key
     if body.model is not None:
         _check_model(server, body.model)
@@ -314,18 +330,12 @@ async def _ask(call: Call, response: str, body: wire.AskCreate) -> AskEvents:
         raise DataError("the last message asks: it must be a user's and not blank.")
     if skipped := unread_parts(last):
         raise DataError(f"the last message has a part of type {skipped[0]!r}. Only text can ask.")
-    conversation, previous = body.conversation, None
-    if isinstance(body, wire.ResponseCreate):
-        if conversation and body.previous_response_id:
-            raise DataError("conversation and previous_response_id: give one of them.")
-        if body.previous_response_id:
-            find = partial(call.log.response, body.previous_response_id, call.owner)
-            conversation, previous, _ = await run_in_threadpool(find)
-        elif body.store is not False and not conversation:
-            unlisted = key and key.derive("conversation"), "resp_"
-            create = partial(call.log.create, call.owner, {}, *unlisted)
-            conversation = (await run_in_threadpool(create)).id
-    if conversation is None:
+    stores = isinstance(body, wire.ResponseCreate) and body.store is not False
+    if stores and not conversation:
+        unlisted = key and key.derive("conversation"), "resp_"
+        create = partial(call.log.create, call.owner, {}, *unlisted)
+        conversation = (await run_in_threadpool(create)).id
+    if not conversation:
         async with server.admit():
             async for event in ask_once(server.model, new, last, response):
                 yield event
@@ -335,7 +345,8 @@ async def _ask(call: Call, response: str, body: wire.AskCreate) -> AskEvents:
         async with server.settled(key), AsyncExitStack() as stack:
             memory = await stack.enter_async_context(call.use(conversation))
             if previous is not None and not conversation.startswith(LISTED):
-                branch = partial(call.log.branch, conversation, call.owner, previous)
+                known = previous, response, key and key.derive("branch")
+                branch = partial(call.log.branch, conversation, call.owner, *known)
                 if (name := await run_in_threadpool(branch)) != conversation:
                     memory = await stack.enter_async_context(call.use(name))
             if isinstance(body, wire.ChatCreate):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
 from atommem.errors import AtomMemError, ConfigError
 from atommem.memory.log import Operation
@@ -146,7 +147,7 @@ class Event:
 
 LISTED = "conv_"
 ITEMS = ("item", "ask", "answer")  # the events that are listed
-PARTS = ("conversation", "items")  # of a request that commits more than once
+PARTS = ("conversation", "branch", "items")  # of a request that commits more than once
 Unread = dict[int, tuple[int, int]]  # (chunks read, chunks) of an item with some left, by version
 STATE = tuple(column for column in events.c if column.name not in ("conversation", "body"))
 """What `LogState` follows."""
@@ -234,10 +235,18 @@ def events_of(conversation: str, *columns: Any) -> sa.Select[Any]:
 def insert_conversation(
     connection: sa.Connection, owner: str, metadata: Mapping[str, str], prefix: str = LISTED
 ) -> ConversationInfo:
-    name = prefix + secrets.token_hex(16)
-    info = ConversationInfo(name, owner, int(time.time()), dict(metadata))
+    now = int(time.time())
+    info = ConversationInfo(f"{prefix}{now:08x}{secrets.token_hex(12)}", owner, now, dict(metadata))
     connection.execute(conversations.insert().values(vars(info)))
     return info
+
+
+def time_of(conversation: str) -> int:
+    """Return when a conversation was created, by its id."""
+    try:
+        return int(conversation.partition("_")[2][:8], 16)
+    except ValueError:
+        raise NotFoundError(f"there is no conversation {conversation!r}.") from None
 
 
 def find_conversation(
@@ -259,12 +268,19 @@ def record_request(
     version: int | None = None,
 ) -> None:
     if request is not None:
-        if request.renews:
-            connection.execute(requests.delete().where(requests.c.key == request.key))
-        values = {"conversation": conversation, "version": version}
-        connection.execute(
-            requests.insert(), {"key": request.key, "digest": request.digest, **values}
+        values = {"conversation": conversation, "version": version, "failed": False}
+        row = insert_of(connection, requests).values(
+            key=request.key, digest=request.digest, **values
         )
+        if request.renews:
+            row = row.on_conflict_do_update(index_elements=[requests.c.key], set_=values)
+        connection.execute(row)
+
+
+def insert_of(connection: sa.Connection, table: sa.Table) -> Any:
+    """Return an insert that can say what to do on a conflict."""
+    dialect: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
+    return dialect.insert(table)
 
 
 def find_request(connection: sa.Connection, request: RequestKey | None) -> sa.Row[Any] | None:
@@ -285,10 +301,8 @@ def event_of(row: sa.Row[Any]) -> Event:
 def vector_rows(conversation: str, cached: TextVectors) -> list[dict[str, Any]]:
     digests = cached.digests.view(np.int64).tolist()
     key = {"conversation": conversation, "embedder": cached.embedder}
-    return [
-        {**key, "digest": digest, "row": row.tobytes()}
-        for digest, row in zip(digests, cached.rows.astype(np.float32), strict=True)
-    ]
+    rows = zip(digests, cached.rows.astype(np.float32), strict=True)
+    return [{**key, "digest": digest, "row": row.tobytes()} for digest, row in rows]
 
 
 def text_vectors(embedder: str, rows: Sequence[Any]) -> TextVectors:
@@ -347,8 +361,9 @@ def _sqlite(address: sa.URL) -> sa.Engine:
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
         # A transaction that reads first and then writes is refused the lock, and does not wait.
-        writes = connection.get_execution_options().get("writes", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        # What only reads is one statement.
+        if connection.get_execution_options().get("writes", False):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
 

@@ -158,6 +158,7 @@ def _listen(arguments: argparse.Namespace, model: ServedModel, keys: dict[str, s
         port=arguments.port,
         log_level="warning",
         server_header=False,
+        timeout_keep_alive=75,  # longer than proxies keep idle connections
         timeout_graceful_shutdown=arguments.drain_seconds,
     )
 

@@ -37,6 +37,11 @@ SHORTER = {
     ),
 }
 """Changes to the commands of a page: shorter runs, and no hub or GPU."""
+_QUICK = {
+    "max_steps=15": "max_steps=2",
+    "batch_size=128": "batch_size=8",
+    "generations=16": "generations=4",
+}
 ADDRESS = "127.0.0.1:8765"
 
 
@@ -45,6 +50,12 @@ def blocks(page: str, kind: str | None = None) -> list[tuple[str, str]]:
     text = (ROOT / page).read_text(encoding="utf-8")
     found = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [block for block in found if kind in (None, block[0])]
+
+
+def run_python(code: str, names: dict[str, Any], page: str) -> None:
+    for long, short in _QUICK.items():
+        code = code.replace(long, short)
+    exec(compile(code, page, "exec"), names)
 
 
 class Reader:
@@ -104,7 +115,7 @@ class Reader:
             for line in block.replace("\\\n", "").splitlines():
                 self.run(line)
         elif kind == "python":
-            exec(compile(block.replace(ADDRESS, self.address), page, "exec"), names)
+            run_python(block.replace(ADDRESS, self.address), names, page)
 
     def run(self, line: str) -> None:
         for pattern, shorter in SHORTER.items():

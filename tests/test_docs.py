@@ -15,7 +15,7 @@ from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
 from tests.fakes import load_script
-from tests.pages import ROOT, Reader, blocks
+from tests.pages import ROOT, Reader, blocks, run_python
 
 FOLDER = "docs/tutorials"
 
@@ -58,6 +58,16 @@ def test_tutorials_on_documents_and_rules_run(
     assert (summary["episodes"], summary["failed"]) == (2, 0)
     reader.follow(f"{FOLDER}/own_rule.md")
     assert "my_rules:LeastShown" in Path("runs/rules/mine/run.json").read_text()
+
+
+@pytest.mark.slow
+def test_notebook_runs(reader: Reader, undrawn: None) -> None:
+    file = "examples/sixty_questions.ipynb"
+    known: dict[str, Any] = {}
+    for cell in json.loads((ROOT / file).read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            run_python("".join(cell["source"]), known, file)
+    assert [entry["step"] for entry in known["updates"]] == [1, 2]
 
 
 @pytest.mark.slow

@@ -119,9 +119,12 @@ def test_installed_commands_print_their_help(python: Path, folder: Path) -> None
         assert run([*start, "--version"], folder).strip() == f"atommem {VERSION}"
     listed = run([*module, "--help"], folder).splitlines()
     assert [line.split()[0] for line in listed if line.startswith("  ")] == COMMANDS
-    for command in (*COMMANDS, "train grpo", "train sft", "train async", "eval --suite"):
+    others = "train grpo,train sft,train async,eval --suite,data build,data convert,corpus build"
+    for command in (*COMMANDS, *others.split(",")):
         out = run([*module, *command.split(), "--help"], folder)
         assert f"usage: atommem {command.split()[0]}" in out
+        assert out.count("\n") <= 40, out
+        assert max(map(len, out.splitlines())) <= 80, out
 
 
 def test_installed_recipes_launchers_and_suites_are_found_by_name(
@@ -145,7 +148,7 @@ def demo(python: Path, folder: Path) -> Path:
     return folder / "runs" / "demo"
 
 
-PAGES = """
+PAGES = r"""
 import sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
@@ -161,6 +164,13 @@ with Reader(Path.cwd()) as reader:
     assert (answer.text, [entry.text for entry in answer.entries]) == (
         "Porto", ["Tom has moved to Porto."]
     )
+    Path("letter.txt").write_text(known["letter"])
+    for _, block in blocks("README.md", "bash"):
+        for line in block.replace("\\\n", "").splitlines():
+            if line.startswith(("atommem trace", "atommem train")):
+                reader.run(line)
+            elif line.startswith("atommem ask"):
+                reader.run(f"{line} --base_model {sys.argv[2]}")
     memory.save("letter")
     again = atommem.Memory.load("letter")
     assert (again.history(), again.entries()) == (memory.history(), memory.entries())
@@ -181,6 +191,7 @@ def test_installed_wheel_runs_the_readme_and_the_environment_tutorial(
     base = run([sys.executable, ROOT / "scripts" / "models.py", "smollm2"], ROOT, 300).strip()
     printed = run([python, "-c", PAGES, tmp_path, base], reader, timeout=600)
     assert printed.splitlines()[-1].endswith(("completed", "incomplete"))
+    assert (reader / "runs" / "mine" / "model.safetensors").is_file()
     assert (reader / "runs" / "atlas" / "grpo" / "model.safetensors").is_file()
 
 

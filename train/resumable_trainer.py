@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 import torch
@@ -77,6 +77,12 @@ class ResumableTrainer(Trainer):
                 if saves and not (deepspeed and isinstance(stop, DivergedError)):
                     self._save_last_update()
                 raise type(stop)(f"{str(stop).rstrip('.')}. {self._resume_hint()}") from stop
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
 
     def close(self) -> None:
         """Free what a subclass holds beyond the model."""
@@ -169,9 +175,11 @@ class ResumableTrainer(Trainer):
         if self.args.should_save:
             shutil.rmtree(partial, ignore_errors=True)
         if self._largest_of_ranks(float(error is not None)):
+            free = shutil.disk_usage(output_dir).free
             raise CheckpointError(
                 f"the checkpoint of update {self.state.global_step} could not be written: "
-                f"{error or 'another process failed'}. {self._resume_hint()}"
+                f"{error or 'another process failed'}. {free / 1e6:,.1f} MB are free on its disk. "
+                f"{self._resume_hint()}"
             ) from error
         self._saved_step = self.state.global_step
 

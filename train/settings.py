@@ -47,6 +47,8 @@ class Settings:
     run: RunConfig  # what the agent is built from; its policy is the model in training
     model: ModelConfig
     dry_run: DryRunConfig
+    tasks: Sequence[Any] | None = None  # unset: those of the file `data`
+    held_out: Sequence[Any] = ()  # empty: those of the file `eval_data`
 
     @property
     def stored(self) -> list[Any]:
@@ -65,9 +67,9 @@ class Settings:
         return [*parts, replace(generation, **chat.record())]
 
 
-def parse(stage: str, argv: Sequence[str], defaults: Mapping[str, Any] | None = None) -> Settings:
+def parse(stage: str, argv: Sequence[str], given: Mapping[str, Any] | None = None) -> Settings:
     """Read the command line of a stage; in `sft`, memory and environment describe the prompts."""
-    settings = read_settings(stage, argv, defaults)
+    settings = read_settings(stage, argv, given)
     args, model = settings.args, settings.model.model_name_or_path
     if not args.data:
         raise ConfigError("--data is missing. Give a task file (atommem data build).")
@@ -80,22 +82,25 @@ def parse(stage: str, argv: Sequence[str], defaults: Mapping[str, Any] | None = 
 
 
 def read_settings(
-    stage: str, argv: Sequence[str], defaults: Mapping[str, Any] | None = None
+    stage: str, argv: Sequence[str], given: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Read as `parse` does, but accept a run without data or model, which the demo makes itself."""
+    """Read as `parse` does, but accept a run without data or model, which the demo makes itself.
+
+    `given` are settings by name, over those of a YAML file and under flags.
+    """
     found = find("atommem.stages", stage)
     config_class, model_class = found.config_class, found.model_class
     argv, values = split_config(argv, "train")
-    stored = {**(defaults or {}), **find_stored(argv, values, "model_name_or_path")}
+    values |= given or {}
+    stored = find_stored(argv, values, "model_name_or_path")
     if "max_tokens" in stored:
         stored["max_completion_length"] = stored.pop("max_tokens")
     environment = find_environment(stored["environment"]).config_class
     parser = Parser(
         f"atommem train {stage}",
         "All settings can also stand in a YAML file: --config FILE, or a shipped NAME (atommem "
-        "configs). --help-all also shows those of TRL and transformers, and every text in full.",
+        "configs).",
         usage=f"atommem train {stage} [--config FILE|NAME] [--SETTING VALUE ...]",
-        show_all="--help-all" in argv,
     )
     others = (config_class, model_class, MemoryConfig, EmbedderConfig, DryRunConfig)
     taken = {name for kind in others for name in field_names(kind)}
@@ -112,8 +117,8 @@ def read_settings(
         parser.add_settings("environment", environment)
         parser.add_settings("embedder", EmbedderConfig)
         parser.add_settings("dry run", DryRunConfig)
-        parser.add_settings("TRL and transformers", config_class, model_class, hidden=True)
-        parsed = parser.read(["--help" if a == "--help-all" else a for a in argv], values, stored)
+        parser.add_settings("TRL and transformers", config_class, model_class)
+        parsed = parser.read(argv, values, stored)
         args: Any = make(config_class, parsed)
         sampling = Sampling(
             temperature=getattr(args, "temperature", 1.0),

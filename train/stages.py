@@ -4,7 +4,7 @@ import os
 import secrets
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -13,10 +13,13 @@ from typing import Any
 
 from httpx import HTTPError
 from huggingface_hub import HfApi
+from trl import ModelConfig
 
 from atommem.embedding import make_embedder
 from atommem.environment import find_environment
 from atommem.errors import ConfigError, format_error
+from atommem.plugins import find
+from atommem.policy.local import hide_weight_bars
 from atommem.train.checkpoints import checkpoint_to_resume
 from atommem.train.console import ASYNC_COLUMNS, GRPO_COLUMNS, SFT_COLUMNS, Column, use_console
 from atommem.train.episode_logs import EpisodeFiles
@@ -27,7 +30,7 @@ from atommem.train.loops.models import load_tokenizer, loading_whole, model_argu
 from atommem.train.loops.sft import ColdStartTrainer, sft_dataset, trace_demonstrations
 from atommem.train.rollout.backends import Backend, make_local_backend
 from atommem.train.rollout.rollouts import Rollouts
-from atommem.train.settings import Settings, Stage
+from atommem.train.settings import Settings, parse
 from atommem.train.train_config import (
     AsyncModelConfig,
     AsyncTrainConfig,
@@ -97,39 +100,75 @@ def make_rollouts(settings: Settings, tokenizer: Any) -> Rollouts:
 def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
     args = settings.args
     kind = find_environment(settings.run.environment.environment)
-    tasks = kind.read_tasks(args.data)
+    tasks = kind.read_tasks(args.data) if settings.tasks is None else settings.tasks
     return {
         "args": args,
         "tasks": tasks,
-        "held_out": kind.read_tasks(args.eval_data) if args.eval_data else (),
+        "held_out": kind.read_tasks(args.eval_data) if args.eval_data else settings.held_out,
         "processing_class": tokenizer,
         "on_episodes": EpisodeFiles(args, map(kind.describe, tasks), settings.run.memory),
         "settings": settings.stored_with(tokenizer),
     }
 
 
-def launch(
-    settings: Settings, make_trainer: Callable[[Settings], Any], columns: Sequence[Column]
-) -> Path:
-    """Train or resume, and save the model; returns its folder."""
-    args = settings.args
-    resume = checkpoint_to_resume(args, settings.run.memory)
-    prepare_reporters(args)
-    trainer = make_trainer(settings)
-    args.facts = run_facts(settings, str(trainer.model.config.name_or_path))
-    use_console(trainer, columns)
-    try:
-        trainer.train(resume_from_checkpoint=resume)
-    finally:
-        trainer.close()
-    folder: Path = trainer.save_final()
-    if args.push_to_hub and trainer.is_world_process_zero():
-        push_model(folder, trainer.hub_model_id, args)
-    data = getattr(args, "eval_data", None) or "TASKS"
-    command = ["atommem", "eval", "--policy", str(folder), "--data", data]
-    command += ["--out", str(folder / "eval")]
-    trainer.accelerator.print(f"saved to {folder}; evaluate it: {shlex.join(command)}")
-    return folder
+def make_trainer(
+    stage: str = "grpo",
+    config: str | Path | None = None,
+    *,
+    tasks: Sequence[Any] | None = None,
+    held_out: Sequence[Any] = (),
+    **settings: Any,
+) -> Any:
+    """Make the trainer of ``atommem train``, a transformers `Trainer` over episodes.
+
+    Use it in a ``with`` block, which frees what samples the episodes.
+
+    Args:
+        stage: grpo, sft or async.
+        config: A recipe's name, or a YAML file.
+        tasks: Tasks instead of those of the file `data`.
+        held_out: Tasks of `evaluate`, instead of those of the file `eval_data`.
+        settings: Settings of the stage by name, over the recipe's.
+    """
+    arguments = [] if config is None else ["--config", str(config)]
+    given = {name: str(v) if isinstance(v, Path) else v for name, v in settings.items()}
+    if tasks is not None:
+        given["data"] = "tasks of the caller"
+    parsed = replace(parse(stage, arguments, given), tasks=tasks, held_out=held_out)
+    return find("atommem.stages", stage).prepare(parsed)
+
+
+@dataclass(frozen=True)
+class TrainerStage:
+    """A `Stage` with a trainer in this process."""
+
+    config_class: type
+    make_trainer: Callable[[Settings], Any]
+    columns: Sequence[Column]
+    model_class: type = ModelConfig
+
+    def prepare(self, settings: Settings) -> Any:
+        hide_weight_bars()
+        prepare_reporters(settings.args)
+        trainer = self.make_trainer(settings)
+        settings.args.facts = run_facts(settings, str(trainer.model.config.name_or_path))
+        use_console(trainer, self.columns)
+        return trainer
+
+    def run(self, settings: Settings) -> Path:
+        """Train or resume, and save the model; returns its folder."""
+        args = settings.args
+        resume = checkpoint_to_resume(args, settings.run.memory)
+        with self.prepare(settings) as trainer:
+            trainer.train(resume_from_checkpoint=resume)
+        folder: Path = trainer.save_final()
+        if args.push_to_hub and trainer.is_world_process_zero():
+            push_model(folder, trainer.hub_model_id, args)
+        data = getattr(args, "eval_data", None) or "TASKS"
+        command = ["atommem", "eval", "--policy", str(folder), "--data", data]
+        command += ["--out", str(folder / "eval")]
+        trainer.accelerator.print(f"saved to {folder}; evaluate it: {shlex.join(command)}")
+        return folder
 
 
 def run_facts(settings: Settings, checkpoint: str) -> dict[str, Any]:
@@ -180,10 +219,6 @@ def push_model(folder: Path, name: str, args: Any) -> None:
         ) from error
 
 
-GRPO = Stage(TrainConfig, partial(launch, make_trainer=make_grpo_trainer, columns=GRPO_COLUMNS))
-SFT = Stage(ColdStartConfig, partial(launch, make_trainer=make_sft_trainer, columns=SFT_COLUMNS))
-ASYNC = Stage(
-    AsyncTrainConfig,
-    partial(launch, make_trainer=make_async_trainer, columns=ASYNC_COLUMNS),
-    AsyncModelConfig,
-)
+GRPO = TrainerStage(TrainConfig, make_grpo_trainer, GRPO_COLUMNS)
+SFT = TrainerStage(ColdStartConfig, make_sft_trainer, SFT_COLUMNS)
+ASYNC = TrainerStage(AsyncTrainConfig, make_async_trainer, ASYNC_COLUMNS, AsyncModelConfig)

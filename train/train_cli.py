@@ -9,7 +9,7 @@ from atommem.errors import ConfigError
 from atommem.files import locked
 from atommem.plugins import find, names
 
-USAGE = """usage: atommem train [grpo|sft|async|tinker] [--config FILE|NAME] [--FIELD VALUE ...]
+USAGE = """usage: atommem train [STAGE] [--config FILE|NAME] [--SETTING VALUE ...]
        atommem train plot RUN
 
 stages:
@@ -20,10 +20,10 @@ stages:
 plot draws scores, action rates and store size of a run (its output folder).
 
 `atommem configs` lists the shipped recipes. Precedence: defaults < the model
-folder's atommem_config.json < the YAML file < flags. --resume continues from the
-last checkpoint in --output_dir, if there is one. --dry_run checks all settings
-and estimates memory and hours, without weights or GPU. `atommem train STAGE
---help` shows our settings, --help-all also TRL's.
+folder's atommem_config.json < the YAML file < flags. --resume continues from
+the last checkpoint in --output_dir, if there is one. --dry_run checks all
+settings and estimates memory and hours, without weights or GPU. `atommem train
+STAGE --help` shows the common settings, --help-all every one, TRL's too.
 
 exit status: 0 done; 75 stopped by SIGTERM, SIGUSR1 or Ctrl-C (--resume
 continues); 2 a setting is wrong or the run cannot continue."""

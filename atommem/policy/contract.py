@@ -148,8 +148,8 @@ def check_request(
     if len(prompt_ids) + sampling.max_tokens > context_length:
         raise PromptTooLongError(
             f"The prompt has {len(prompt_ids)} tokens; with max_tokens={sampling.max_tokens} it "
-            f"exceeds the context of {context_length}. Use shorter chunks, a smaller max_tokens, "
-            "or a model with a longer context."
+            f"exceeds the context of {context_length}. Give a smaller --chunk_tokens or "
+            "--max_tokens, or a model with a longer context."
         )
 
 

@@ -76,6 +76,7 @@ class LocalPolicy:
         import torch
         from transformers import AutoModelForCausalLM
 
+        hide_weight_bars()
         device, dtype = ("cuda", "auto") if torch.cuda.is_available() else ("cpu", "float32")
         adapter = Path(path, "adapter_config.json")
         if base is None and adapter.is_file():
@@ -123,6 +124,15 @@ class LocalPolicy:
             make_completion(self.tokenizer, row.token_ids, row.logprobs, row.stopped)
             for row in rows
         ]
+
+
+def hide_weight_bars() -> None:
+    """Show no bars while transformers loads and saves weights; downloads keep theirs."""
+    from huggingface_hub.utils import enable_progress_bars
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    enable_progress_bars()
 
 
 def read_tokenizer(name: str | Path, revision: str | None = None) -> Any:

@@ -7,7 +7,7 @@ the seed and its number alone.
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from random import Random
 
@@ -23,7 +23,7 @@ class BuildConfig:
     """Which tasks to build."""
 
     documents: int
-    n: int
+    n: int = field(metadata={"help": "Tasks to write."})
     questions: tuple[int, int] = setting((1, 1), "Questions of a task, uniform in the range.")
     seed: int = setting(42, "Seed of every draw.")
     distractors: str = setting(

@@ -5,7 +5,7 @@ import csv
 import json
 import re
 import sys
-from codecs import BOM_UTF8
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -50,7 +50,8 @@ def read_values(path: Path) -> Iterator[Any]:
         yield from _arrow_rows(path, head)
         return
     if path.suffix.lower() in (".csv", ".tsv"):
-        yield from _without_quotes(lambda: _csv_rows(path))
+        is_utf16 = head.startswith((BOM_UTF16_LE, BOM_UTF16_BE))  # Excel's "Unicode text"
+        yield from _without_quotes(lambda: _csv_rows(path, "utf-16" if is_utf16 else "utf-8-sig"))
     elif head.startswith(b"["):
         yield from _list_items(path)
     elif head.startswith(b"{"):
@@ -83,10 +84,10 @@ def _list_items(path: Path) -> Iterator[Any]:
         yield from (load_json(str(memoryview(item), "utf-8")) for item in items)
 
 
-def _csv_rows(path: Path) -> Iterator[dict[str | Any, Any]]:
+def _csv_rows(path: Path, encoding: str) -> Iterator[dict[str | Any, Any]]:
     """Yield the rows of a table whose header has commas, semicolons, tabs or bars; "" is absent."""
     csv.field_size_limit(sys.maxsize)
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with path.open(encoding=encoding, newline="") as file:
         delimiter = max(",;\t|", key=file.readline().count)
         file.seek(0)
         for row in csv.DictReader(file, delimiter=delimiter, skipinitialspace=True, strict=True):

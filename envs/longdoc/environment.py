@@ -221,7 +221,7 @@ class LongDocEnvironments(QAEnvironments):
 
     async def prepare(self, task: Task) -> None:
         """Cut `task` in a thread: 100,000 tokens take a fifth of a second."""
-        if self.config.chunking == "tokens" or task.context is not None:
+        if task.context is not None or (task.documents and self.config.chunking == "tokens"):
             await asyncio.get_running_loop().run_in_executor(self._thread, self.chunks, task)
 
     async def close(self) -> None:

@@ -2,66 +2,72 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from atommem.grammar import boxes_in
 from atommem.servers.chat import ChatReply
 from atommem.thinking import after_thoughts
 from atommem.words import unify
 
-_WORDS = r"correct|incorrect|not[ _-]attempted"
-_GRADES = rf"(?P<grade>{_WORDS})"
-_LABEL = (
-    r"(?:verdict|grade|judge?ment|decision|conclusion|assessment|evaluation|label|result"
-    r"|urteil|antwort|veredicto|respuesta|r\u00e9ponse|verdetto|risposta)"
+_TEXTS: dict[str, str] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_bytes())
+_WORD = {name: f"(?:{'|'.join(words.split())})" for name, words in _TEXTS.items()}
+_GRADES = r"(?P<grade>correct|incorrect|not[ _-]attempted)"
+_OPEN = r"[^\w\"'`\u201c\u2018]*"  # signs, but no opening quote: what is quoted is another's
+_CLOSE = r"[\"'\u201d\u2019`]*"
+_GIVEN = (
+    rf"(?:{_WORD['given']}\W+)*(?:{_WORD['label']}|{_WORD['answer']})\b"
+    rf"(?:\W+{_WORD['after']}\b|\W+for\W+\w+\W+answer\b|,?\s*[\"\u201c(][^\"\u201d)]*[\"\u201d)],?|,[^,]*,)?"
 )
+_IS = rf"(?:\W*(?:{_WORD['is']}|(?<=['\u2019])s)\b(?:\W*{_WORD['surely']}\b)*)"
+_REASON = (
+    rf"{_CLOSE}(?:[^\w?]*|\s*[^\w\s/|?\\\"'\u201d\u2019`\u300d].*|\s+(?:because|since|as)\b.*"
+    rf"|\W*{_WORD['ends']}\W*)"
+)
+# A verdict as a whole line, or as its last sentence where that says what it is.
 _ALONE = re.compile(
-    rf"[^\w>]*(?:\d[.)]\W*)?(?:(?:yes|{_LABEL})\W+)?(?:[abc]\W+)?{_GRADES}[^\w?]*", re.IGNORECASE
+    rf"(?:[^\w>]*(?:\d[.)]\W*)?(?:(?:yes|no(?!.*\bcorrect))\W+)?(?:{_WORD['surely']}\W+)*"
+    rf"|(?:.*[.!?;]\s+)?[^\w>]*(?:(?:the|my|final|yes)\W+)*{_WORD['label']}(?:\W+is)?\W+)"
+    rf"(?:[abc]\W+)?{_GRADES}[^\w?]*",
+    re.IGNORECASE,
 )
 _LETTER = re.compile(
-    rf"[^\w>]*(?:(?:the|my|final)\W+)*(?:(?:answer|{_LABEL})\W+(?:is\W+)?)?(?P<grade>[abc])\W*",
+    rf"[^\w>]*(?:(?:the|my|final)\W+)*(?:(?:answer|{_WORD['label']})\W+(?:is\W+)?)?"
+    r"(?P<grade>[abc])\W*",
     re.IGNORECASE,
 )
-_YES_NO = re.compile(r"[^\w>]*correct\W*:\W*(?P<grade>yes|no|true|false)\W*", re.IGNORECASE)
+_YES_NO = re.compile(
+    r"[^\w>]*(?:is[_ ])?correct\W*:\W*(?P<grade>yes|no|true|false)\W*", re.IGNORECASE
+)
 _FIELD = re.compile(
-    rf"[\"'](?:(?:is|final)_)?(?:correct(?:ness)?|answer|{_LABEL})[\"']\s*:\s*"
-    rf"[\"']?(?P<grade>{_WORDS}|yes|no|true|false)\s*(?:[\"',}}]|\Z)",
+    rf"[\"'](?:(?:is|final)_)?(?:correct|answer|response|output|{_WORD['label']})[\"']\s*:\s*"
+    rf"[\"']?{_GRADES[:-1]}|yes|no|true|false)\s*(?:[\"',}}]|\Z)",
     re.IGNORECASE,
 )
-_GIVEN = (
-    r"(?:(?:the|das|die|el|la|le|il|this|that|my|its|(?:model|student|user)['\u2019]?s|given"
-    r"|predicted|final)\W+)*"
-    rf"(?:{_LABEL}|answer|response|prediction|it|this|that)\b"
-)
-_IS = (
-    r"(?:\W*(?:is|was|ist|es|est|\u00e8|(?:can|must) be|has been|(?<=['\u2019])s)\b"
-    r"(?:\W*(?:also|clearly|indeed|simply|factually|semantically|exactly|fully|therefore|thus|considered|judged|graded|deemed|marked)\b)*)"
-)
-_REASON = r"(?:[^\w?]*|\s*[^\w\s/|?\\].*|\s+(?:because|since|as)\b.*)"
 # A verdict at the beginning of a line, and then its reason.
 _BEGINS = re.compile(
-    r"[^\w>]*(?:(?:so|thus|therefore|hence|overall)\W+)?"
-    rf"(?:(?<![\"\u201c]){_GIVEN}{_IS}?[^\w\"'`\u201c\u2018]*)?"
+    rf"[^\w>]*(?:(?:{_WORD['hence']}|yes|no(?!.*\bcorrect))\W+)?(?:(?<![\"'\u201c\u2018]){_GIVEN}{_IS}?{_OPEN})?"
     rf"(?:[abc]\W+)?{_GRADES}(?P<reason>{_REASON})",
     re.IGNORECASE,
 )
-_LIMITED = re.compile(r"\W*(?:in\s+)?(?:but|except|however|if|only|part)", re.IGNORECASE)
+_LIMITED = re.compile(rf"\W*{_WORD['limits']}", re.IGNORECASE)
 # A verdict in capitals may stand at the end of a sentence; "the CORRECT answer" is none.
 _CAPITALS = re.compile(
     r"(?<![Tt]he )(?<![Nn]ot )(?<![A-Za-z])(?P<grade>CORRECT|INCORRECT|NOT[ _-]ATTEMPTED)"
     r"(?![A-Za-z])"
 )
 _BEFORE = re.compile(
-    rf"(?:\b{_LABEL}\b\W*|(?:\A|[,:(]|\b(?:so|thus|therefore|hence|and|(?:conclude|find)\W+that)\b)"
-    rf"[^\w\"'`\u201c\u2018]*{_GIVEN}(?:{_IS}|\W+\w+\W+as\b)[^\w\"'`\u201c\u2018]*"
-    r"|\b(?:grade|rate|judge|mark|label|say)\W+(?:(?:it|this|that|the\W+\w+)\W+(?:(?:as|is)\W+)?)?"
-    r"|(?:\b(?:so|thus|therefore|hence)\b|[:=>{\[(]|[\u4e3a\u70ba\u662f]|\u56e0\u6b64|\u6240\u4ee5)[^\w\"'`\u201c\u2018]*)\Z",
+    rf"(?:\b{_WORD['label']}\b\W*"
+    rf"|(?:\A|[,:(]|(?:{_WORD['hence']}|\b(?:and|(?:conclude|find)\W+that)\b)){_OPEN}{_GIVEN}"
+    rf"(?:{_IS}|\W+\w+\W+as\b){_OPEN}"
+    rf"|\b{_WORD['grades']}\W+(?:(?:it|(?:this|that|the)(?:\W+\w+)?)\W+(?:(?:as|is|to\W+be)\W+)?)?"
+    rf"|(?:{_WORD['hence']}|[:=>\u2192\u21d2{{\[(]){_OPEN})\Z",
     re.IGNORECASE,
 )
 _DOUBT = re.compile(
-    r"\b(?:not|never|nor?|neither|cannot|hardly|far|part\w*|almost|nearly|mostly|could"
-    r"|would(?! (?:grade|rate|judge|mark|label|say))|should|might|may|if"
-    r"|unless|whether|(?<!I would )(?<!I'd )says?|said|claims?|asks?|writes?|words?)\b"
-    r"|n['\u2019]t\b",
+    rf"\b{_WORD['doubt']}\b|n['\u2019]t\b|[\"\u201c]\w[^\"\u201d]*\Z"
+    r"|[\u4e0d\u975e\u672a\u6ca1\u6c92\u7121][^\uff0c,]{0,6}\Z",
     re.IGNORECASE,
 )
 _RIGHT = ("correct", "a", "yes", "true")
@@ -99,8 +105,9 @@ def read_verdict(reply: ChatReply, letters: bool = False) -> Verdict | None:
     alone = [_ALONE, *([_LETTER] if letters else [])]
     grades = _grades(alone, lines[-1:])
     if not grades and reply.finish_reason != "length":
+        grades = [match["grade"].lower() for line in lines for match in _FIELD.finditer(line)]
+    if not grades and reply.finish_reason != "length":
         grades = _grades([*alone, _YES_NO, _BEGINS], lines)
-        grades += [match["grade"].lower() for line in lines for match in _FIELD.finditer(line)]
         capitals = [match for line in lines for match in _CAPITALS.finditer(line)]
         if len({match["grade"] for match in capitals}) > 1:
             return None
@@ -118,7 +125,7 @@ def _grades(forms: list[re.Pattern[str]], lines: list[str]) -> list[str]:
 def _is_limited(match: re.Match[str]) -> bool:
     """Whether the reason limits CORRECT, or `correct:` is the name of what follows."""
     grade, reason = match["grade"], match.groupdict().get("reason") or ""
-    names = grade != "CORRECT" and re.match(r"[\s*]*:\W*\w", reason)
+    names = grade != "CORRECT" and re.match(r"[\s*\"']*:\W*\w", reason)
     return grade.lower() == "correct" and bool(names or _LIMITED.match(reason))
 
 

@@ -12,7 +12,7 @@ from atommem.envs.scoring.records import (
     metric_names,
     question_scores,
 )
-from atommem.errors import ConfigError, check_writable
+from atommem.errors import ConfigError, check_writable, shorten
 from atommem.eval.output import trace_path
 from atommem.eval.reporting.results import Evaluation, label, ordered, read_evaluation
 from atommem.files import write_json
@@ -52,22 +52,35 @@ def main(argv: Sequence[str]) -> int:
 
 
 def changed_tasks(sides: Sequence[Evaluation], comparison: Comparison) -> list[dict[str, Any]]:
-    """Return the tasks that changed: wins of the second first, the largest changes first.
+    """Return the tasks that changed: those that got worse first, the largest changes first.
 
-    Each has ``task_id``, ``change``, and both sides' ``traces``.
+    Each has ``task_id``, ``change``, and of both sides `traces` and `answers`; and ``questions``,
+    each with its gold answers.
     """
     changed = [(task, change) for task, change in comparison.changes.items() if change]
-    changed.sort(key=lambda item: (item[1] < 0, -abs(item[1]), item[0]))
-    traces: list[dict[str, list[str]]] = []
-    for side in sides:
-        traces.append({task: [] for task, _ in changed})
-        for record in side.records:
-            if record.task_id in traces[-1] and not record.failed:
-                traces[-1][record.task_id].append(str(trace_path(side.folder, record)))
-    return [
-        {"task_id": task, "change": change, "traces": [found[task] for found in traces]}
-        for task, change in changed
-    ]
+    changed.sort(key=lambda item: (item[1] > 0, -abs(item[1]), item[0]))
+    rows = []
+    for task, change in changed:
+        found = [
+            [record for record in side.records if record.task_id == task and not record.failed]
+            for side in sides
+        ]
+        asked = {q.question: list(q.golds) for record in found[0] for q in record.questions}
+        rows.append(
+            {
+                "task_id": task,
+                "change": change,
+                "questions": asked,
+                "answers": [
+                    [[q.answer for q in r.questions] for r in records] for records in found
+                ],
+                "traces": [
+                    [str(trace_path(side.folder, record)) for record in records]
+                    for side, records in zip(sides, found, strict=True)
+                ],
+            }
+        )
+    return rows
 
 
 def _format(
@@ -77,31 +90,43 @@ def _format(
     show: int,
 ) -> list[str]:
     name = label(comparison.metric)
+    names = [side.folder.name for side in sides]
+    if names[0] == names[1]:
+        names = [str(side.folder) for side in sides]
     lines = [f"{name} on the {len(comparison.changes)} tasks with a score in both"]
     # Means over the common questions, like the difference.
     one, two = (question_scores(side.records, comparison.metric) for side in sides)
-    for letter, side, scores in zip("AB", sides, (one, two), strict=True):
+    width = max(map(len, names))
+    for side_name, side, scores in zip(names, sides, (one, two), strict=True):
         common = [fmean(scores[key][2]) for key in sorted(one.keys() & two.keys())]
         mean = f"{fmean(common):.3f}" if common else "-"
         failed = sum(record.failed for record in side.records)
-        lines.append(f"{letter}: {name} {mean}, {failed} failed, {side.folder}")
+        lines.append(f"{side_name:<{width}}  {mean}, {failed} failed")
     gap = comparison.difference
     if gap is None:
         return [*lines, "No task has a score in both: there is nothing to compare."]
+    second = names[1]
     lines += [
-        f"B - A: {gap.difference:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (95%), "
-        f"p = {comparison.p_value:.2g} (sign-flip test), {gap.questions} questions of {gap.units} "
-        "independent units",
-        f"B is better on {comparison.wins} tasks, worse on {comparison.losses}, equal on "
+        f"{second}: {gap.difference:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (95%), "
+        f"p = {comparison.p_value:.2g} (sign-flip test of {gap.units} independent units)",
+        f"better on {comparison.wins} tasks, worse on {comparison.losses}, equal on "
         f"{comparison.ties}; {comparison.left_out} have a score on one side only",
     ]
-    for heading, better in (("Better in B", True), ("Worse in B", False)):
+    for heading, better in (("Worse", False), ("Better", True)):
         rows = [row for row in changes if (row["change"] > 0) == better]
         shown = rows if show < 0 else rows[:show]
         if shown:
-            lines.append(f"\n{heading} ({len(shown)} of {len(rows)}); atommem trace FILE replays:")
+            lines.append(
+                f"\n{heading} in {second} ({len(shown)} of {len(rows)}; `atommem trace` replays):"
+            )
         for row in shown:
-            lines.append(f"  {row['task_id']}  {row['change']:+.2f}")
-            for letter, paths in zip("AB", row["traces"], strict=True):
-                lines += [f"    {letter} {path}" for path in paths]
+            lines.append(f"  {row['change']:+.2f}  {row['task_id']}")
+            lines += [
+                f"    {shorten(question, 70)}  right: {shorten(' or '.join(golds), 40)}"
+                for question, golds in row["questions"].items()
+            ]
+            for side_name, answers, paths in zip(names, row["answers"], row["traces"], strict=True):
+                for given, path in zip(answers, paths, strict=True):
+                    said = ", ".join(shorten(answer or "no answer", 40) for answer in given)
+                    lines.append(f"    {side_name:<{width}}  {said:<12}  {path}")
     return lines

@@ -3,15 +3,12 @@
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
-from html import escape
-from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import altair as alt
 import pandas as pd
-import vl_convert
 import yaml
 
 from atommem.arguments import Parser
@@ -19,6 +16,7 @@ from atommem.config import check_choice, fields_of
 from atommem.errors import DataError, check_writable
 from atommem.eval.output import file_stem
 from atommem.eval.reporting.inspect_logs import write_inspect_logs
+from atommem.eval.reporting.page import render_page
 from atommem.eval.reporting.results import (
     RESULTS,
     Evaluation,
@@ -35,12 +33,6 @@ from atommem.plugins import find_file
 from atommem.text_safety import clean
 
 Charts = dict[str, Any]  # charts of altair by title
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; }
-figure, table { display: block; overflow-x: auto; border-collapse: collapse; margin: 1rem 0; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; }
-p { color: #555; max-width: 60rem; }
-"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -94,27 +86,9 @@ def write_report(
     write_json(out / RESULTS, results)
     write_text(out / "tables.md", clean("\n".join(markdown)))
     write_text(out / "tables.tex", clean(latex))
-    write_text(out / "report.html", clean(render_page(title, tables, charts)))
+    write_text(out / "report.html", clean(render_page(title, results, tables, charts, evaluations)))
     write_charts(charts, out / "plots")
     return tables
-
-
-def render_page(title: str, tables: Sequence[Table], charts: Charts) -> str:
-    """Render one static page; it runs no script and loads nothing."""
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    parts = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>",
-        f"<body><h1>{escape(title)}</h1>",
-    ]
-    for section, items in groupby(tables, key=lambda table: table.section):
-        parts.append(f"<h2>{section.capitalize()}</h2>")
-        parts += [table.html() for table in items]
-    for name, chart in charts.items():
-        drawing = vl_convert.vegalite_to_svg(chart.to_dict())
-        parts.append(f"<figure><figcaption>{escape(name)}</figcaption>{drawing}</figure>")
-    return "\n".join([*parts, "</body></html>\n"])
 
 
 def read_evaluations(given: Sequence[str]) -> list[Evaluation]:
@@ -196,15 +170,24 @@ def make_charts(results: Results) -> Charts:
     charts: Charts = {}
     if scores.empty:
         return charts
+    for name, own in scores.groupby("label", sort=False):
+        charts[f"{name}, percent, with 95% intervals"] = _dots(own)
     for (column, name), own in scores.groupby(["column", "label"], sort=False):
         for cost in ("model calls", "tokens"):
-            if len(own) > 1 and (own[cost] > 0).all():
+            if own[cost].min() > 0 and own[cost].max() > 1.1 * own[cost].min():
                 charts[f"{name} against {cost}: {column}"] = _scatter(own, cost, name)
     for (dataset, name), own in scores.groupby(["dataset", "label"], sort=False):
         if own["documents"].nunique() > 1:
             charts[f"{name} against documents: {dataset}"] = _curves(own, name)
+    gray = "#808080"  # on white and on black
+    looks = {"labelColor": gray, "titleColor": gray, "labelFontSize": 13, "titleFontSize": 13}
     return {
-        title: chart.properties(width=480, height=260).configure_legend(labelLimit=300)
+        title: chart.properties(background="transparent")
+        .configure(font="system-ui, sans-serif")
+        .configure_view(stroke=None)
+        .configure_axis(**looks, gridColor="#80808040", labelLimit=300)
+        .configure_header(**looks)
+        .configure_legend(**looks, labelLimit=300)
         for title, chart in charts.items()
     }
 
@@ -234,6 +217,19 @@ def main_scores(results: Results) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+def _dots(scores: pd.DataFrame) -> alt.LayerChart | alt.FacetChart:
+    """Draw a dot with its interval for each row; a panel for each data set."""
+    base = alt.Chart(scores[["row", "column", "mean", "low", "high"]])
+    base = base.encode(y=alt.Y("row", sort=None, title=None), color=alt.value(_COLORS[0]))
+    x = alt.X("mean", title=None, scale=alt.Scale(domain=[0, 100]))
+    bars = base.mark_rule(size=2).encode(x=alt.X("low", title=None), x2="high")
+    dots = base.mark_point(size=90, filled=True, opacity=1).encode(x=x)
+    panels = (bars + dots).properties(width=420, height=alt.Step(24))
+    if scores["column"].nunique() == 1:
+        return panels
+    return panels.facet(row=alt.Row("column", title=None, sort=None))
+
+
 def _scatter(scores: pd.DataFrame, cost: str, name: str) -> alt.LayerChart:
     base = alt.Chart(scores[["row", cost, "mean", "low", "high"]]).encode(
         x=alt.X(cost, title=f"{cost} per task", scale=alt.Scale(type="log", padding=14)),
@@ -242,7 +238,8 @@ def _scatter(scores: pd.DataFrame, cost: str, name: str) -> alt.LayerChart:
     y = alt.Y("mean", title=f"{name}, percent", scale=alt.Scale(domain=[0, 100]))
     marks = base.mark_point(size=80, filled=True)
     marks = marks.encode(y=y, shape=alt.Shape("row", sort=None, legend=None))
-    return base.mark_rule().encode(y="low", y2="high") + marks
+    drawn: alt.LayerChart = base.mark_rule().encode(y="low", y2="high") + marks
+    return drawn.properties(width=420, height=260)
 
 
 def _curves(scores: pd.DataFrame, name: str) -> alt.LayerChart:
@@ -251,4 +248,5 @@ def _curves(scores: pd.DataFrame, name: str) -> alt.LayerChart:
     )
     title = f"{name}, percent"
     bars = base.mark_rule().encode(y=alt.Y("low", title=title), y2="high")
-    return bars + base.mark_line(point=True).encode(y=alt.Y("mean", title=title))
+    drawn: alt.LayerChart = bars + base.mark_line(point=True).encode(y=alt.Y("mean", title=title))
+    return drawn.properties(width=420, height=260)

@@ -64,11 +64,11 @@ class Table:
             f"\\resizebox{{\\textwidth}}{{!}}{{%\n{body}}}\n\\end{{table}}\n"
         )
 
-    def html(self) -> str:
-        """Render a ``table`` element with its heading and note."""
+    def html(self, level: int) -> str:
+        """Render a ``table`` element with its heading."""
         with pd.option_context("display.max_colwidth", None):
             body = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", self.frame.to_html(border=0))
-        return f"<h3>{escape(self.title)}</h3>{body}<p>{escape(self.note)}</p>"
+        return f"<h{level}>{escape(self.title)}</h{level}>{body}"
 
 
 def make_tables(results: Results) -> list[Table]:
@@ -167,7 +167,8 @@ def _comparison_lines(results: Results, columns: Sequence[str]) -> Tables:
         if test["units"]:
             low, mean, high = (100 * test[key] for key in ("low", "difference", "high"))
             points = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
-        lines = tables.setdefault(f"Comparisons: {label(test['metric'])}", {})
+        name = f"{label(test['metric'])}: {name}"
+        lines = tables.setdefault("Comparisons", {})
         lines[name if len(columns) == 1 else f"{name} on {test['column']}"] = {
             "points": points,
             **{heading: f"{test[key]:,}" for key, heading in counts.items()},
@@ -202,7 +203,7 @@ def _mean_lines(groups: Sequence[Mapping[str, Any]], column: str) -> list[tuple[
             lost[row] = {"n": f"{count:,}", **shares}
         costs[row] = {"episodes": f"{group['episodes']:,}"}
         for heading, (key, digits) in WORDS["costs"].items():
-            if means.get(key) is not None:
+            if means.get(key) is not None and any(other["means"].get(key) for other in groups):
                 costs[row][heading] = f"{means[key]:,.{digits}f}"
         per_step[row] = {
             heading: f"{means.get(key) or 0:,.3f}"

@@ -87,37 +87,31 @@ class AtomMemStore(BaseStore):
     def _search(self, op: SearchOp, query: str) -> list[Any]:
         """Rank values by the best entry that came from each; those without an entry come last."""
         everything = op._replace(query=None, limit=10**9, offset=0)
-        (matching,) = self._values(op).batch([everything])
-        values = {(item.namespace, item.key): item for item in matching}
-        end = op.offset + op.limit
-        ranked: dict[_Place, Any] = {}
-        k, found = 2 * end, list[Any]()
-        while len(ranked) < min(end, len(values)) and len(found) in (0, k):
-            k = min(4 * k, 10_000)
-            params = {"query": query, "k": k, "source": _prefix(op)}
-            path = f"/conversations/{self.conversation}/recall"
+        end, k = op.offset + op.limit, 2 * (op.offset + op.limit)
+        path, ranked = f"/conversations/{self.conversation}/recall", dict[_Place, Any]()
+        while True:
+            params = {"query": query, "k": min(k, 10_000), "source": _prefix(op), "items": True}
             page: Any = self._client.get(path, cast_to=object, options={"params": params})
-            for entry in (found := page["data"]):
+            (matching,) = _store_of(page["items"]).batch([everything])
+            values = {(item.namespace, item.key): item for item in matching}
+            for entry in page["data"]:
                 piece = (entry.get("source") or {}).get("piece") or ""
                 place = _place(piece.rpartition(", ")[0])
                 if place in values and place not in ranked:
                     values[place].score = entry["score"]
                     ranked[place] = values[place]
-        return list((ranked | values).values())[op.offset : end]
+            if len(ranked) >= end:
+                return list(ranked.values())[op.offset : end]
+            if len(page["data"]) < params["k"] or k >= 10_000:
+                break
+            k *= 4
+        (matching,) = self._values(op).batch([everything])
+        rest = {(item.namespace, item.key): item for item in matching}
+        return list((ranked | rest | ranked).values())[op.offset : end]
 
     def _values(self, op: Op) -> InMemoryStore:
         """Return the values that an operation may concern."""
-        store = InMemoryStore()
-        for item in self._items(_prefix(op)):
-            place = _place(item.get("name", ""))
-            text = "\n".join(part["text"] for part in item["content"])
-            try:
-                store.put(*place, _value(text))
-            except InvalidNamespaceError:  # a text of another client
-                continue
-            value: Any = store.get(*place)
-            value.created_at = value.updated_at = datetime.fromtimestamp(item["created_at"], UTC)
-        return store
+        return _store_of(self._items(_prefix(op)))
 
     def _items(self, prefix: str) -> list[dict[str, Any]]:
         """Return the texts whose names begin with `prefix`, oldest first."""
@@ -126,6 +120,21 @@ class AtomMemStore(BaseStore):
             self.conversation, order="asc", limit=100, extra_query=query
         )
         return [item.to_dict() for item in pages]
+
+
+def _store_of(items: Iterable[dict[str, Any]]) -> InMemoryStore:
+    """Return a store of the values that texts hold, oldest first."""
+    store = InMemoryStore()
+    for item in items:
+        place = _place(item.get("name", ""))
+        text = "\n".join(part["text"] for part in item["content"])
+        try:
+            store.put(*place, _value(text))
+        except InvalidNamespaceError:  # a text of another client
+            continue
+        value: Any = store.get(*place)
+        value.created_at = value.updated_at = datetime.fromtimestamp(item["created_at"], UTC)
+    return store
 
 
 def _prefix(op: Op) -> str:

@@ -187,8 +187,10 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"
 FORMS = [
     *((f"<{name}>", f"</{name}>") for name in ("think", "thinking", "reasoning", "seed:think")),
     *((f"<{name}>", f"</{name}>") for name in ("longcat_think", "chain_of_thought", "think\n")),
-    ("<|think|>", "<|/think|>"),
-    ("[THINK]", "[/THINK]"),
+    *((f"<{name}>", f"</{name}>") for name in ("reason", "chain-of-thought", 'think n="1"')),
+    *(("<|think|>", closing) for closing in ("<|/think|>", "</|think|>")),
+    *(("[THINK]", "[/THINK]"), ("[BEGIN_THOUGHT]", "[END_THOUGHT]")),
+    ("<start_working_out>", "<end_working_out>"),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
     ("<\uff5cbegin▁of▁thinking\uff5c>", "<\uff5cend▁of▁thinking\uff5c>"),
     ("<|reasoning_start|>", "<|reasoning_end|>"),

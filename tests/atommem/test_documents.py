@@ -71,11 +71,11 @@ def test_html_is_decoded_as_browsers_do(declared: str | None, encoding: str) -> 
     assert extract(raw, "x.html") == (words, [])
 
 
-def test_docx_gives_text_and_tables_and_names_headers_with_text() -> None:
+def test_docx_gives_text_and_tables_and_names_the_rest() -> None:
     text, left_out = extract(docx(header1="<w:t>Brent Pottery</w:t>", footer1="<w:p/>"), "x.docx")
     assert text.startswith("Orla is a potter.")
     assert "| Bran |" in text
-    assert left_out == ["header"]
+    assert left_out == ["elements fldSimple", "header"]
 
 
 def test_pdf_names_pages_without_text_and_comments() -> None:

@@ -146,7 +146,7 @@ def test_parse_handle_of_any_script_is_one_number() -> None:
         (r"\begin{array}{c}New\space York\end{array}\label{a}, 5\textdegree C", "New York, 5°C"),
         (
             r"\uline{\text{New}~\text{York}}\hspace{1em}\href{a.org}{(\large here)}",
-            "New York(here)",
+            "New York (here)",
         ),
         (
             r"5\frac{1}{2} \leq \tfrac{1}{2} \times 3, \beta\text{-carotene}, 5\pounds",
@@ -156,6 +156,15 @@ def test_parse_handle_of_any_script_is_one_number() -> None:
             r"2^{nd}, 10^{6}, \text{CO}_{2}, \frac12, x_{n}, \overset{a}{b}",
             "2nd, 10^6, CO2, 1/2, x_{n}, b",
         ),
+        (
+            r"{\bf New York}, {\color{red}x}, \SI{5}{km}, 3{,}5, \nicefrac{\pi}{2}, 5^\text{th}",
+            "New York, x, 5 km, 3,5, π/2, 5th",
+        ),
+        (
+            r"na{\"\i}ve, Fran\c cois, A~\&~B, \bigl(1\bigr), a \text{ b}",
+            "naïve, François, A & B, (1), a b",
+        ),
+        (r"\"Osterreich", "Österreich"),
         # Not LaTeX, or nothing that has a plain form.
         (r"\"Paris\" ~5 km, $5–$6, a.org/~me, C:\new, \sqrt{2}",) * 2,
     ],

@@ -230,7 +230,8 @@ def test_convert_reads_the_cells_of_pandas(
     tmp_path: Path, cell: str, golds: tuple[str, ...] | None
 ) -> None:
     path, out = tmp_path / "x.csv", tmp_path / "tasks.jsonl"
-    path.write_text(f"q| a| t\nWho?| x|One.\nWho?| {cell}| Text.\n")
+    # UTF-16 is Excel's "Unicode text".
+    path.write_text(f"q| a| t\nWho?| x|One.\nWho?| {cell}| Text.\n", encoding="utf-16")
     columns = ["--question", "q", "--answer", "a", "--text", "t", "--out", str(out)]
     assert main(["convert", str(path), *columns]) == 0
     found = [task.questions[0].answers for task in load_tasks(out)]

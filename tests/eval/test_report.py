@@ -12,7 +12,8 @@ from atommem.cli import main
 from atommem.envs.scoring.records import summarize
 from atommem.envs.scoring.statistics import holm
 from atommem.errors import ConfigError
-from atommem.eval.reporting.report_cli import load_published, render_page, set_beside
+from atommem.eval.reporting.page import headlines, render_page
+from atommem.eval.reporting.report_cli import load_published, set_beside
 from atommem.eval.reporting.results import (
     STAGES,
     Evaluation,
@@ -46,9 +47,10 @@ def test_comparisons_test_the_best_and_the_reference_with_holm() -> None:
     assert pairs == [("a", "c"), ("a", "b"), ("c", "b")]
     assert [test["p_holm"] for test in tests] == holm([test["p_value"] for test in tests])
     assert best_rows(results, "em") == {"toy": "a"}
+    assert headlines(results)[0].startswith("a (90.0) beats c (50.0) in EM on toy by 40.0 points")
     text = markdown(*rows, reference="b")
     assert "| a | **90.0** [" in text
-    assert re.search(r"\| a - c \| \+40\.0 \[", text)
+    assert re.search(r"\| EM: a - c \| \+40\.0 \[", text)
 
 
 def test_bounds_overflow_and_failures_are_marked_and_not_tested() -> None:
@@ -89,7 +91,8 @@ def test_lost_answers_are_counted_at_the_first_stage() -> None:
 
 def test_page_escapes_data_and_loads_nothing() -> None:
     evil = "</title><script>alert(1)</script><img src=x>"
-    page = render_page(evil, make_tables(make_results([made(evil, ones(1, 2))])), {})
+    results = make_results([made(evil, ones(1, 2))])
+    page = render_page(evil, results, make_tables(results), {})
     assert "default-src 'none'" in page
     assert not re.search(r"<script|<img|(?:src|href)=[\"']?(?:https?:)?//", page)
 
@@ -139,10 +142,12 @@ async def test_compare_counts_wins_and_names_changed_tasks(
     assert (found["wins"], found["losses"], found["ties"], found["left_out"]) == (3, 1, 2, 2)
     assert found["p_value"] == pytest.approx(2 * (1 / 16 + 0.5 * 4 / 16))
     assert found["difference"] == pytest.approx(2 / 6)
-    assert [change["task_id"] for change in found["changed"]] == ["d", "e", "g", "c"]
-    traces = found["changed"][0]["traces"]
+    assert [change["task_id"] for change in found["changed"]] == ["c", "d", "e", "g"]
+    traces = found["changed"][1]["traces"]
     assert [read_trace(paths[0]).episode.reward for paths in traces] == [0.0, 1.0]
-    assert "B - A: +0.333" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "B: +0.333" in printed
+    assert printed.index("Worse in B (1 of 1") < printed.index("Better in B (2 of 3")
 
 
 @pytest.mark.slow

@@ -202,6 +202,23 @@ def test_equal_request_after_a_failure_writes_once(tmp_path: Path) -> None:
             assert written == [written[0]] * 4, route
 
 
+def test_failed_response_is_continued_where_it_began(tmp_path: Path) -> None:
+    """In the memory of the earlier response, or in the branch that it made."""
+    with gated(tmp_path / "log.db") as (gate, server, http):
+        first = http.post("/v1/responses", json={"input": "I am Gus. Hi?"}).json()["id"]
+        for question in ("Who am I?", "Who is Gus?"):
+            body = {"input": [{"content": "Gus sings."}, {"content": question}]}
+            body |= {"previous_response_id": first}
+            gate.error = OutageError("gone")
+            for _ in range(2):
+                assert http.post("/v1/responses", json=body).status_code == 503
+            gate.error, before = None, count_listed(server)
+            answer = http.post("/v1/responses", json=body).raise_for_status().json()
+            assert answer["status"] == "completed"
+            written = zip(count_listed(server), before, strict=True)
+            assert [new - old for new, old in written] == [0, 0, 0, 1]  # the answer
+
+
 def count_listed(server: Running) -> list[int]:
     log = server.conversations.log
     found = log.conversations("local", prefix="")

@@ -1,5 +1,6 @@
 """Items: what a route returns every route takes, and it comes back as it went in."""
 
+import json
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from tests.serve.servers import Running, entries, new_conversation
 
 FACT = {"role": "user", "content": "Ann lives in Rome."}
 QUESTION = {"role": "user", "content": "Where does Ann live?"}
+JSON = {"Content-Type": "application/json"}
 _OWN = ("created_at", "status", "incomplete_details")
 
 text = st.text(max_size=20)
@@ -135,6 +137,10 @@ def test_parameters_that_change_the_answer_are_refused_by_name(
     for route, name in (("responses", "input"), ("chat/completions", "messages")):
         found = http.post(f"/v1/{route}", json={name: [QUESTION], **body})
         assert (found.status_code, found.json()["error"]["param"]) == (400, param)
+    content = '{"input": "Who?", "temperature": 1e999}'
+    assert http.post("/v1/responses", content=content, headers=JSON).status_code == 400
+    content = '{"input": "Who?", "instructions": "\\ud800"}'
+    assert http.post("/v1/responses", content=content, headers=JSON).status_code == 200
     harmless = {"temperature": 0.3, "user": "ann", "n": None, "tools": [], "store": False}
     assert (
         http.post("/v1/responses", json={"input": "Who?", **harmless}).json()["temperature"] == 0.3
@@ -147,12 +153,14 @@ def test_items_that_cannot_be_read_are_refused_by_place(http: httpx.Client) -> N
             {"role": "user", "content": [{"type": "blob"}]},
             "items[1].content[0]: parts of type 'blob'",
         ),
-        ({"type": "computer_call"}, "items[1]: items of type 'computer_call'"),
+        ({"type": "dream"}, "items[1]: items of type 'dream'"),
         ({"type": "function_call", "name": "f"}, "items[1]: call_id is missing"),
         ({"role": "tutor", "content": "x"}, "items[1].role: 'tutor' is not one of user"),
         (7, "items[1]: not an object"),
+        ({"type": "reasoning", "score": float("nan")}, "nan is no number of JSON"),
     ):
-        answer = http.post("/v1/conversations", json={"items": [FACT, item]})
+        content = json.dumps({"items": [FACT, item]})
+        answer = http.post("/v1/conversations", content=content, headers=JSON)
         assert message in answer.json()["error"]["message"]
     picture = [{"type": "image_url", "image_url": {"url": "data:,x"}}]
     asked = {"messages": [{"role": "user", "content": picture}]}
@@ -212,9 +220,26 @@ def test_what_is_told_in_the_message_that_asks_is_remembered(http: httpx.Client)
     assert ask("Where do I live?") == "I live in Rome."
     assert ask("Where do I live?") == "I live in Rome."
     assert entries(http, path) == {1: "I live in Rome."}
+    ask("Did you know Bob moved to Oslo?")
+    assert ask("Where is Bob?") == "Did you know Bob moved to Oslo?"
     question = listed(http, path)[0]["id"]
     http.delete(f"{path}/items/{question}").raise_for_status()
-    assert entries(http, path) == {}
+    assert "I live in Rome." not in entries(http, path).values()
+
+
+def test_calls_of_hosted_tools_are_kept_and_their_output_is_read(server: Running) -> None:
+    call = {"type": "mcp_call", "name": "look", "arguments": "{}", "server_label": "s"}
+    new = [
+        {"type": "web_search_call", "id": "ws_1", "action": {"type": "search", "query": "Ann"}},
+        {**call, "id": "mcp_1", "output": "Bob sings."},
+    ]
+    with server.http() as http:
+        path = new_conversation(http)
+        http.post(f"{path}/items", json={"items": new}).raise_for_status()
+        assert listed(http, path) == new
+        assert [*entries(http, path).values()] == ["tool: Bob sings."]
+    found: Any = server.client().conversations.items.list(path.rpartition("/")[2], order="asc")
+    assert [item.status for item in found] == ["incomplete", "completed"]
 
 
 def test_iteration_goes_on_after_items_before_the_cursor_are_deleted(server: Running) -> None:
@@ -226,3 +251,12 @@ def test_iteration_goes_on_after_items_before_the_cursor_are_deleted(server: Run
         client.conversations.items.delete(str(item.id), conversation_id=conversation)
         found += 1
     assert found == 9
+    with server.http() as http:
+        query: dict[str, Any] = {"limit": 2, "metadata": "topic=gone"}
+        left = {new_conversation(http, topic="gone") for _ in range(5)}
+        while left:
+            page = http.get("/v1/conversations", params=query).raise_for_status().json()
+            for each in page["data"]:
+                left.remove(f"/v1/conversations/{each['id']}")
+                http.delete(f"/v1/conversations/{each['id']}").raise_for_status()
+            query["after"] = page["last_id"]

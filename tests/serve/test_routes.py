@@ -150,6 +150,10 @@ def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Clien
     found = http.get("/v1/conversations/x/recall", params={"query": "x" * 4001})
     assert "at most 4000 characters" in found.text
     assert http.get("/v1/conversations/%00").status_code == 404, "PostgreSQL refuses NUL"
+    for content in (b"{", b"[]"):
+        json_type = {"Content-Type": "application/json"}
+        found = http.post("/v1/conversations", content=content, headers=json_type)
+        assert found.json()["error"]["message"] == "the body is not a JSON object."
 
 
 def test_owner_edits_and_deletes_entries(http: httpx.Client) -> None:
@@ -186,9 +190,10 @@ def test_replaced_text_is_gone_and_recall_ranks_within_a_source(http: httpx.Clie
     for text in ("I like soup.", "I like pizza with olives."):
         body = {**items(text, name="ann/food"), "replace": ["ann/food"]}
         http.post(f"{path}/items", json=body).raise_for_status()
-    query = {"query": "soup pizza", "source": "ann/"}
-    found = http.get(f"{path}/recall", params=query).json()["data"]
-    assert [entry["text"] for entry in found] == ["I like pizza with olives."]
+    query = {"query": "soup pizza", "source": "ann/", "items": True}
+    found = http.get(f"{path}/recall", params=query).json()
+    assert [entry["text"] for entry in found["data"]] == ["I like pizza with olives."]
+    assert [item["name"] for item in found["items"]] == ["ann/food"]
     assert len(http.get(f"{path}/recall", params={"query": "pizza", "k": 8}).json()["data"]) == 8
     listed = http.get(f"{path}/items", params={"name": "ann/"}).json()["data"]
     assert [item["content"][0]["text"] for item in listed] == ["I like pizza with olives."]
