@@ -64,7 +64,8 @@ def test_container_s_steps_run(tmp_path: Path) -> None:
     lines = [line.split(maxsplit=1) for line in (ROOT / "Dockerfile").read_text().splitlines()]
     command = json.loads(next(words[1] for words in lines if words[:1] == ["CMD"]))
     options: Any = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 600}
-    if engine := shutil.which("docker") or shutil.which("podman"):
+    engine = shutil.which("docker") or shutil.which("podman")
+    if engine and subprocess.run([engine, "info"], **options).returncode == 0:
         build = subprocess.run([engine, "build", "-q", ROOT], **options)
         assert build.returncode == 0, build.stderr
         command = [engine, "run", "--rm", build.stdout.strip(), *command]
