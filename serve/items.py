@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from math import isfinite
 from typing import Any
 
 from pydantic_core import PydanticCustomError
@@ -24,7 +25,8 @@ _SERVER = {"status", "created_at", "incomplete_details"}  # fields that the serv
 _CHAT = {"refusal", "annotations", "audio", "function_call", "tool_calls", "tool_call_id"}
 _CHAT |= {"reasoning_content", "reasoning"}
 _ID = re.compile(r"[A-Za-z]+_[\w-]{1,60}")
-_MARKS = re.compile(r"^\s*(?:[>*\-\u2022]|\d+[.)])*\s*")
+_MARKS = re.compile(r"^\s*(?:(?:[>*\-\u2022]|\d+[.)]|\[\d+\]|Memory \d+:)\s*)*")
+_QUOTES = " \t\"'`\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e"
 _QUESTION = re.compile(r"[^.,;:!?\n\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]*[?\u061f\uff1f]")
 
 
@@ -111,7 +113,7 @@ def parse_items(value: Any) -> list[Item]:
 def _parse(value: Any, place: str) -> list[Item]:
     if not isinstance(value, dict):
         raise _refusal(place, "not an object")
-    given = {name: part for name, part in _cleaned(value).items() if part is not None}
+    given = {name: part for name, part in cleaned(value).items() if part is not None}
     if given.get("role") in ("tool", "function") and "type" not in given:  # of a chat
         call = given.get("tool_call_id") or given.get("name")
         output = given.get("content", "")
@@ -200,13 +202,16 @@ def _refusal(place: str, problem: str) -> PydanticCustomError:
     return PydanticCustomError("invalid_item", "{message}", {"message": message})
 
 
-def _cleaned(value: Any) -> Any:
+def cleaned(value: Any) -> Any:
+    """Return a value of JSON with clean texts; refuse numbers that JSON cannot hold."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list):
-        return [_cleaned(part) for part in value]
+        return [cleaned(part) for part in value]
     if isinstance(value, dict):
-        return {clean(str(name)): _cleaned(part) for name, part in value.items()}
+        return {clean(str(name)): cleaned(part) for name, part in value.items()}
+    if isinstance(value, float) and not isfinite(value):
+        raise _refusal("", f"{value} is no number of JSON")
     return value
 
 
@@ -243,7 +248,7 @@ def repeats(item: Item, entries: Iterable[str]) -> bool:
 
 def _bare(line: str) -> str:
     """Return a line without the marks of lists and quotes around it."""
-    return _MARKS.sub("", line).strip(" \t\"'")
+    return _MARKS.sub("", line).strip(_QUOTES)
 
 
 def with_id(item: Item) -> Item:

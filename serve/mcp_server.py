@@ -5,7 +5,6 @@ which `remember` returns.
 """
 
 import logging
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -28,6 +27,8 @@ from atommem.serve.conversation import Conversation
 from atommem.serve.conversations import Conversations
 from atommem.serve.items import text_item
 from atommem.serve.middleware import LOCAL, LOGGER, error_location
+from atommem.serve.openai_routes import response_id
+from atommem.serve.schema import RequestKey
 from atommem.serve.wire import (
     CLEAN,
     SERVE_ERRORS,
@@ -95,6 +96,11 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         request: Any = context.request_context.request
         return str(request.state.owner) if owner is None else owner
 
+    async def request_key(*parts: Any) -> RequestKey:
+        """Return the key of a call: one after an equal call that failed continues it."""
+        encoded = [repr(part).encode() for part in ("mcp", *parts)]
+        return await run_in_threadpool(server.log.request_key, encoded, False)
+
     @asynccontextmanager
     async def use(conversation: str, context: _Context) -> AsyncIterator[Conversation]:
         async with _tool_errors(conversation), server.use(conversation, owner_of(context)) as held:
@@ -133,9 +139,8 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
             if not text.strip():
                 raise DataError("text: it is blank. Give the text to read.")
             owner, scope = owner_of(context), scope_of(user, agent, session)
-            parts = "mcp", owner, conversation, goal, name, text, user, agent, session
-            key = await run_in_threadpool(
-                server.log.request_key, [part.encode() for part in parts], False
+            key = await request_key(
+                "remember", owner, conversation, goal, name, text, *scope.items()
             )
             conversation = conversation or await newest_of(context, scope, missing="")
             if not conversation:
@@ -201,9 +206,11 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
     ) -> dict[str, Any]:
         """Ask the memory. The policy searches it before it answers, or answers null."""
         conversation = conversation or await newest_of(context, scope_of(user, agent, session))
-        response = f"resp_{secrets.token_hex(16)}"
-        async with use(conversation, context) as memory:
-            *_, answer = [event async for event in memory.ask(text_item(question), response)]
+        async with _tool_errors(conversation):
+            key = await request_key("ask", owner_of(context), conversation, question)
+            response = await response_id(server.log, key)
+        async with use(conversation, context) as memory, server.settled(key):
+            *_, answer = [event async for event in memory.ask(text_item(question), response, key)]
         assert isinstance(answer, Answer)
         entries = [entry.text for entry in answer.entries]
         note = {"note": answer.note} if answer.note else {}

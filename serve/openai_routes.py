@@ -13,6 +13,7 @@ from atommem.episode import cut_share, written_and_cut
 from atommem.errors import DataError
 from atommem.serve import wire
 from atommem.serve.conversation import Conversation, ask_once
+from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.conversations import Conversations
 from atommem.serve.items import Item, item_of, listed, new_items, texts_of, unread_parts
 from atommem.serve.schema import LISTED, ConversationInfo, Event, NotFoundError, RequestKey, sha256
@@ -249,7 +250,8 @@ async def create_response(body: wire.ResponseCreate, call: ThisCall) -> Any:
     Without a conversation the response has an unlisted one of its own, which those that name it as
     ``previous_response_id`` continue; with ``store`` false its memory lives for this call.
     """
-    response, conversation, previous = await _response_id(call), body.conversation, None
+    response = await response_id(call.log, call.key)
+    conversation, previous = body.conversation, None
     if body.previous_response_id:
         if conversation:
             raise DataError("conversation and previous_response_id: give one of them.")
@@ -296,17 +298,17 @@ async def delete_response(response: wire.Name, call: ThisCall) -> dict[str, Any]
 @router.post("/chat/completions", response_model=None)
 async def create_chat_completion(body: wire.ChatCreate, call: ThisCall) -> Any:
     """Answer the last message after reading those before it that the conversation does not have."""
-    response = await _response_id(call)
+    response = await response_id(call.log, call.key)
     usage = bool(body.stream_options and body.stream_options.include_usage)
     form = ChatForm(response.replace("resp_", "chatcmpl-"), call.server.model.name, usage)
     events = _ask(call, response, body, body.conversation)
     return await respond(call.request, events, form, bool(body.stream))
 
 
-async def _response_id(call: Call) -> str:
-    key = call.key
+async def response_id(log: ConversationLog, key: RequestKey | None) -> str:
+    """Return the id of the response that a repeated request has, or a new one."""
     if key is not None and not key.renews:
-        for ask in await run_in_threadpool(call.log.written_by, key):
+        for ask in await run_in_threadpool(log.written_by, key):
             return str(ask.response)
     if key is None or key.derived:
         return f"resp_{secrets.token_hex(16)}"

@@ -21,7 +21,7 @@ from atommem.memory.log import Entry
 from atommem.process import StepTimeoutError
 from atommem.saved_memory import SCOPE
 from atommem.serve.conversations import BusyError
-from atommem.serve.items import Item, parse_items, texts_of, unread_parts
+from atommem.serve.items import Item, cleaned, parse_items, texts_of, unread_parts
 from atommem.serve.schema import ConversationInfo, KeyReusedError, NotFoundError
 from atommem.text_safety import clean
 
@@ -122,7 +122,9 @@ class AskCreate(BaseModel, extra="allow"):
 
     @model_validator(mode="after")
     def _check_parameters(self) -> Self:
-        for name, value in (self.model_extra or {}).items():
+        extra = self.model_extra or {}
+        for name, value in extra.items():
+            extra[name] = cleaned(value)
             if name in ("text", "response_format") and isinstance(value, dict):
                 kind = value.get("format", value)
                 supported = not kind or kind.get("type", "text") == "text"

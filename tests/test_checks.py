@@ -99,6 +99,8 @@ def test_bench_in_its_smallest_form_holds(bench: Path, tmp_path: Path) -> None:
     has_vllm = os.environ.get("VLLM_PYTHON") or (ROOT / ".venv-vllm" / ".installed").exists()
     if bench.stem in WITH_VLLM and not has_vllm:
         pytest.skip("needs vLLM: set VLLM_PYTHON or run scripts/vllm_python")
+    if bench.stem == "bench_stores" and "MEM0_PYTHON" not in os.environ:
+        pytest.skip("needs mem0: set MEM0_PYTHON")
     has_skyrl = os.environ.get("SKYRL_PYTHON") or (ROOT / ".venv-skyrl" / ".installed").exists()
     if bench.stem == "bench_tinker" and not has_skyrl:
         pytest.skip("needs SkyRL: set SKYRL_PYTHON or run scripts/skyrl_python")

@@ -15,6 +15,7 @@ import pytest
 from tests.serve.servers import Running, make_conversations, running
 
 FOLDER = Path(__file__).with_name("clients")
+EXAMPLES = Path(__file__).parents[2] / "examples"
 CLIENTS = {
     "claude_memory.py": "anthropic.tools",
     "hermes_memory.py": "agent.memory_manager",
@@ -29,6 +30,7 @@ CLIENTS = {
     "mcp_node.mjs": "@modelcontextprotocol/client",
     "openai_agents_node.mjs": "@openai/agents",
     "openai_node.mjs": "openai",
+    "openclaw_memory.mjs": "openclaw",
     "vercel_ai.mjs": "ai",
 }
 
@@ -51,7 +53,7 @@ def test_client_works_as_released(client: str, server: Running) -> None:
     for folder in _names("CLIENTS_NODE") if script.suffix == ".mjs" else []:
         if Path(folder, "node_modules", package).is_dir():
             # A script from standard input imports what the current folder has.
-            command = ["node", "--input-type=module", "-", server.url]
+            command = ["node", "--input-type=module", "-", server.url, str(EXAMPLES)]
             path = f"{folder}/node_modules/.bin:{os.environ['PATH']}"
             options |= {"cwd": folder, "env": {**os.environ, "PATH": path}}
             options["input"] = script.read_text()

@@ -1,5 +1,6 @@
 """Items: what a route returns every route takes, and it comes back as it went in."""
 
+import json
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from tests.serve.servers import Running, entries, new_conversation
 
 FACT = {"role": "user", "content": "Ann lives in Rome."}
 QUESTION = {"role": "user", "content": "Where does Ann live?"}
+JSON = {"Content-Type": "application/json"}
 _OWN = ("created_at", "status", "incomplete_details")
 
 text = st.text(max_size=20)
@@ -135,6 +137,10 @@ def test_parameters_that_change_the_answer_are_refused_by_name(
     for route, name in (("responses", "input"), ("chat/completions", "messages")):
         found = http.post(f"/v1/{route}", json={name: [QUESTION], **body})
         assert (found.status_code, found.json()["error"]["param"]) == (400, param)
+    content = '{"input": "Who?", "temperature": 1e999}'
+    assert http.post("/v1/responses", content=content, headers=JSON).status_code == 400
+    content = '{"input": "Who?", "instructions": "\\ud800"}'
+    assert http.post("/v1/responses", content=content, headers=JSON).status_code == 200
     harmless = {"temperature": 0.3, "user": "ann", "n": None, "tools": [], "store": False}
     assert (
         http.post("/v1/responses", json={"input": "Who?", **harmless}).json()["temperature"] == 0.3
@@ -151,8 +157,10 @@ def test_items_that_cannot_be_read_are_refused_by_place(http: httpx.Client) -> N
         ({"type": "function_call", "name": "f"}, "items[1]: call_id is missing"),
         ({"role": "tutor", "content": "x"}, "items[1].role: 'tutor' is not one of user"),
         (7, "items[1]: not an object"),
+        ({"type": "reasoning", "score": float("nan")}, "nan is no number of JSON"),
     ):
-        answer = http.post("/v1/conversations", json={"items": [FACT, item]})
+        content = json.dumps({"items": [FACT, item]})
+        answer = http.post("/v1/conversations", content=content, headers=JSON)
         assert message in answer.json()["error"]["message"]
     picture = [{"type": "image_url", "image_url": {"url": "data:,x"}}]
     asked = {"messages": [{"role": "user", "content": picture}]}

@@ -169,15 +169,18 @@ async def test_scopes_replace_conversation_ids_and_retries_write_once(tmp_path: 
 
 def test_call_repeated_after_the_client_s_time_out_writes_once(tmp_path: Path) -> None:
     with gated(tmp_path / "log.db") as (gate, server, http):
-        arguments = {"name": "remember", "arguments": {"text": FACT}}
-        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": arguments}
         http.headers["Accept"] = "application/json, text/event-stream"
-        gate.shut()
-        with pytest.raises(httpx.ReadTimeout):
-            http.post("/mcp", json=body, timeout=httpx.Timeout(30, read=0.3))
-        assert gate.cancelled.wait(10)
-        time.sleep(0.2)  # until the failure is recorded
-        gate.open.set()
-        assert "conversation" in http.post("/mcp", json=body).raise_for_status().text
-        (found,) = server.conversations.log.conversations("local")
-        assert len(server.conversations.log.items(found.id)) == 1
+        log, places = server.conversations.log, []
+        for name, arguments in (("remember", {"text": FACT}), ("ask", {"question": "Who?"})):
+            params = {"name": name, "arguments": {**arguments, "user": "ann"}}
+            body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+            gate.shut()
+            with pytest.raises(httpx.ReadTimeout):
+                http.post("/mcp", json=body, timeout=httpx.Timeout(30, read=0.3))
+            assert gate.cancelled.wait(10)
+            time.sleep(0.2)  # until the failure is recorded
+            gate.open.set()
+            assert FACT in http.post("/mcp", json=body).raise_for_status().text or not places
+            places = log.conversations("local")
+        assert [event.kind for event in log.items(places[0].id)] == ["item", "ask", "answer"]
+        assert len(places) == 1
