@@ -198,7 +198,7 @@ def _build_parser() -> Parser:
     parser = Parser(
         "atommem data build",
         "Build long-document tasks: the gold documents of questions, shuffled among distractors.",
-        usage="atommem data build --benchmark NAME --split NAME --out FILE [--SETTING ...]",
+        usage="atommem data build --benchmark NAME --split NAME --out FILE [--SETTING]",
     )
     parser.add_argument(
         "--benchmark",

@@ -51,10 +51,10 @@ LANGUAGES = [name for name in PROSES if name != "compact"]
 LINKS = list(zip(RELATIONS, KINDS, KINDS[1:], strict=False))[-2:]
 CORRECTED = 0.3
 READING = CopyingConfig(
-    2000,
+    6000,
     (Sequences(2, batch_size=32, until=0.3), Sequences(4, batch_size=32, until=0.05)),
     100,
-    warmup=50,
+    learning_rate=1.5e-3,
 )
 """Facts of each relation in a text: few, then more."""
 

@@ -38,7 +38,7 @@ from atommem.servers.vllm_process import free_port
 
 CONFIGS = ROOT / "configs"
 LIMIT, MOVED = 1e-5, 1e-3
-WEB = "qwen3_8b_web"
+WEB = "_web"  # recipes with a judge and tools
 UNNAMED = {
     "deepspeed_zero3": "qwen3_8b_hotpotqa",
     "multi_node": "qwen3_8b_hotpotqa",
@@ -115,7 +115,7 @@ def servers(pair: Pair, folder: Path) -> Iterator[dict[str, str]]:
         model, log, env = folder / "model", folder / "server.log", {variable: value}
         with vllm_server(model, log, *shlex.split(words), env=env) as server:
             yield {"vllm_server_base_url": server.url}
-    elif pair.recipe == WEB:
+    elif pair.recipe.endswith(WEB):
         from tests.loopback import serving
 
         with corpus_server(folder) as url, serving(lambda question: "INCORRECT") as judge:
@@ -248,7 +248,7 @@ def measure(pair: Pair, folder: Path) -> dict[str, Any]:
     # vLLM on CPU has no heads of 8. Rows that share half of their tokens stay on one process:
     # without text of their own, the other would train on none.
     sizes = {"head_dim": 32, "words": 150} if pair.stage == "async" else {}
-    make_world(folder, web=pair.recipe == WEB, **sizes)
+    make_world(folder, web=pair.recipe.endswith(WEB), **sizes)
     if pair.stage == "sft":
         make_traces(folder)
     try:

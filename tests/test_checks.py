@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,33 @@ def test_site_builds_without_warnings_and_loads_nothing_from_other_hosts(tmp_pat
     assert {
         name: found for name, page in pages.items() if (found := re.findall(remote, page))
     } == {}
+
+
+@pytest.mark.slow
+def test_container_s_steps_run(tmp_path: Path) -> None:
+    """Without a container engine, as a script; packages that are installed here are not again."""
+    lines = [line.split(maxsplit=1) for line in (ROOT / "Dockerfile").read_text().splitlines()]
+    command = json.loads(next(words[1] for words in lines if words[:1] == ["CMD"]))
+    options: Any = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 600}
+    engine = shutil.which("docker") or shutil.which("podman")
+    if engine and subprocess.run([engine, "info"], **options).returncode == 0:
+        build = subprocess.run([engine, "build", "-q", ROOT], **options)
+        assert build.returncode == 0, build.stderr
+        command = [engine, "run", "--rm", build.stdout.strip(), *command]
+    else:
+        files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+        for name in files.stdout.splitlines():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name, follow_symlinks=False)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / ".venv"])
+        (packages,) = (tmp_path / ".venv" / "lib").glob("python*/site-packages")
+        (packages / "installed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        for words in lines:
+            if words[:1] == ["RUN"]:
+                done = subprocess.run(["bash", "-euc", words[1]], **options)
+                assert done.returncode == 0, done.stderr
+        command[0] = str(tmp_path / ".venv" / "bin" / command[0])
+    assert "usage: atommem COMMAND" in subprocess.run(command, **options).stdout
 
 
 BENCHES = [
