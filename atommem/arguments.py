@@ -131,7 +131,7 @@ class Parser(jsonargparse.ArgumentParser):
                 common.append(action)
             elif action.help != argparse.SUPPRESS:
                 rest += 1
-        brief = self._get_formatter()
+        brief = _HelpFormatter(self.prog)
         brief.add_usage(self.usage, common, [])
         brief.add_text(self.description)
         brief.start_section("settings")
