@@ -81,6 +81,8 @@ _HANDLE = re.compile(
     (?! (?: \s*+ (?-i:[^\W\d_A-Z]{1,8}+) [.]?+ (?=\s) ){1,2}+ \s++ (?:(?:memory|entry)\s*+)?+
         \[?+ \#?+ \d{1,3}+ \]?+ \s*+ : (?!\d) )
     (?! (?<=[\])]) \s*+ [\[(] \#?+ \d{1,3}+ [\])] )
+    (?! (?<=\]) (?: \s*+ [^\W\d_]{1,8}+ [.]?+ ){1,2}+ \s*+ \[ \#?+ \d{1,3}+ \] )
+    (?! \s*+ : \s*+ \d{1,3}+ \s*+ : (?!\d) )
     \s*+ (?P<separator> [:.,] | [-\u2013\u2014](?!\S) )?+
     (?P<rest> .*+ )
     """,
@@ -283,6 +285,8 @@ def _names_an_entry(match: re.Match[str], alone: bool) -> bool:
     """Return whether the number at the start is a handle, and not the beginning of a sentence."""
     if not match["rest"].strip():
         return True
+    if alone and match["rest"].lstrip()[0].isdigit():
+        return False
     bracketed = (match["open"] or match["inner"]) and match["close"]
     if alone or not (match["word"] or match["hash"] or bracketed):
         rest = match["rest"]

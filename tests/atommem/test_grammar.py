@@ -98,12 +98,14 @@ def test_parse_handle_forms_are_read() -> None:
     # The beginning of a sentence, list, range or time: the handle is ambiguous.
     for body in ("new text", "3.5 million", "Memory 3-5: x", "12:30 the train", "9" * 5000):
         assert outline(f"<u>{body}</u>") == ["!missing_handle u"]
-    ambiguous = "<delete_memory>1, 2</delete_memory>"
-    assert outline(ambiguous, PAPER) == ["!missing_handle delete_memory"]
+    for several in ("1, 2", "1: 2"):
+        ambiguous = f"<delete_memory>{several}</delete_memory>"
+        assert outline(ambiguous, PAPER) == ["!missing_handle delete_memory"]
 
 
 SEVERAL = """3、5: x|3，5: x|3～5: x|3〜5: x|3；5: x|3／5: x|3＆5: x|3・5: x|3、 5：x|3和5：x
-3 和 5：x|3から5: x|3 y 5: x|3 et 5: x|3 und 5: x|3 bis 5: x|3、 5|3 · 5: x|3 5: x|[3] [5]: x
+3 和 5：x|3から5: x|3 y 5: x|3 et 5: x|3 und 5: x|3 bis 5: x|3、 5|3 · 5: x|3 5: x|3: 5: x|[3]と[5] x
+[3] und [5] x|[3] y también [5] x|[3] [5]: x
 【3】【5】 x|٣، ٥: x|3 و 5: x|3 または 5：x|3 và 5: x|3 och 5: x|3 ถึง 5: x|3﹑5: x|(3)(5): x
 3 veya 5: x|3 up to 5: x|3 así como 5: x|3, and also 5: x"""
 ONE = "3：x|３: x|Memory 3。 x|【3】 x|《3》x|\u200f3﹕ x|［３］：x|٣: x|3∶ x|Memory 3、x"
