@@ -104,8 +104,8 @@ def test_parse_handle_forms_are_read() -> None:
 
 
 SEVERAL = """3、5: x|3，5: x|3～5: x|3〜5: x|3；5: x|3／5: x|3＆5: x|3・5: x|3、 5：x|3和5：x
-3 和 5：x|3から5: x|3 y 5: x|3 et 5: x|3 und 5: x|3 bis 5: x|3、 5|3 · 5: x|3 5: x|3: 5: x|[3]と[5] x
-[3] und [5] x|[3] y también [5] x|[3] [5]: x
+3 和 5：x|3から5: x|3 y 5: x|3 et 5: x|3 und 5: x|3 bis 5: x|3、 5|3 · 5: x|3 5: x|3: 5: x
+[3]と[5] x|[3] und [5] x|[3] y también [5] x|[3] [5]: x
 【3】【5】 x|٣، ٥: x|3 و 5: x|3 または 5：x|3 và 5: x|3 och 5: x|3 ถึง 5: x|3﹑5: x|(3)(5): x
 3 veya 5: x|3 up to 5: x|3 así como 5: x|3, and also 5: x"""
 ONE = "3：x|３: x|Memory 3。 x|【3】 x|《3》x|\u200f3﹕ x|［３］：x|٣: x|3∶ x|Memory 3、x"
