@@ -85,11 +85,8 @@ def test_container_s_steps_run(tmp_path: Path) -> None:
     assert "usage: atommem COMMAND" in subprocess.run(command, **options).stdout
 
 
-BENCHES = [
-    path
-    for path in sorted((ROOT / "scripts").glob("bench_*.py"))
-    if path.stem not in ("bench_ablations", "bench_kills")  # other tests cover them, faster
-]
+KILLS = ROOT / "scripts" / "bench_kills.py"  # a test of its own: tests/serve/test_durability.py
+BENCHES = sorted({*(ROOT / "scripts").glob("bench_*.py")} - {KILLS})
 WITH_VLLM = ("bench_lora_sync", "bench_rollout", "bench_step")
 
 
