@@ -178,7 +178,9 @@ class Session:
         started = time.perf_counter()
         sampling = request_sampling(agent.sampling, self.key, self.steps, affinity)
         if max_tokens is not None:
-            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens))
+            sampling = replace(
+                sampling, max_completion_length=min(sampling.max_completion_length, max_tokens)
+            )
         prompt_ids, completion = await agent.complete(observation, view, sampling)
         parsed = agent.parse(completion, observation.phase)
         step = sampled_step(self.steps, observation, view, len(prompt_ids), completion)
