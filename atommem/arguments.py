@@ -47,13 +47,13 @@ RENAMED = {
     "json": "out",
     "max_in_flight": "max_inflight_tasks",
     "max_tokens": "max_completion_length",
-    "micro_batch_tokens": "token_budget",
+    "token_budget": "token_budget",
     "n": "limit",
     "out": "output_dir",
     "prompts": "judge_prompt",
-    "rollout_batch_tokens": "max_batch_tokens",
+    "max_batch_tokens": "max_batch_tokens",
     "rules": "retention",
-    "samples_per_task": "num_generations",
+    "num_generations": "num_generations",
 }
 """Former names of settings, which are refused: a thing has one name in all commands."""
 

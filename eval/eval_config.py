@@ -123,42 +123,36 @@ def eval_parser(environment: str) -> Parser:
     return parser
 
 
-class EvalContext:
-    """Holds an open policy and embedder; a context manager that closes them.
+class EvalContext(AsyncExitStack):
+    """Holds an open policy and embedder, and closes them.
 
     Opening others closes them first: two models may not fit. `slots` bound the episodes of all
     methods together; None bounds each by `max_in_flight`.
     """
 
     def __init__(self, slots: asyncio.Semaphore | None = None) -> None:
+        super().__init__()
         self._slots = slots
         self._models = ""
         self._policy: Any = None
         self._embedder: Any = None
         self._factories: dict[str, EnvironmentFactory] = {}
-        self._stack = AsyncExitStack()
-
-    async def __aenter__(self) -> EvalContext:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self._stack.aclose()
 
     async def open(self, evaluation: EvalRun) -> tuple[Method, dict[str, Any]]:
         """Return the method, and the settings that its output folder must agree in."""
         config, run = evaluation.config, evaluation.run
         if self._models != evaluation.models:
             self._models, self._factories = "", {}
-            await self._stack.aclose()
+            await self.aclose()
             self._embedder = make_embedder(run.embedder)
-            self._stack.push_async_callback(self._embedder.close)
+            self.push_async_callback(self._embedder.close)
             self._policy = open_policy(evaluation.policy)
-            self._stack.push_async_callback(self._policy.close)
+            self.push_async_callback(self._policy.close)
             self._models = evaluation.models
         key = repr(run.environment)
         if key not in self._factories:
             self._factories[key] = make_factory(run.environment, self._policy.tokenizer)
-            self._stack.push_async_callback(self._factories[key].close)
+            self.push_async_callback(self._factories[key].close)
         factory = self._factories[key]
         setup = Setup(
             run=run,

@@ -152,11 +152,8 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self, columns: Sequence[str] | None = None, rows: Sequence[str] | None = None
     ) -> Suite:
         """Keep the columns and rows of these names; raises ConfigError for an unknown one."""
-        found_columns = _find("column", self.columns, columns)
-        found_rows = _find("row", self.rows, rows)
-        known = self.reference in {row.name for row in found_rows}
-        reference = self.reference if known else None
-        return replace(self, columns=found_columns, rows=found_rows, reference=reference)
+        found = _find("column", self.columns, columns), _find("row", self.rows, rows)
+        return replace(self, columns=found[0], rows=found[1])
 
 
 def _find(kind: str, items: Sequence[_Item], names: Sequence[str] | None) -> tuple[_Item, ...]:

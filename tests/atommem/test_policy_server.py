@@ -1,14 +1,11 @@
 """The policy that a configuration opens; policies of completion and chat servers."""
 
-import resource
 from typing import Any
 
 import httpx
 import pytest
 
-from atommem.config import PolicyConfig
 from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
-from atommem.policy import opening
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ChatPolicy, ServerPolicy
 from tests.fake_chat import FakeChat, refusal
@@ -105,14 +102,3 @@ async def test_chat_policy_unsupported_parameters_are_dropped_with_a_warning() -
     assert len(server.bodies) == 4, "it remembers"
     for body in server.bodies[2:]:
         assert body.keys() == {"model", "messages", "max_completion_tokens"}
-
-
-def test_open_policy_allows_as_many_open_files_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "load_tokenizer", lambda name: WordTokenizer())
-    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
-    try:
-        opening.open_policy(PolicyConfig(["http://a"], tokenizer="t"))
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
