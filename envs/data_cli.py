@@ -23,7 +23,7 @@ from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, listed_rows
 from atommem.envs.synthetic import ledger, oolong, ruler, told
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.synthetic.writing import SPLITS as TEXT_SPLITS
-from atommem.envs.task import Question, Task
+from atommem.envs.task import Task
 from atommem.envs.task_files import (
     check_out,
     describe_file,
@@ -159,17 +159,16 @@ def build_web_questions(argv: Sequence[str]) -> int:
             "counts": {"tasks": save_tasks(tasks, args.out)},
         },
     )
-    secret = sum(not row.answers for row in rows)
+    secret = sum(not row.question.answers for row in rows)
     print(f"{args.out}: {len(tasks)} tasks, {secret} without a known answer; provenance: {beside}")
     return 0
 
 
 def _web_task(row: QARow, source: str, split: str, start_page: bool) -> Task:
-    metadata = {"split": split}
-    if start_page and "root_url" in row.metadata:
-        metadata["start"] = row.metadata["root_url"]
-    question = Question(row.question, row.answers, row.id, row.metadata)
-    return Task(f"{source}-{split}-{row.id}", (question,), source=source, metadata=metadata)
+    question, metadata = row.question, {"split": split}
+    if start_page and "root_url" in question.metadata:
+        metadata["start"] = question.metadata["root_url"]
+    return Task(f"{source}-{split}-{question.id}", (question,), source=source, metadata=metadata)
 
 
 def _web_parser() -> Parser:

@@ -75,7 +75,7 @@ def qa_row(number: int) -> QARow:
     titles = [f"other {number}.0", f"other {number}.1", f"shared {number // 2}"]
     gold = [Document(f"gold {number}.{i}", f"text {number}", gold=True) for i in range(2)]
     documents = (*gold, *(Document(title, "text") for title in titles))
-    return QARow(f"id{number}", f"Question {number}?", (f"answer {number}",), documents, "toy")
+    return QARow(Question(f"Question {number}?", (f"answer {number}",), f"id{number}"), documents)
 
 
 def tasks_of(rows: list[QARow], config: BuildConfig) -> list[Task]:
