@@ -40,6 +40,23 @@ class NumberRange(tuple[int, int]):
         return "-".join(map(str, dict.fromkeys(self)))
 
 
+RENAMED = {
+    "benchmarks": "input",
+    "budget": "capacity",
+    "docs": "documents",
+    "json": "out",
+    "max_in_flight": "max_inflight_tasks",
+    "max_tokens": "max_completion_length",
+    "token_budget": "token_budget",
+    "n": "limit",
+    "out": "output_dir",
+    "prompts": "judge_prompt",
+    "max_batch_tokens": "max_batch_tokens",
+    "rules": "retention",
+    "num_generations": "num_generations",
+}
+"""Former names of settings, which are refused: a thing has one name in all commands."""
+
 # Settings that most calls need.
 _COMMON = """policy base_model memory trace json data eval_data out method limit host port db keys
     vllm temperature embedder chunk_tokens reward model_name_or_path use_peft output_dir max_steps
@@ -188,6 +205,8 @@ class Parser(jsonargparse.ArgumentParser):
             words = (found[1] or found[2]).split()
             flag = next((word for word in words if word.startswith("-")), words[0])
             name = flag.partition("=")[0].lstrip("-").replace("-", "_")
+            if RENAMED.get(name) in self.setting_names():
+                return f"{name}: this setting is called {RENAMED[name]} now."
             hint = suggest(name, self.setting_names())
             return f"{shorten(' '.join(words))}: unknown setting{hint}."
         found = re.match(r"(?:Parser key \"|argument -*)(\w+)\"?", text)

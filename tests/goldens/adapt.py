@@ -74,7 +74,7 @@ def make_agent(policy: Any, tokenizer: Any, **memory: Any) -> Any:
         tokenizer=tokenizer,
         factory=longdoc(tokenizer),
         memory=MemoryConfig(**memory),
-        sampling=Sampling(seed=3, max_tokens=4000),
+        sampling=Sampling(seed=3, max_completion_length=4000),
     )
 
 

@@ -69,7 +69,7 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         groups = (args.generation_batch_size or 0) // self._group_size
         self._order = TaskOrder(len(tasks), groups, bool(args.shuffle_dataset), args.seed)
         update = {
-            "token_budget": args.micro_batch_tokens,
+            "token_budget": args.token_budget,
             "prefix_sharing": args.prefix_sharing,
             "on_policy": args.updates_per_rollout == 1,
         }
