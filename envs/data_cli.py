@@ -65,7 +65,7 @@ def build_long_documents(argv: Sequence[str]) -> int:
     if name in _GENERATED:
         return _generate(name, argv)
     args = _build_parser().read(argv)
-    config = make(BuildConfig, {**vars(args), "documents": args.docs})
+    config = make(BuildConfig, args)
     benchmark = get_benchmark(args.benchmark)
     if args.aliases is not None:
         benchmark = with_aliases(benchmark, args.aliases)
@@ -215,26 +215,25 @@ def _build_parser() -> Parser:
     parser.add_argument(
         "--aliases", type=Path, help="id_aliases.json of 2WikiMultihopQA; its names are right too."
     )
-    parser.add_argument("--docs", type=int, default=200, help="Documents of a task (%(default)s).")
     parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
-    parser.add_settings("tasks", BuildConfig, leave_out=["documents"])
+    parser.add_settings("tasks", BuildConfig)
     return parser
 
 
 def _show(argv: list[str]) -> int:
     parser = Parser("atommem data show", "Print the first tasks of a file.")
     parser.add_argument("file", type=Path, help="A task file, or one that `convert` reads.")
-    parser.add_argument("--n", type=int, default=3, help="Number of tasks (%(default)s).")
+    parser.add_argument("--limit", type=int, default=3, help="Only the first ones (%(default)s).")
     parser.add_argument(
         "--environment", default=DEFAULT_ENVIRONMENT, help="Environment of the file (%(default)s)."
     )
     args = parser.parse_args(argv)
-    check_least(args, n=0)
+    check_least(args, limit=0)
     environment = find_environment(args.environment)
     # Our task files are read only as far as shown.
     ours = environment.read_tasks is load_tasks
     tasks = iter_tasks(read_rows(args.file)) if ours else environment.read_tasks(args.file)
-    for task in islice(tasks, args.n):
+    for task in islice(tasks, args.limit):
         described = environment.describe(task)
         lines = [f"{described.id}  ({described.source or 'no source'})"]
         for number, question in enumerate(described.questions, start=1):

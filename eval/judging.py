@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     folders = "Output folder of `atommem eval` with its row's name, or a folder with results.json."
     parser.add_argument("evaluations", nargs="+", metavar="[NAME=]FOLDER", help=folders)
     prompts = f"Of {', '.join(PRESETS)}, or files (default: all of these)."
-    parser.add_argument("--prompts", nargs="+", default=[*PRESETS], help=prompts)
+    parser.add_argument("--judge_prompt", nargs="+", default=[*PRESETS], help=prompts)
     form = 'JSON Lines of {"id": question id, "answer": text, "right": true or false}.'
     parser.add_argument("--labels", type=Path, help=form)
     parser.add_argument(
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         rows.setdefault(item.row, []).extend(item.records)
     log = Path(os.devnull) if args.out is None else args.out.with_suffix(".verdicts.jsonl")
     try:
-        judged, unreadable = asyncio.run(judge_rows(rows, config, args.prompts, log))
+        judged, unreadable = asyncio.run(judge_rows(rows, config, args.judge_prompt, log))
     except OutageError as error:
         raise OutageError(f"{error} With --out, the same command continues.") from error
     table, numbers = judge_table(judged, unreadable, labels)

@@ -24,8 +24,9 @@ from atommem.eval.eval_config import EvalRun, find_stored, parse_arguments
 from atommem.plugins import find_file
 
 TRAINED = "trained"  # the policy of ``--policy``, as rows name it
-_SUITE_SETTINGS = ("data", "out", "method", "seed")  # settings that the suite itself determines
-_SHARED_SETTINGS = ("environment", "limit", "max_in_flight", "max_failed_fraction")  # of all rows
+# Settings that the suite itself determines, and those of all rows.
+_SUITE_SETTINGS = ("data", "output_dir", "method", "seed")
+_SHARED_SETTINGS = ("environment", "limit", "max_inflight_tasks", "max_failed_fraction")
 _SERVER_SETTINGS = ("model", "tokenizer", "api")
 
 
@@ -234,7 +235,7 @@ class SuiteRun:
 
     @property
     def folder(self) -> Path:
-        return Path(self.evaluation.config.out)
+        return Path(self.evaluation.config.output_dir)
 
 
 def expand(
@@ -251,7 +252,7 @@ def expand(
     """
     words, others = pop_flags(argv, ("policy", *_SERVER_SETTINGS))
     flags = {name: value if name == "policy" else value[0] for name, value in words.items()}
-    settings = {**suite.settings, **flags, "data": "", "out": ""}
+    settings = {**suite.settings, **flags, "data": "", "output_dir": ""}
     trained = find_stored(others, settings)
     parsed: dict[str, EvalRun] = {}
 
@@ -271,7 +272,7 @@ def expand(
         suite.columns, suite.rows, dict.fromkeys(seeds or suite.seeds)
     ):
         folder = out / "runs" / row.key / column.key / f"seed_{seed}"
-        own = {"method": row.method, "seed": seed, "out": str(folder), "data": column.key}
+        own = {"method": row.method, "seed": seed, "output_dir": str(folder), "data": column.key}
         changes = {**embedder, **column.settings, **row.settings, **own}
         try:
             runs.append(SuiteRun(row, column, seed, parse(row).replace(changes)))

@@ -22,8 +22,8 @@ from atommem.errors import DataError
 class BuildConfig:
     """Which tasks to build."""
 
-    documents: int
     n: int = field(metadata={"help": "Tasks to write."})
+    documents: int = setting(200, "Documents of a task.")
     questions: tuple[int, int] = setting((1, 1), "Questions of a task, uniform in the range.")
     seed: int = setting(42, "Seed of every draw.")
     distractors: str = setting(

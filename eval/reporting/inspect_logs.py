@@ -61,7 +61,7 @@ def inspect_log(item: Evaluation) -> dict[str, Any]:
             "task": f"{item.row} on {item.column}",
             "dataset": {"name": item.dataset},
             "model": model,
-            "config": {"epochs": int(item.manifest.get("samples_per_task", 1))},
+            "config": {"epochs": int(item.manifest.get("num_generations", 1))},
             "metadata": {"manifest": item.manifest, "seed": item.seed},
         },
         "results": {

@@ -103,9 +103,9 @@ def check(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"normalization": "token", "beta": 0.3, "micro_batch_tokens": 60},
+        {"normalization": "token", "beta": 0.3, "token_budget": 60},
         {"normalization": "step", "temperature": 0.6, "gradient_checkpointing": True},
-        {"normalization": "trajectory", "scale_rewards": "group", "micro_batch_tokens": 40},
+        {"normalization": "trajectory", "scale_rewards": "group", "token_budget": 40},
     ],
     ids=str,
 )
@@ -129,7 +129,7 @@ def test_update_without_tree_attention_pads_rows_and_warns(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("WARNING", "atommem.train.loops.update_step"):
-        check(tmp_path, is_windowed=True, normalization="step", micro_batch_tokens=40)
+        check(tmp_path, is_windowed=True, normalization="step", token_budget=40)
     assert "rows are padded: its attention has a sliding window of 4096 tokens" in caplog.text
 
 
@@ -367,7 +367,7 @@ async def test_evaluation_scores_equal_those_of_eval(tmp_path: Path) -> None:
     metrics = await asyncio.to_thread(trainer.evaluate)
     runner = trainer.backend.runner
     runner.agent.sampling = replace(runner.agent.sampling, temperature=0.7, seed=3)
-    summary = (await evaluate(HELD_OUT, runner, samples_per_task=2, progress=False)).summary()
+    summary = (await evaluate(HELD_OUT, runner, num_generations=2, progress=False)).summary()
     for key, of in (("", "mean"), ("_low", "low"), ("_high", "high")):
         assert metrics[f"eval_em{key}"] == summary["metrics"]["em"][of]
     assert metrics["eval_n"] == 16

@@ -90,7 +90,8 @@ def test_sampling_of_a_hybrid_is_the_same_in_a_batch_and_in_training() -> None:
 
     def sampled(*batch: list[int]) -> list[Row]:
         rows = [
-            Row(ids, Sampling(1.0, max_tokens=6 + len(ids) % 7, seed=len(ids))) for ids in batch
+            Row(ids, Sampling(1.0, max_completion_length=6 + len(ids) % 7, seed=len(ids)))
+            for ids in batch
         ]
         with evaluating(model):
             decode(model, rows, {EOS}, PAD)
