@@ -15,9 +15,9 @@ from atommem.embedding.embedder import HashingEmbedder
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Step
 from atommem.memory.log import MemoryView, to_json
-from atommem.policy.contract import ScriptedPolicy
 from atommem.rollout import EpisodeRunner
 from tests import tokenizer_shapes
+from tests.fakes import ScriptedPolicy
 
 PAGE = ROOT / "docs" / "design.md"
 _BLOCK = re.compile(

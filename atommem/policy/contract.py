@@ -1,14 +1,13 @@
 """The policy contract: token ids in, token ids and log-probabilities out."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from atommem.config import setting
 from atommem.errors import PolicyError, PromptTooLongError
-from atommem.tokens import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,27 +108,6 @@ class BatchPolicy(Protocol):
     samples_what_waits: bool
     """If true, prompts are encoded in the event loop: threads would hand them over one by one, and
     the first batch would have a single prompt."""
-
-
-class ScriptedPolicy(Policy):
-    """Answer a prompt with ``script(prompt text)`` and `eos_token_id`; log-probabilities are 0."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, script: Callable[[str], str], eos_token_id: int | None = None
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._script = script
-        self._end = [] if eos_token_id is None else [eos_token_id]
-
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Return the script's answer, cut at `sampling.max_tokens`."""
-        text = self._script(self._tokenizer.decode(prompt_ids, skip_special_tokens=False))
-        token_ids = self._tokenizer.encode(text, add_special_tokens=False) + self._end
-        is_cut = len(token_ids) > sampling.max_tokens
-        if is_cut:
-            token_ids = token_ids[: sampling.max_tokens]
-            text = completion_text(self._tokenizer, token_ids, stopped=False)
-        return Completion(token_ids, [0.0] * len(token_ids), text, "length" if is_cut else "stop")
 
 
 def check_request(

@@ -11,11 +11,10 @@ from atommem.embedding.embedder import HashingEmbedder
 from atommem.errors import DataError
 from atommem.eval import audit as audit_module
 from atommem.eval.audit import audit, read_store
-from atommem.policy.contract import ScriptedPolicy
 from atommem.rollout import Session
 from tests.envs.benchmark_rows import write_lines
 from tests.eval.toys import evaluated, make_runner, make_task
-from tests.fakes import WordTokenizer
+from tests.fakes import ScriptedPolicy, WordTokenizer
 
 TEXTS = [*["Ann lives in Brent"] * 2, "Bob likes tea", "Ann lives in Lorne now", "It rains"]
 

@@ -11,9 +11,10 @@ from atommem.environment import environment_config, make_factory
 from atommem.envs.longdoc.environment import chunk_observation, question_observation
 from atommem.envs.task import Document, Question, Task
 from atommem.memory.log import MemoryView, Operation, Retrieved, to_json
-from atommem.policy.contract import Sampling, ScriptedPolicy
+from atommem.policy.contract import Sampling
 from atommem.prompts import PromptBuilder
 from atommem.rollout import Agent, Session
+from tests.fakes import ScriptedPolicy
 
 
 def prompt_builder(tokenizer: Any, **memory: Any) -> Any:

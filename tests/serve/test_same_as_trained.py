@@ -15,10 +15,10 @@ from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import chunk_task, joined_text
 from atommem.eval.methods import Setup, make_method
 from atommem.memory.log import Operation
-from atommem.policy.contract import Sampling, ScriptedPolicy
+from atommem.policy.contract import Sampling
 from atommem.run import RunConfig
 from atommem.train.rollout.rollouts import Rollouts
-from tests.fakes import WordTokenizer
+from tests.fakes import ScriptedPolicy, WordTokenizer
 from tests.serve.servers import items, make_conversations, note_taker, running, scripted
 
 MEMORY = MemoryConfig(retrieve_k=3, entry_tokens=12)

@@ -13,12 +13,12 @@ from atommem.environment import environment_config, make_factory
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
 from atommem.errors import ConfigError
-from atommem.policy.contract import ScriptedPolicy, completion_text
+from atommem.policy.contract import completion_text
 from atommem.run import RunConfig
 from atommem.trace import write_trace
 from atommem.train.loops.sft import ColdStartTrainer, sft_dataset, trace_demonstrations
 from atommem.train.train_config import ColdStartConfig
-from tests.fakes import WordTokenizer, make_episode_runner
+from tests.fakes import ScriptedPolicy, WordTokenizer, make_episode_runner
 from tests.tokenizer_shapes import byte_level, words
 from tests.train.harness import BARE, completion_logps
 from tests.train.toys import EOS, make_model, make_tokenizer
