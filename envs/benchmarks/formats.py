@@ -177,7 +177,7 @@ def import_pyarrow() -> tuple[Any, Any]:
         import pyarrow.parquet
     except ImportError as error:
         raise DataError(
-            f"parquet files need pyarrow ({error}). Install it: pip install 'atommem[data]'."
+            f"parquet files need pyarrow ({error}). Install it: pip install -e '.[data]'."
         ) from error
     return pyarrow, pyarrow.parquet
 

@@ -235,7 +235,7 @@ def stem(word: str) -> str:
         from nltk.stem.porter import PorterStemmer  # on first use: the import takes seconds
     except ImportError as error:
         raise ConfigError(
-            f"LoCoMo's scores need nltk ({error}). Install it: pip install 'atommem[data]'."
+            f"LoCoMo's scores need nltk ({error}). Install it: pip install -e '.[data]'."
         ) from error
     return PorterStemmer().stem(word)
 

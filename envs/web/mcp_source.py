@@ -34,7 +34,7 @@ class McpSource(ToolSource):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         if find_spec("mcp") is None:
-            raise ConfigError("tools=mcp needs the package mcp: pip install 'atommem[web]'.")
+            raise ConfigError("tools=mcp needs the package mcp: pip install -e '.[web]'.")
         if not config.mcp_servers:
             raise ConfigError("mcp_servers is empty. Give URLs or command lines of servers.")
         self.backend = f"mcp {' '.join(config.mcp_servers)}"

@@ -18,7 +18,7 @@ class WordIndex:
 
     def __init__(self, folder: Path) -> None:
         if find_spec("tantivy") is None:
-            raise ConfigError("a corpus needs the package tantivy: pip install 'atommem[web]'.")
+            raise ConfigError("a corpus needs the package tantivy: pip install -e '.[web]'.")
         import tantivy
 
         fields = tantivy.SchemaBuilder()
