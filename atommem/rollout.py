@@ -177,7 +177,8 @@ class Session:
         started = time.perf_counter()
         sampling = request_sampling(agent.sampling, self.key, self.steps, affinity)
         if max_tokens is not None:
-            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens))
+            most = min(sampling.max_completion_length, max_tokens)
+            sampling = replace(sampling, max_completion_length=most)
         prompt_ids, completion = await agent.complete(observation, view, sampling)
         parsed = agent.parse(completion, observation.phase)
         step = sampled_step(self.steps, observation, view, len(prompt_ids), completion)

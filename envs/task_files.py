@@ -1,6 +1,5 @@
 """Task files (parquet or JSON Lines), benchmarks whose rows are ready tasks, and provenance."""
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -22,7 +21,7 @@ from atommem.envs.benchmarks.long_texts import (
 from atommem.envs.benchmarks.rows import Row, listed, read_rows
 from atommem.envs.task import Document, Task
 from atommem.errors import ConfigError, DataError, check_writable
-from atommem.files import replacing, write_json
+from atommem.files import file_digest, replacing, write_json
 
 _TASKS_PER_GROUP = 64
 """Tasks of a parquet row group, so that neither side holds much of a file in memory."""
@@ -148,9 +147,7 @@ def _schema(pa: Any) -> Any:
 def describe_file(path: str | Path) -> dict[str, Any]:
     """Return name (without folders), size in bytes and SHA-256 of a file."""
     path = Path(path)
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": file_digest(path)}
 
 
 def check_out(out: Path, inputs: Iterable[Path] = ()) -> None:

@@ -199,7 +199,7 @@ def main() -> int:
     parser.add_argument("--start", type=Path, required=True, help=start)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--updates", type=int, default=BOUNDED.updates)
-    parser.add_argument("--out", type=Path, default=Path("runs/credit"))
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/credit"))
     parser.add_argument("--quick", action="store_true", help="One update of one arm: a smoke test.")
     options = parser.parse_args()
     recipe = BOUNDED
@@ -207,9 +207,11 @@ def main() -> int:
         options.updates, options.arms, recipe = 1, ["rerolls"], quick(BOUNDED)
     recipe = replace(recipe, updates=options.updates)
     cold_start = options.start / "cold_start"
-    result: dict[str, Any] = {"cold start": measure(recipe, cold_start, options.out / "before")}
+    result: dict[str, Any] = {
+        "cold start": measure(recipe, cold_start, options.output_dir / "before")
+    }
     for arm in options.arms:
-        folder = options.out / arm
+        folder = options.output_dir / arm
         if not (folder / "grpo" / "model.safetensors").is_file():
             with patch("atommem.demo.run.MemoryGRPOTrainer", ARMS[arm]):
                 load_demo(cold_start, replace(recipe, heldout=1), folder).grpo()

@@ -81,11 +81,11 @@ def main() -> int:
     parser.add_argument("--tokenizer", required=True, help="of the model that learns from them")
     parser.add_argument("--chunking", choices=["tokens", "documents"], default="tokens")
     parser.add_argument("--chunk_tokens", type=int, default=200)
-    parser.add_argument("--n", type=int, help="the first N tasks (default: all)")
+    parser.add_argument("--limit", type=int, help="only the first tasks (default: all)")
     arguments = parser.parse_args()
     from transformers import AutoTokenizer
 
-    tasks = list(iter_tasks(read_rows(arguments.tasks)))[: arguments.n]
+    tasks = list(iter_tasks(read_rows(arguments.tasks)))[: arguments.limit]
     tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
     settings = {"chunking": arguments.chunking, "chunk_tokens": arguments.chunk_tokens}
     result = asyncio.run(demonstrate(tasks, tokenizer, arguments.out, settings))

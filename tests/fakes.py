@@ -112,9 +112,9 @@ class ScriptedPolicy(Policy):
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         text = self._script(self._tokenizer.decode(prompt_ids, skip_special_tokens=False))
         ids = self._tokenizer.encode(text, add_special_tokens=False) + self._end
-        if len(ids) <= sampling.max_tokens:
+        if len(ids) <= sampling.max_completion_length:
             return Completion(ids, [0.0] * len(ids), text, "stop")
-        ids = ids[: sampling.max_tokens]
+        ids = ids[: sampling.max_completion_length]
         text = completion_text(self._tokenizer, ids, stopped=False)
         return Completion(ids, [0.0] * len(ids), text, "length")
 

@@ -122,7 +122,7 @@ def test_every_recipe_and_launcher_has_its_pair() -> None:
 @pytest.mark.slow
 def test_gpu_check_on_a_cpu_runs_its_parts(tmp_path: Path) -> None:
     environment: dict[str, Any] = {**os.environ, "PYTHON": sys.executable}
-    command = [str(ROOT / "scripts" / "gpu_check"), "--tiny", "--out", str(tmp_path)]
+    command = [str(ROOT / "scripts" / "gpu_check"), "--tiny", "--output_dir", str(tmp_path)]
     command += ["--only", "mask", "attention", "lora", "colocate", "colocate_lora"]
     subprocess.run(command, env=environment, capture_output=True, timeout=560, check=False)
     found = json.loads((tmp_path / "gpu_check.json").read_text())

@@ -119,7 +119,7 @@ def test_own_environment_is_trained_evaluated_traced_and_reported(
     printed = capsys.readouterr().out
     for text in ("step 2, acting", "call: lookup", "'overlap': ", "overlap on the 6 tasks"):
         assert text in printed
-    assert cli.main(["report", *folders, "--out", str(atlas / "report")]) == 0
+    assert cli.main(["report", *folders, "--output_dir", str(atlas / "report")]) == 0
     tables = (atlas / "report" / "tables.md").read_text()
     assert all(word in tables for word in ("overlap", "lookup"))
 
@@ -128,7 +128,9 @@ def test_own_environment_is_trained_evaluated_traced_and_reported(
 def test_own_environment_without_documents_or_shape_is_refused_by_name(
     atlas: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    evaluation = f"eval --policy {atlas}/sft --data train.atlas --out {atlas}/rag --method rag"
+    evaluation = (
+        f"eval --policy {atlas}/sft --data train.atlas --output_dir {atlas}/rag --method rag"
+    )
     assert cli.main(evaluation.split()) == 2
     message = "method=rag: reads documents, and environment 'atlas' has none"
     assert message in capsys.readouterr().err

@@ -22,7 +22,7 @@ class Sampling:
     temperature: float = setting(0.7, "Sampling temperature; 0 is greedy.")
     top_p: float = setting(1.0, "Nucleus mass; 1 keeps everything.")
     top_k: int = setting(0, "Keep the k most likely tokens; 0 keeps all.")
-    max_tokens: int = setting(1024, "Longest completion of a step, tokens.")
+    max_completion_length: int = setting(1024, "Longest completion of a step, tokens.")
     seed: int | None = setting(
         None, "Base seed; every request derives its own. Unset: not reproducible."
     )
@@ -35,8 +35,10 @@ class Sampling:
             raise PolicyError(f"top_p={self.top_p}: must be above 0 and at most 1.")
         if self.top_k < 0:
             raise PolicyError(f"top_k={self.top_k}: must be at least 0 (0 keeps all tokens).")
-        if self.max_tokens < 1:
-            raise PolicyError(f"max_tokens={self.max_tokens}: must be at least 1.")
+        if self.max_completion_length < 1:
+            raise PolicyError(
+                f"max_completion_length={self.max_completion_length}: must be at least 1."
+            )
 
 
 def request_sampling(
@@ -118,16 +120,17 @@ def check_request(
         raise PolicyError("The prompt is empty: give at least one token.")
     if context_length is None:
         return
-    if sampling.max_tokens >= context_length:
+    longest = sampling.max_completion_length
+    if longest >= context_length:
         raise PolicyError(
-            f"max_tokens={sampling.max_tokens}: leaves no room for a prompt in the model's context "
+            f"max_completion_length={longest}: leaves no room for a prompt in the model's context "
             f"of {context_length}. Lower it."
         )
-    if len(prompt_ids) + sampling.max_tokens > context_length:
+    if len(prompt_ids) + longest > context_length:
         raise PromptTooLongError(
-            f"The prompt has {len(prompt_ids)} tokens; with max_tokens={sampling.max_tokens} it "
+            f"The prompt has {len(prompt_ids)} tokens; with max_completion_length={longest} it "
             f"exceeds the context of {context_length}. Give a smaller --chunk_tokens or "
-            "--max_tokens, or a model with a longer context."
+            "--max_completion_length, or a model with a longer context."
         )
 
 
@@ -141,7 +144,7 @@ def make_completion(
     """Decode sampled tokens (`completion_text`).
 
     Args:
-        stopped: An end-of-sequence token ended it, not max_tokens.
+        stopped: An end-of-sequence token ended it, not max_completion_length.
         source: Names the back end in errors.
 
     Raises:

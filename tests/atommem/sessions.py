@@ -105,7 +105,7 @@ def agent(policy: Any = RandomPolicy, **settings: Any) -> Agent:
         tokenizer=tokenizer,
         factory=longdoc(tokenizer, max_reads=settings.pop("max_reads", 2)),
         memory=MemoryConfig(**memory),
-        **{"sampling": Sampling(seed=3, max_tokens=100), **settings},
+        **{"sampling": Sampling(seed=3, max_completion_length=100), **settings},
     )
 
 

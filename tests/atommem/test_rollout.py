@@ -207,8 +207,10 @@ async def test_requests_have_affinity_seeds_and_token_limits() -> None:
     assert len({sampling.seed for sampling in [*first, *other]}) == 6
     assert {sampling.seed for sampling in await requests(sampling=Sampling())} == {None}
     # The last completion gets only the tokens that are left.
-    limited = await requests(limits=Limits(max_tokens=100), sampling=Sampling(max_tokens=98))
-    assert [sampling.max_tokens for sampling in limited] == [98, 97, 94]
+    limited = await requests(
+        limits=Limits(max_tokens=100), sampling=Sampling(max_completion_length=98)
+    )
+    assert [sampling.max_completion_length for sampling in limited] == [98, 97, 94]
 
 
 class SlowPolicy(ScriptedPolicy):

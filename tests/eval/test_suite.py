@@ -102,7 +102,7 @@ def test_row_without_rl_differs_from_the_trained_one_in_its_policy_alone(tmp_pat
     ours = suites.load_suite("table1").with_policies({"memagent": "m", "base_yarn": "b"})
     ours = ours.select(rows=["atommem, without RL", "atommem"], columns=["hotpotqa-200"])
     (base, own), _ = suites.expand(ours, ["--policy", trained], tmp_path)
-    changes = {"policy": own.evaluation.policy.policy, "out": str(own.folder)}
+    changes = {"policy": own.evaluation.policy.policy, "output_dir": str(own.folder)}
     assert base.evaluation.replace(changes) == own.evaluation
     shipped = suites.parse_suite(suite(rows=[{"method": "atommem", "policy": "base"}]))
     shipped = shipped.with_policies({"base": "smollm2"})
@@ -132,7 +132,11 @@ def differences(table: Mapping[str, Any], suite: suites.Suite, runs: Any) -> Ite
         if run.row.name in rows:
             own = rows[run.row.name].get("settings", {})
             values = run.evaluation.to_flat()
-            wanted = {**paper["settings"], "max_tokens": paper["code"]["max_tokens"], **own}
+            wanted = {
+                **paper["settings"],
+                "max_completion_length": paper["code"]["max_completion_length"],
+                **own,
+            }
             for key, value in wanted.items():
                 if key in values and values[key] != value:
                     of = f" of {run.row.name}" if key in own else ""
@@ -177,13 +181,13 @@ def run(folder: Path, *flags: str, **fields: Any) -> int:
     values = {
         "title": "Toys",
         "reference": "no_memory",
-        "settings": {**settings, "max_in_flight": 3},
+        "settings": {**settings, "max_inflight_tasks": 3},
         "data": [{"name": name, "file": str(folder / f"{name}.jsonl")} for name in ("one", "two")],
         "rows": [{"method": "atommem"}, {"method": "no_memory"}],
         **fields,
     }
     (folder / "suite.yaml").write_text(yaml.safe_dump(values))
-    words = ["--suite", str(folder / "suite.yaml"), "--out", str(folder / "out")]
+    words = ["--suite", str(folder / "suite.yaml"), "--output_dir", str(folder / "out")]
     return eval_cli.main([*words, *flags])
 
 
@@ -199,7 +203,7 @@ def test_suite_exit_status_and_continuing(
     folder: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stderr(status: int, *flags: str) -> str:
-        assert run(folder, "--max_in_flight", "1", *flags) == status
+        assert run(folder, "--max_inflight_tasks", "1", *flags) == status
         return capsys.readouterr().err
 
     policy.wrong = {"a"}

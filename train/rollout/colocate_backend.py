@@ -115,7 +115,7 @@ def make_colocate_backend(rollouts: Rollouts, model: Any) -> ColocateBackend:
     PartialState().wait_for_everyone()
     policy = VllmEnginePolicy(engine, rollouts.tokenizer)
     publisher = AdapterPublisher(Path(args.output_dir) / "adapters") if adapted else None
-    runner = rollouts.runner(policy, args.max_in_flight)
+    runner = rollouts.runner(policy)
     return ColocateBackend(runner, publisher, args.vllm_enable_sleep_mode)
 
 
