@@ -97,7 +97,8 @@ def unboxed_answer(step: Step, tag: str) -> str | None:
 
 def _note(session: Session, last: Step, text: str | None) -> str:
     cut = last.finish_reason == "length"
-    ended = f"{last.completion_tokens} tokens, {'cut at max_tokens' if cut else last.finish_reason}"
+    ended = "cut at max_completion_length" if cut else last.finish_reason
+    ended = f"{last.completion_tokens} tokens, {ended}"
     acted = len({item.step for item in session.memory.log if item.actor == POLICY})
     counts = f"{acted} of {session.steps} steps had an action"
     advice = "a policy that was trained for this, or a larger instruct model"
@@ -108,7 +109,7 @@ def _note(session: Session, last: Step, text: str | None) -> str:
     wrote = f"{wrote[:_LONGEST]!r}{'...' if len(wrote) > _LONGEST else ''}" if wrote else "nothing"
     reasons = {problem.reason for problem in last.problems}
     if cut or ProblemReason.UNCLOSED_THINKING in reasons:
-        advice = "a larger max_tokens"
+        advice = "a larger max_completion_length"
     elif acted:
         advice = "a larger max_reads, or temperature 0"
     return f"no answer: the policy wrote {wrote} ({ended}); {counts}. Try {advice}."

@@ -40,6 +40,23 @@ class NumberRange(tuple[int, int]):
         return "-".join(map(str, dict.fromkeys(self)))
 
 
+RENAMED = {
+    "benchmarks": "input",
+    "budget": "capacity",
+    "docs": "documents",
+    "json": "out",
+    "max_in_flight": "max_inflight_tasks",
+    "max_tokens": "max_completion_length",
+    "token_budget": "token_budget",
+    "n": "limit",
+    "out": "output_dir",
+    "prompts": "judge_prompt",
+    "max_batch_tokens": "max_batch_tokens",
+    "rules": "retention",
+    "num_generations": "num_generations",
+}
+"""Former names of settings, which are refused: a thing has one name in all commands."""
+
 # Settings that most calls need.
 _COMMON = """policy base_model memory trace json data eval_data out method limit host port db keys
     vllm temperature embedder chunk_tokens reward model_name_or_path use_peft output_dir max_steps
@@ -62,7 +79,6 @@ class Parser(jsonargparse.ArgumentParser):
         super().__init__(
             prog=prog, description=description, exit_on_error=False, allow_abbrev=False, **kwargs
         )
-        self.add_argument("--help-all", action=_HelpAll)
         self._required: list[str] = []
 
     def add_settings(
@@ -160,9 +176,12 @@ class Parser(jsonargparse.ArgumentParser):
                 raise ConfigError(f"--{name} is missing. See {self.prog} --help.")
         return parsed
 
-    def parse_args(self, *args: Any, **kwargs: Any) -> argparse.Namespace:  # type: ignore[override]
+    def parse_args(self, args: Any = None, **kwargs: Any) -> argparse.Namespace:  # type: ignore[override]
+        if "--help-all" in (args or ()):
+            print(self.format_help(show_all=True), end="")
+            self.exit()
         # jsonargparse's own namespace has methods, such as `keys`, that hide settings.
-        return argparse.Namespace(**dict(super().parse_args(*args, **kwargs).items()))
+        return argparse.Namespace(**dict(super().parse_args(args, **kwargs).items()))
 
     def check(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return `values` converted to the types of their flags; raise ConfigError."""
@@ -186,6 +205,8 @@ class Parser(jsonargparse.ArgumentParser):
             words = (found[1] or found[2]).split()
             flag = next((word for word in words if word.startswith("-")), words[0])
             name = flag.partition("=")[0].lstrip("-").replace("-", "_")
+            if RENAMED.get(name) in self.setting_names():
+                return f"{name}: this setting is called {RENAMED[name]} now."
             hint = suggest(name, self.setting_names())
             return f"{shorten(' '.join(words))}: unknown setting{hint}."
         found = re.match(r"(?:Parser key \"|argument -*)(\w+)\"?", text)
@@ -199,23 +220,6 @@ class Parser(jsonargparse.ArgumentParser):
         kind: Any = getattr(action, "_typehint", None) or action.type
         kind = action.metavar if kind is NumberRange else getattr(kind, "__name__", str(kind))
         return f"{action.dest}={shorten(value)}: expected {kind}."
-
-
-class _HelpAll(argparse.Action):
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(
-            **kwargs
-            | {
-                "nargs": 0,
-                "dest": argparse.SUPPRESS,
-                "default": argparse.SUPPRESS,
-                "help": argparse.SUPPRESS,
-            }
-        )
-
-    def __call__(self, parser: Any, *_: Any) -> None:
-        print(parser.format_help(show_all=True), end="")
-        parser.exit()
 
 
 class _HelpFormatter(argparse.HelpFormatter):

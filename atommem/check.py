@@ -170,7 +170,7 @@ class _Checker:
             tokenizer=self.factory.tokenizer,
             factory=self.factory,
             memory=self.memory,
-            sampling=Sampling(seed=0, max_tokens=sys.maxsize),
+            sampling=Sampling(seed=0, max_completion_length=sys.maxsize),
         )
         episode = await EpisodeRunner(agent, limits=Limits(max_steps=self.max_steps)).run(task)
         _require(not episode.failed, f"an outage: {episode.error}", "Check again later.")

@@ -142,7 +142,7 @@ class PolicyConfig:
     tokenizer: str | None = setting(
         None, "Folder or hub name of the tokenizer (servers); its stored settings apply."
     )
-    max_in_flight: int = setting(64, "Most requests at the same time, on all servers.")
+    max_inflight_tasks: int = setting(64, "Most requests at the same time, on all servers.")
     max_batch_tokens: int = setting(
         65_536, "Most tokens in one batch of a model folder. Bounds the key-value cache."
     )
@@ -151,7 +151,7 @@ class PolicyConfig:
         names = [self.policy] if isinstance(self.policy, str) else self.policy
         self.policy = [shipped_policy(name) for name in names]
         check_choice("api", self.api, APIS)
-        check_least(self, max_in_flight=1, max_batch_tokens=1)
+        check_least(self, max_inflight_tasks=1, max_batch_tokens=1)
         if not self.policy:
             raise ConfigError(
                 "--policy is missing. Give a model folder, or a server's URL with --tokenizer or "
@@ -233,9 +233,7 @@ def check_probabilities(config: object, *names: str) -> None:
 def save_config(folder: str | Path, *configs: Any) -> Path:
     """Write the fields of dataclasses to ``folder/atommem_config.json``, one flat object."""
     path = Path(folder) / CONFIG_FILE
-    merged: dict[str, Any] = {}
-    for config in configs:
-        merged.update(asdict(config))
+    merged = {name: value for config in configs for name, value in asdict(config).items()}
     path.write_text(json.dumps(merged, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return path
 

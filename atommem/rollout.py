@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from atommem.dialects import get_dialect
 from atommem.embedding.embedder import Embedder
 from atommem.environment import Environment, EnvironmentFactory, Score
 from atommem.episode import Episode, Observation, Step, StopReason
-from atommem.errors import ConfigError, OutageError, PromptTooLongError, TraceError
+from atommem.errors import ConfigError, OutageError, PromptTooLongError
 from atommem.memory.log import MemoryView, Source
 from atommem.memory.memory import WorkingMemory
 from atommem.memory.rules import RuleSet
@@ -178,7 +177,8 @@ class Session:
         started = time.perf_counter()
         sampling = request_sampling(agent.sampling, self.key, self.steps, affinity)
         if max_tokens is not None:
-            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens))
+            most = min(sampling.max_completion_length, max_tokens)
+            sampling = replace(sampling, max_completion_length=most)
         prompt_ids, completion = await agent.complete(observation, view, sampling)
         parsed = agent.parse(completion, observation.phase)
         step = sampled_step(self.steps, observation, view, len(prompt_ids), completion)
@@ -199,14 +199,6 @@ class Session:
             step.operations = await self.memory.apply(step.actions, step.index, source)
         step.store_size = len(self.memory.contents.entries)
         step.seconds += time.perf_counter() - started
-
-    async def replay(self, steps: Sequence[Step]) -> None:
-        """Restore the memory after the first steps of an episode, from their operations."""
-        if steps:
-            log = [operation for step in steps for operation in step.operations]
-            await self.memory.restore(log)
-        self.steps = len(steps)
-        self.sampled = sum(step.completion_tokens for step in steps)
 
     def state(self, *, vectors: bool = False) -> SessionState:
         """Return everything that another process needs; `vectors` save it from embedding."""
@@ -287,19 +279,9 @@ class EpisodeRunner:
         runner.agent.sampling = sampling or self.agent.sampling
         return runner
 
-    async def run(self, task: Any, sample: int = 0, past: Sequence[Step] = ()) -> Episode:
-        """Run one episode.
-
-        An outage does not raise: it ends the episode with stop reason FAILED and no reward.
-
-        Args:
-            past: The first steps of the episode, from a trace or another sample. The memory
-                follows from their operations, and only the environment is driven through them.
-
-        Raises:
-            TraceError: The environment shows other observations than `past`.
-        """
-        episode = Episode(task.id, sample, list(past))
+    async def run(self, task: Any, sample: int = 0) -> Episode:
+        """Run one episode; an outage ends it with stop reason FAILED and no reward."""
+        episode = Episode(task.id, sample)
         with timed(episode):
             await self.factory.prepare(task)
             environment = self.factory()
@@ -325,29 +307,22 @@ class EpisodeRunner:
         self, episode: Episode, environment: Environment, task: Any
     ) -> StopReason:
         session = Session(self.agent, f"{episode.task_id}/{episode.sample}")
-        past = deque(episode.steps)
+        limits = self.limits
         try:
-            async with time_limit(self.limits.max_seconds):
-                await session.replay(past)
+            async with time_limit(limits.max_seconds):
                 observation = await environment.reset(task)
                 while True:
-                    if past:
-                        step = past.popleft()
-                        if step.observation != observation:
-                            raise TraceError(
-                                f"step {step.index + 1} of task {episode.task_id!r} "
-                                f"({step.observation.label}) showed another observation. Continue "
-                                "with the same task, environment and settings."
-                            )
-                    elif reason := self._reached_limit(session):
-                        return reason
-                    else:
-                        limit = self.limits.max_tokens
-                        left = None if limit is None else limit - session.sampled
-                        step = await session.sample(observation, episode.task_id, left)
-                        # If an outage prevents its actions, its tokens still count.
-                        episode.steps.append(step)
-                        await session.apply(step)
+                    if limits.max_steps is not None and session.steps >= limits.max_steps:
+                        return StopReason.STEP_LIMIT
+                    left = None
+                    if limits.max_tokens is not None:
+                        left = limits.max_tokens - session.sampled
+                        if left <= 0:
+                            return StopReason.TOKEN_LIMIT
+                    step = await session.sample(observation, episode.task_id, left)
+                    # If an outage prevents its actions, its tokens still count.
+                    episode.steps.append(step)
+                    await session.apply(step)
                     result = await environment.step(step)
                     if result.observation is None:
                         return result.reason or StopReason.ANSWERED
@@ -356,14 +331,6 @@ class EpisodeRunner:
             return StopReason.TIME_LIMIT
         except PromptTooLongError:
             return StopReason.CONTEXT_OVERFLOW
-
-    def _reached_limit(self, session: Session) -> StopReason | None:
-        max_steps, max_tokens = self.limits.max_steps, self.limits.max_tokens
-        if max_steps is not None and session.steps >= max_steps:
-            return StopReason.STEP_LIMIT
-        if max_tokens is not None and session.sampled >= max_tokens:
-            return StopReason.TOKEN_LIMIT
-        return None
 
 
 def sampled_step(

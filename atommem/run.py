@@ -16,6 +16,7 @@ from typing import Any
 
 from atommem.arguments import Parser, find_flag, make
 from atommem.config import (
+    CONFIG_FILE,
     EmbedderConfig,
     MemoryConfig,
     PolicyConfig,
@@ -107,6 +108,11 @@ def stored_settings(
     found = load_config(folder) if folder else {}
     refuse_code(str(folder), found, named)
     found |= changes or {}
+    if "max_tokens" in found:
+        raise ConfigError(
+            f"{folder}: its stored max_tokens is called max_completion_length now. Rename it in "
+            f"{CONFIG_FILE}."
+        )
     name = environment or found.get("environment") or DEFAULT_ENVIRONMENT
     kinds = (MemoryConfig, EmbedderConfig, find_environment(name).config_class, Sampling)
     known = {field for kind in kinds for field in field_names(kind)} - {"affinity"}

@@ -35,17 +35,15 @@ def write_trace(
     episode: Episode,
     task: Mapping[str, Any],
     config: Mapping[str, Any] | None = None,
-    *,
-    tokens: bool = False,
 ) -> Path:
-    """Write an episode to a file as a whole; `tokens` are what training needs of it."""
+    """Write an episode to a file as a whole, without prompt ids and log-probabilities."""
     path = Path(path)
     end = msgspec.to_builtins(episode)
     header = {name: end.pop(name) for name in ("task_id", "sample")}
     header = {"type": "episode", "format": FORMAT, **header, "task": dict(task)}
     header["config"] = dict(config or {})
     del end["steps"]
-    steps = [step_record(step, tokens) for step in episode.steps]
+    steps = [step_record(step, tokens=False) for step in episode.steps]
     lines = [header, *steps, {"type": "end", **end, "seconds": round(episode.seconds, 4)}]
     write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
     return path

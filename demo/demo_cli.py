@@ -24,13 +24,13 @@ _MOST_RANKS = 2  # each needs its own core, and a third gains little
 
 def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
-    args.out = args.out or Path("runs") / "_".join(filter(None, ("demo", args.world)))
+    args.output_dir = args.output_dir or Path("runs") / "_".join(filter(None, ("demo", args.world)))
     ranks = args.processes
     if ranks is None:
         ranks = 1 if args.quick else min(_MOST_RANKS, os.cpu_count() or 1)
     if ranks not in (1, 2, 4):
         raise ConfigError(f"processes={ranks}: give 1, 2 or 4, which share a batch evenly.")
-    check_writable("out", args.out, folder=True)
+    check_writable("output_dir", args.output_dir, folder=True)
     others = _start_others(ranks, args) if ranks > 1 else []
     try:
         _run(args)
@@ -85,8 +85,10 @@ def _run(args: argparse.Namespace) -> None:
         recipe = quick(recipe)
     is_main = os.environ.get("RANK", "0") == "0"
     if is_main:
-        check_out(args.out)
-    run_demo(recipe, args.out, args.seed, Console(highlight=False, quiet=not is_main), started)
+        check_out(args.output_dir)
+    run_demo(
+        recipe, args.output_dir, args.seed, Console(highlight=False, quiet=not is_main), started
+    )
 
 
 def _parser() -> Parser:
@@ -96,7 +98,7 @@ def _parser() -> Parser:
         "manage its memory in a synthetic world. Takes minutes on two cores; downloads nothing.",
     )
     parser.add_argument(
-        "--out",
+        "--output_dir",
         type=Path,
         help="Output folder; an earlier demo in it is replaced (default: runs/demo, "
         "runs/demo_limited, ...).",

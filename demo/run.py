@@ -230,7 +230,7 @@ class Demo:
         changed = replace(
             run,
             memory=replace(run.memory, disabled_actions=list(disabled)),
-            sampling=Sampling(train.temperature, max_tokens=longest, seed=self.seed),
+            sampling=Sampling(train.temperature, max_completion_length=longest, seed=self.seed),
         )
         shared = {"tokenizer": self.tokenizer, "embedder": self.embedder}
         return build_agent(changed, policy, keep_prompts=keep_prompts, **shared)
@@ -259,7 +259,9 @@ def check_out(out: Path) -> None:
     """Raise `ConfigError` if the demo would replace folders that are not a demo's."""
     found = [name for name in _FOLDERS if (out / name).exists()]
     if found and not any((out / name).is_file() for name in (HELDOUT_FILE, results.SUMMARY_FILE)):
-        raise ConfigError(f"out={out}: {', '.join(found)} in it would be lost. Give a new folder.")
+        raise ConfigError(
+            f"output_dir={out}: {', '.join(found)} in it would be lost. Give a new folder."
+        )
 
 
 def run_demo(

@@ -23,7 +23,7 @@ from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, listed_rows
 from atommem.envs.synthetic import ledger, oolong, ruler, told
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.synthetic.writing import SPLITS as TEXT_SPLITS
-from atommem.envs.task import Question, Task
+from atommem.envs.task import Task
 from atommem.envs.task_files import (
     check_out,
     describe_file,
@@ -65,7 +65,7 @@ def build_long_documents(argv: Sequence[str]) -> int:
     if name in _GENERATED:
         return _generate(name, argv)
     args = _build_parser().read(argv)
-    config = make(BuildConfig, {**vars(args), "documents": args.docs})
+    config = make(BuildConfig, args)
     benchmark = get_benchmark(args.benchmark)
     if args.aliases is not None:
         benchmark = with_aliases(benchmark, args.aliases)
@@ -147,29 +147,25 @@ def build_web_questions(argv: Sequence[str]) -> int:
         places = Random(f"{args.seed}:questions").sample(range(len(rows)), args.n)
         rows = [rows[place] for place in sorted(places)]
     tasks = [_web_task(row, benchmark.name, args.split, args.start_page) for row in rows]
-    beside = write_provenance(
-        args.out,
-        {
-            "command": ["atommem", "data", "build", "--environment", "web", *argv],
-            "benchmark": benchmark.name,
-            "split": args.split,
-            "inputs": [describe_file(file) for file in files],
-            "only": None if args.only is None else describe_file(args.only),
-            "seed": args.seed,
-            "counts": {"tasks": save_tasks(tasks, args.out)},
-        },
-    )
-    secret = sum(not row.answers for row in rows)
-    print(f"{args.out}: {len(tasks)} tasks, {secret} without a known answer; provenance: {beside}")
-    return 0
+    settings = {
+        "command": ["atommem", "data", "build", "--environment", "web", *argv],
+        "benchmark": benchmark.name,
+        "split": args.split,
+        "inputs": [describe_file(file) for file in files],
+        "only": None if args.only is None else describe_file(args.only),
+        "seed": args.seed,
+        "counts": {"tasks": len(tasks)},
+    }
+    if secret := sum(not row.question.answers for row in rows):
+        print(f"{secret} tasks without a known answer", file=sys.stderr)
+    return _save(tasks, args.out, settings)
 
 
 def _web_task(row: QARow, source: str, split: str, start_page: bool) -> Task:
-    metadata = {"split": split}
-    if start_page and "root_url" in row.metadata:
-        metadata["start"] = row.metadata["root_url"]
-    question = Question(row.question, row.answers, row.id, row.metadata)
-    return Task(f"{source}-{split}-{row.id}", (question,), source=source, metadata=metadata)
+    question, metadata = row.question, {"split": split}
+    if start_page and "root_url" in question.metadata:
+        metadata["start"] = question.metadata["root_url"]
+    return Task(f"{source}-{split}-{question.id}", (question,), source=source, metadata=metadata)
 
 
 def _web_parser() -> Parser:
@@ -219,26 +215,25 @@ def _build_parser() -> Parser:
     parser.add_argument(
         "--aliases", type=Path, help="id_aliases.json of 2WikiMultihopQA; its names are right too."
     )
-    parser.add_argument("--docs", type=int, default=200, help="Documents of a task (%(default)s).")
     parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
-    parser.add_settings("tasks", BuildConfig, leave_out=["documents"])
+    parser.add_settings("tasks", BuildConfig)
     return parser
 
 
 def _show(argv: list[str]) -> int:
     parser = Parser("atommem data show", "Print the first tasks of a file.")
     parser.add_argument("file", type=Path, help="A task file, or one that `convert` reads.")
-    parser.add_argument("--n", type=int, default=3, help="Number of tasks (%(default)s).")
+    parser.add_argument("--limit", type=int, default=3, help="Only the first ones (%(default)s).")
     parser.add_argument(
         "--environment", default=DEFAULT_ENVIRONMENT, help="Environment of the file (%(default)s)."
     )
     args = parser.parse_args(argv)
-    check_least(args, n=0)
+    check_least(args, limit=0)
     environment = find_environment(args.environment)
     # Our task files are read only as far as shown.
     ours = environment.read_tasks is load_tasks
     tasks = iter_tasks(read_rows(args.file)) if ours else environment.read_tasks(args.file)
-    for task in islice(tasks, args.n):
+    for task in islice(tasks, args.limit):
         described = environment.describe(task)
         lines = [f"{described.id}  ({described.source or 'no source'})"]
         for number, question in enumerate(described.questions, start=1):

@@ -1,6 +1,5 @@
 """Task files (parquet or JSON Lines), benchmarks whose rows are ready tasks, and provenance."""
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -10,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from atommem.envs.benchmarks.formats import decoded, import_pyarrow
+from atommem.envs.benchmarks.formats import decoded
 from atommem.envs.benchmarks.long_texts import (
     parse_beam,
     parse_locomo,
@@ -22,7 +21,7 @@ from atommem.envs.benchmarks.long_texts import (
 from atommem.envs.benchmarks.rows import Row, listed, read_rows
 from atommem.envs.task import Document, Task
 from atommem.errors import ConfigError, DataError, check_writable
-from atommem.files import replacing, write_json
+from atommem.files import file_digest, replacing, write_json
 
 _TASKS_PER_GROUP = 64
 """Tasks of a parquet row group, so that neither side holds much of a file in memory."""
@@ -112,7 +111,9 @@ def _save_json_lines(tasks: Iterable[Task], path: Path) -> int:
 
 
 def _save_parquet(tasks: Iterable[Task], path: Path) -> int:
-    pyarrow, parquet = import_pyarrow()
+    import pyarrow
+    from pyarrow import parquet
+
     schema = _schema(pyarrow)
     count, rows = 0, map(_parquet_row, tasks)
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
@@ -148,9 +149,7 @@ def _schema(pa: Any) -> Any:
 def describe_file(path: str | Path) -> dict[str, Any]:
     """Return name (without folders), size in bytes and SHA-256 of a file."""
     path = Path(path)
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": file_digest(path)}
 
 
 def check_out(out: Path, inputs: Iterable[Path] = ()) -> None:

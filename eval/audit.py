@@ -48,12 +48,12 @@ def main(argv: list[str]) -> int:
     parser = Parser(
         "atommem audit",
         "Inspect a memory: near-duplicates, entries never shown, and the entries that each rule "
-        "would evict at a budget. Read-only.",
+        "would evict at a capacity. Read-only.",
     )
     parser.add_argument("store", type=Path, help="Saved memory, trace, or JSON Lines.")
-    parser.add_argument("--budget", type=int, help="Number of entries to keep.")
+    parser.add_argument("--capacity", type=int, help="Number of entries to keep.")
     rules_help = "Names of rules, with options."
-    parser.add_argument("--rules", nargs="+", default=list(RULES), help=rules_help)
+    parser.add_argument("--retention", nargs="+", default=list(RULES), help=rules_help)
     parser.add_argument("--same", type=float, default=0.95, help="Least cosine of duplicates.")
     parser.add_argument(
         "--scope", nargs="+", default=[], help="One user, agent or session: user=ann session=7."
@@ -63,9 +63,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, help="Write everything as JSON.")
     args = parser.parse_args(argv)
     check_writable("out", args.out, folder=False)
-    if args.budget is not None and args.budget < 1:
-        raise ConfigError(f"budget={args.budget}: must be at least 1.")
-    for rule in args.rules:
+    if args.capacity is not None and args.capacity < 1:
+        raise ConfigError(f"capacity={args.capacity}: must be at least 1.")
+    for rule in args.retention:
         make_rule("retention", rule)  # reject wrong rules before loading a model
     config = make(EmbedderConfig, args)
     if args.store.is_dir():  # of `Memory.save`
@@ -73,7 +73,9 @@ def main(argv: list[str]) -> int:
         config = make(EmbedderConfig, {**stored, **given_flags(argv, args)})
         args.store = _file_of(args.store, args.scope)
     entries = read_store(args.store, args.scope)
-    found = asyncio.run(audit(entries, make_embedder(config), args.same, args.budget, args.rules))
+    found = asyncio.run(
+        audit(entries, make_embedder(config), args.same, args.capacity, args.retention)
+    )
     print(*_format(entries, found), sep="\n")
     if args.out is not None:
         write_json(args.out, asdict(found))
@@ -84,7 +86,7 @@ async def audit(
     entries: Sequence[Entry],
     embedder: Embedder,
     same: float = 0.95,
-    budget: int | None = None,
+    capacity: int | None = None,
     rules: Sequence[str] = (),
 ) -> Audit:
     """Audit the entries of a store, oldest first; `same` is the least cosine of duplicates."""
@@ -92,8 +94,8 @@ async def audit(
     unused = [entry.id for entry in entries if not entry.shown]
     duplicates = [[entries[row].id for row in rows] for rows in find_duplicates(vectors, same)]
     found = Audit(len(entries), duplicates, unused if len(unused) < len(entries) else None)
-    if budget is not None:
-        found.evicted = {rule: evicted(entries, vectors, rule, budget) for rule in rules}
+    if capacity is not None:
+        found.evicted = {rule: evicted(entries, vectors, rule, capacity) for rule in rules}
     return found
 
 
@@ -110,8 +112,8 @@ def find_duplicates(vectors: Vectors, same: float) -> list[list[int]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def evicted(entries: Sequence[Entry], vectors: Vectors, rule: str, budget: int) -> list[int]:
-    """Return the ids that a rule evicts one by one until `budget` entries are left.
+def evicted(entries: Sequence[Entry], vectors: Vectors, rule: str, capacity: int) -> list[int]:
+    """Return the ids that a rule evicts one by one until `capacity` entries are left.
 
     The newest entry acts as the candidate: rules that reject it (``reject``) evict the newest.
     """
@@ -121,7 +123,7 @@ def evicted(entries: Sequence[Entry], vectors: Vectors, rule: str, budget: int) 
     step = max((entry.updated for entry in entries), default=0) + 1
 
     def state() -> StoreState:
-        return StoreState(held, store, step, budget, (0, len(held)))
+        return StoreState(held, store, step, capacity, (0, len(held)))
 
     def candidate(entry: Entry, vector: Vectors) -> Candidate:
         source = entry.source or Source(entry.created)
@@ -134,7 +136,7 @@ def evicted(entries: Sequence[Entry], vectors: Vectors, rule: str, budget: int) 
         held[entry.id] = replace(entry, score=entry.score if rating is None else float(rating))
         store.update({entry.id: vector})
     ids: list[int] = []
-    while len(held) > budget:
+    while len(held) > capacity:
         newest = max(held)
         eviction = retention.evict(candidate(held[newest], store.rows([newest])[0]), state())
         chosen = newest if eviction.entry_id is None else eviction.entry_id

@@ -25,15 +25,15 @@ def main(argv: list[str]) -> int:
         return run_suite(argv)
     evaluation = eval_config.parse_arguments(argv)
     config = evaluation.config
-    check_writable("out", config.out, folder=True)
+    check_writable("output_dir", config.output_dir, folder=True)
     try:
         result = asyncio.run(_run(evaluation))
     except KeyboardInterrupt:
-        return eval_config.print_interrupted(config.out)
+        return eval_config.print_interrupted(config.output_dir)
     except BudgetSpentError as error:
-        eval_config.print_error(f"{error} The same command continues in {config.out}.")
+        eval_config.print_error(f"{error} The same command continues in {config.output_dir}.")
         return eval_config.EXIT_BUDGET_SPENT
-    _print_summary(result, Path(config.out))
+    _print_summary(result, Path(config.output_dir))
     count, most = len(result.records), config.max_failed_fraction
     for number, kind in ((result.failed, "failed"), (result.overflowed, "overflowed")):
         if number > most * count:
@@ -53,7 +53,11 @@ async def _run(evaluation: eval_config.EvalRun) -> EvalResult:
     async with eval_config.EvalContext() as context:
         method, settings = await context.open(evaluation)
         return await evaluate(
-            tasks, method, config.out, samples_per_task=config.samples_per_task, settings=settings
+            tasks,
+            method,
+            config.output_dir,
+            num_generations=config.num_generations,
+            settings=settings,
         )
 
 

@@ -34,7 +34,9 @@ class EvalConfig:
     """The tasks, the method, and the limits of an evaluation."""
 
     data: str = setting("", "Task file (`atommem data build`), or MemAgent's or LoCoMo's file.")
-    out: str = setting("", "Folder of records, traces and summary; a partial run continues in it.")
+    output_dir: str = setting(
+        "", "Folder of records, traces and summary; a partial run continues in it."
+    )
     method: str = setting("atommem", f"Method that reads the task: {', '.join(METHODS)}.")
     context_tokens: int = setting(
         32_768, "Longest prompt and completion together (full_context truncates to it)."
@@ -44,14 +46,14 @@ class EvalConfig:
         None, "YaRN factor of the server or model config, stated in the result."
     )
     limit: int | None = setting(None, "Only this many tasks, the first ones.")
-    samples_per_task: int = setting(1, "Episodes of each task.")
+    num_generations: int = setting(1, "Episodes of each task.")
     max_failed_fraction: float = setting(
         0.05, "Exit with status 3 if more than this fraction of episodes failed or overflowed."
     )
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)
-        check_least(self, max_turns=1, yarn_factor=1, samples_per_task=1, limit=1)
+        check_least(self, max_turns=1, yarn_factor=1, num_generations=1, limit=1)
         check_probabilities(self, "max_failed_fraction")
 
 
@@ -63,11 +65,11 @@ class EvalRun:
     run: RunConfig
 
     def __post_init__(self) -> None:
-        tokens = self.run.sampling.max_tokens
+        tokens = self.run.sampling.max_completion_length
         if tokens >= self.config.context_tokens:
             raise ConfigError(
-                f"max_tokens={tokens}, context_tokens={self.config.context_tokens}: the context "
-                "holds prompt and completion. Give a smaller max_tokens."
+                f"max_completion_length={tokens}, context_tokens={self.config.context_tokens}: "
+                "the context holds prompt and completion. Give a smaller max_completion_length."
             )
 
     def replace(self, values: Mapping[str, Any]) -> EvalRun:
@@ -98,7 +100,7 @@ def parse_arguments(argv: Sequence[str], settings: Mapping[str, Any] | None = No
     # Not the cached parser: reading changes its defaults.
     parsed = eval_parser.__wrapped__(stored["environment"]).read(argv, values, stored)
     config = make(EvalConfig, parsed)
-    for name in ("data", "out"):
+    for name in ("data", "output_dir"):
         if not getattr(config, name) and name not in values:
             raise ConfigError(f"--{name} is missing. See atommem eval --help.")
     run = RunConfig.from_flat(parsed)
@@ -113,7 +115,7 @@ def eval_parser(environment: str) -> Parser:
         "Evaluate a policy on a task file. All settings can also stand in a YAML file: --config "
         "FILE, or a shipped NAME (atommem configs). Several evaluations with one report: --suite "
         "FILE|NAME, whose own flags `atommem eval --suite --help` shows.",
-        usage="atommem eval --policy POLICY --data FILE --out DIR [--SETTING VALUE ...]",
+        usage="atommem eval --policy POLICY --data FILE --output_dir DIR [--SETTING VALUE ...]",
     )
     parser.add_settings("evaluation", EvalConfig)
     add_run_settings(parser, environment)
@@ -121,49 +123,43 @@ def eval_parser(environment: str) -> Parser:
     return parser
 
 
-class EvalContext:
-    """Holds an open policy and embedder; a context manager that closes them.
+class EvalContext(AsyncExitStack):
+    """Holds an open policy and embedder, and closes them.
 
     Opening others closes them first: two models may not fit. `slots` bound the episodes of all
     methods together; None bounds each by `max_in_flight`.
     """
 
     def __init__(self, slots: asyncio.Semaphore | None = None) -> None:
+        super().__init__()
         self._slots = slots
         self._models = ""
         self._policy: Any = None
         self._embedder: Any = None
         self._factories: dict[str, EnvironmentFactory] = {}
-        self._stack = AsyncExitStack()
-
-    async def __aenter__(self) -> EvalContext:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self._stack.aclose()
 
     async def open(self, evaluation: EvalRun) -> tuple[Method, dict[str, Any]]:
         """Return the method, and the settings that its output folder must agree in."""
         config, run = evaluation.config, evaluation.run
         if self._models != evaluation.models:
             self._models, self._factories = "", {}
-            await self._stack.aclose()
+            await self.aclose()
             self._embedder = make_embedder(run.embedder)
-            self._stack.push_async_callback(self._embedder.close)
+            self.push_async_callback(self._embedder.close)
             self._policy = open_policy(evaluation.policy)
-            self._stack.push_async_callback(self._policy.close)
+            self.push_async_callback(self._policy.close)
             self._models = evaluation.models
         key = repr(run.environment)
         if key not in self._factories:
             self._factories[key] = make_factory(run.environment, self._policy.tokenizer)
-            self._stack.push_async_callback(self._factories[key].close)
+            self.push_async_callback(self._factories[key].close)
         factory = self._factories[key]
         setup = Setup(
             run=run,
             policy=self._policy,
             embedder=self._embedder,
             factory=factory,
-            max_in_flight=self._slots or evaluation.policy.max_in_flight,
+            max_in_flight=self._slots or evaluation.policy.max_inflight_tasks,
             context_tokens=config.context_tokens,
             max_turns=config.max_turns,
             yarn_factor=config.yarn_factor,

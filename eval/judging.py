@@ -5,10 +5,9 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -18,13 +17,14 @@ from tqdm import tqdm
 
 from atommem.arguments import Parser, make
 from atommem.envs.benchmarks.rows import read_rows
-from atommem.envs.scoring.judge import PRESETS, JudgeConfig, LLMJudge, judge_prompt, make_judge
+from atommem.envs.scoring.judge import PRESETS, JudgeConfig, judge_prompt, make_judge
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord, estimates
 from atommem.envs.task import Question
 from atommem.errors import ConfigError, JudgeError, OutageError, check_writable
 from atommem.eval.reporting.report_cli import read_evaluations
 from atommem.eval.reporting.tables import Table, format_estimate, mark
 from atommem.files import write_json
+from atommem.process import run_jobs
 
 SPREAD = 0.1  # prompts that differ by more are flagged
 Answer = tuple[str, str | None]  # the id of a question, and its answer
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     folders = "Output folder of `atommem eval` with its row's name, or a folder with results.json."
     parser.add_argument("evaluations", nargs="+", metavar="[NAME=]FOLDER", help=folders)
     prompts = f"Of {', '.join(PRESETS)}, or files (default: all of these)."
-    parser.add_argument("--prompts", nargs="+", default=[*PRESETS], help=prompts)
+    parser.add_argument("--judge_prompt", nargs="+", default=[*PRESETS], help=prompts)
     form = 'JSON Lines of {"id": question id, "answer": text, "right": true or false}.'
     parser.add_argument("--labels", type=Path, help=form)
     parser.add_argument(
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         rows.setdefault(item.row, []).extend(item.records)
     log = Path(os.devnull) if args.out is None else args.out.with_suffix(".verdicts.jsonl")
     try:
-        judged, unreadable = asyncio.run(judge_rows(rows, config, args.prompts, log))
+        judged, unreadable = asyncio.run(judge_rows(rows, config, args.judge_prompt, log))
     except OutageError as error:
         raise OutageError(f"{error} With --out, the same command continues.") from error
     table, numbers = judge_table(judged, unreadable, labels)
@@ -85,33 +85,18 @@ async def judge_rows(
     judged = {row: [*records] for row, records in rows.items()}
     unreadable: dict[str, set[Answer]] = {}
     verdicts = read_verdicts(log)
-    for prompt in prompts:
-        asking = replace(config, judge_prompt=prompt)
-        judge = make_judge(asking)
-        assert judge is not None
-        with log.open("a", encoding="utf-8") as file:
-            print(file=file)  # ends a line that a kill cut off
-            named, unread = [config.judge_model, judge_prompt(asking)], set[Answer]()
-            score = partial(_score, judge, named, verdicts, file, unread)
-            jobs = [
-                asyncio.ensure_future(_judged(record, prompt, score))
-                for found in judged.values()
-                for record in found
-            ]
+    with log.open("a", encoding="utf-8") as file:
+        print(file=file)  # ends a line that a kill cut off
+        for prompt in prompts:
+            records = [record for found in judged.values() for record in found]
             try:
-                with tqdm(total=len(jobs), desc=prompt, unit="episode", disable=None) as bar:
-                    for job in jobs:
-                        job.add_done_callback(lambda _: bar.update())
-                    done = iter(await asyncio.gather(*jobs))
+                asked = replace(config, judge_prompt=prompt)
+                scored, unread = await _judge_records(records, asked, verdicts, file)
             except JudgeError as error:
                 print(f"{prompt} left out: {error}", file=sys.stderr)
                 continue
-            finally:
-                for job in jobs:
-                    job.cancel()
-                await judge.close()
-        unreadable[prompt] = unread
-        judged = {row: list(islice(done, len(found))) for row, found in judged.items()}
+            done, unreadable[prompt] = iter(scored), unread
+            judged = {row: list(islice(done, len(found))) for row, found in judged.items()}
     if not any(estimates(found, unreadable) for found in judged.values()):
         raise ConfigError("judge: no verdicts. Give another judge_model, or questions with golds.")
     return judged, unreadable
@@ -127,39 +112,48 @@ def read_verdicts(log: Path) -> dict[str, float]:
     return found
 
 
-async def _score(
-    judge: LLMJudge,
-    asking: list[Any],
-    verdicts: dict[str, float],
-    log: TextIO,
-    unread: set[Answer],
-    question: QuestionRecord,
-) -> float:
-    if not question.answer or not question.answer.strip():
-        return 0.0
-    content = json.dumps([*asking, question.question, question.golds, question.answer])
-    key = hashlib.sha256(content.encode()).hexdigest()
-    if key not in verdicts:
-        verdict = await judge(Question(question.question, question.golds), question.answer)
-        if not verdict.readable:
-            unread.add((question.id, question.answer))
+async def _judge_records(
+    records: Sequence[EpisodeRecord], config: JudgeConfig, verdicts: dict[str, float], log: TextIO
+) -> tuple[list[EpisodeRecord], set[Answer]]:
+    """Judge all answers with one prompt; return the scored records, and unreadable answers."""
+    judge, name, unread = make_judge(config), str(config.judge_prompt), set[Answer]()
+    assert judge is not None
+    asking = [config.judge_model, judge_prompt(config)]
+
+    async def score(question: QuestionRecord) -> float:
+        if not question.answer or not question.answer.strip():
             return 0.0
-        verdicts[key] = verdict.score
-        print(json.dumps([key, verdict.score]), file=log, flush=True)
-    return verdicts[key]
+        content = json.dumps([*asking, question.question, question.golds, question.answer])
+        key = hashlib.sha256(content.encode()).hexdigest()
+        if key not in verdicts:
+            verdict = await judge(Question(question.question, question.golds), question.answer)
+            if not verdict.readable:
+                unread.add((question.id, question.answer))
+                return 0.0
+            verdicts[key] = verdict.score
+            print(json.dumps([key, verdict.score]), file=log, flush=True)
+        return verdicts[key]
 
-
-async def _judged(
-    record: EpisodeRecord, prompt: str, score: Callable[[QuestionRecord], Awaitable[float]]
-) -> EpisodeRecord:
     async def with_score(question: QuestionRecord) -> QuestionRecord:
         if not question.golds:
             return question
-        return replace(question, metrics={**question.metrics, prompt: await score(question)})
+        return replace(question, metrics={**question.metrics, name: await score(question)})
 
-    return replace(
-        record, questions=tuple(await asyncio.gather(*map(with_score, record.questions)))
-    )
+    async def judged(record: EpisodeRecord, _: int) -> EpisodeRecord:
+        return replace(
+            record, questions=tuple(await asyncio.gather(*map(with_score, record.questions)))
+        )
+
+    jobs = [(record, record.sample) for record in records]
+    with tqdm(total=len(jobs), desc=name, unit="episode", disable=None) as bar:
+
+        def on_record(*_: object) -> None:
+            bar.update()
+
+        try:
+            return await run_jobs(judged, jobs, on_record), unread
+        finally:
+            await judge.close()
 
 
 def judge_table(

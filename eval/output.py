@@ -42,7 +42,7 @@ class OutputFolder:
         self.manifest: dict[str, Any] = json.loads(json.dumps(manifest))  # as it is read back
         file = self.path / EPISODES
         with ExitStack() as stack:  # after an error it closes the file and frees the lock
-            stack.enter_context(locked("out", self.path))
+            stack.enter_context(locked("output_dir", self.path))
             self._file = stack.enter_context(file.open("a+b"))
             self._file.seek(0)
             content = self._file.read()

@@ -25,25 +25,25 @@ async def evaluate(
     runner: Method,
     out: str | Path | None = None,
     *,
-    samples_per_task: int = 1,
+    num_generations: int = 1,
     settings: Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> EvalResult:
-    """Run `samples_per_task` episodes of every task; `tasks` have different ids.
+    """Run `num_generations` episodes of every task; `tasks` have different ids.
 
     `out` is a folder of records, traces and summary: its finished episodes are not run again,
     failed ones are, and it must agree in `settings`, JSON values. None keeps everything in memory.
     Returns records in the order of the tasks; failed episodes are included, and in no score.
     """
-    jobs = {(task.id, sample): task for task in tasks for sample in range(samples_per_task)}
-    if len(jobs) < len(tasks) * samples_per_task:
+    jobs = {(task.id, sample): task for task in tasks for sample in range(num_generations)}
+    if len(jobs) < len(tasks) * num_generations:
         ids = [task.id for task in tasks]
         double = next(name for name in ids if ids.count(name) > 1)
         raise DataError(f"two tasks have the id {double!r}. Give each task its own.")
     with ExitStack() as stack:
         records, folder = {}, None
         if out is not None:
-            manifest = make_manifest(tasks, runner, settings or {}, samples_per_task)
+            manifest = make_manifest(tasks, runner, settings or {}, num_generations)
             folder = stack.enter_context(closing(OutputFolder(out, manifest)))
             records = {key: record for key, record in folder.finished.items() if not record.failed}
         pending = [(task, key[1]) for key, task in jobs.items() if key not in records]
@@ -86,7 +86,7 @@ async def evaluate(
 
 
 def make_manifest(
-    tasks: Sequence[Any], runner: Method, settings: Mapping[str, Any], samples_per_task: int
+    tasks: Sequence[Any], runner: Method, settings: Mapping[str, Any], num_generations: int
 ) -> dict[str, Any]:
     """Return everything that scores depend on, as JSON values."""
     if isinstance(runner, Baseline):
@@ -102,7 +102,7 @@ def make_manifest(
     return {
         **settings,
         "tasks": {"count": len(tasks), "sha256": tasks_digest(tasks)},
-        "samples_per_task": samples_per_task,
+        "num_generations": num_generations,
         **method,
     }
 

@@ -24,8 +24,9 @@ from atommem.eval.eval_config import EvalRun, find_stored, parse_arguments
 from atommem.plugins import find_file
 
 TRAINED = "trained"  # the policy of ``--policy``, as rows name it
-_SUITE_SETTINGS = ("data", "out", "method", "seed")  # settings that the suite itself determines
-_SHARED_SETTINGS = ("environment", "limit", "max_in_flight", "max_failed_fraction")  # of all rows
+# Settings that the suite itself determines, and those of all rows.
+_SUITE_SETTINGS = ("data", "output_dir", "method", "seed")
+_SHARED_SETTINGS = ("environment", "limit", "max_inflight_tasks", "max_failed_fraction")
 _SERVER_SETTINGS = ("model", "tokenizer", "api")
 
 
@@ -151,11 +152,8 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self, columns: Sequence[str] | None = None, rows: Sequence[str] | None = None
     ) -> Suite:
         """Keep the columns and rows of these names; raises ConfigError for an unknown one."""
-        found_columns = _find("column", self.columns, columns)
-        found_rows = _find("row", self.rows, rows)
-        known = self.reference in {row.name for row in found_rows}
-        reference = self.reference if known else None
-        return replace(self, columns=found_columns, rows=found_rows, reference=reference)
+        found = _find("column", self.columns, columns), _find("row", self.rows, rows)
+        return replace(self, columns=found[0], rows=found[1])
 
 
 def _find(kind: str, items: Sequence[_Item], names: Sequence[str] | None) -> tuple[_Item, ...]:
@@ -237,7 +235,7 @@ class SuiteRun:
 
     @property
     def folder(self) -> Path:
-        return Path(self.evaluation.config.out)
+        return Path(self.evaluation.config.output_dir)
 
 
 def expand(
@@ -254,7 +252,7 @@ def expand(
     """
     words, others = pop_flags(argv, ("policy", *_SERVER_SETTINGS))
     flags = {name: value if name == "policy" else value[0] for name, value in words.items()}
-    settings = {**suite.settings, **flags, "data": "", "out": ""}
+    settings = {**suite.settings, **flags, "data": "", "output_dir": ""}
     trained = find_stored(others, settings)
     parsed: dict[str, EvalRun] = {}
 
@@ -274,7 +272,7 @@ def expand(
         suite.columns, suite.rows, dict.fromkeys(seeds or suite.seeds)
     ):
         folder = out / "runs" / row.key / column.key / f"seed_{seed}"
-        own = {"method": row.method, "seed": seed, "out": str(folder), "data": column.key}
+        own = {"method": row.method, "seed": seed, "output_dir": str(folder), "data": column.key}
         changes = {**embedder, **column.settings, **row.settings, **own}
         try:
             runs.append(SuiteRun(row, column, seed, parse(row).replace(changes)))

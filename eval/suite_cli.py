@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from atommem.arguments import Parser, pop_flags
+from atommem.arguments import RENAMED, Parser, pop_flags
 from atommem.config import check_choice
 from atommem.environment import find_environment
 from atommem.envs.benchmarks.multihop import TWOWIKI, get_benchmark
@@ -42,15 +42,17 @@ def main(argv: Sequence[str]) -> int:
     ``--max_failed_fraction`` allows; 4 if ``--call_budget`` was spent; 130 after Ctrl-C.
     """
     parser = _make_parser()
-    words, flags = pop_flags(argv, parser.setting_names())
+    own = parser.setting_names()
+    own += [former for former, name in RENAMED.items() if name in own]  # refused by the parser
+    words, flags = pop_flags(argv, own)
     given = parser.parse_args([word for name in words for word in (f"--{name}", *words[name])])
     for name in pop_flags(flags, ("data", "method", "seed", "config"))[0]:
         raise ConfigError(f"--{name}: not for a suite. Give --columns, --rows, --seeds or --suite.")
     if given.suite is None:
         raise ConfigError("--suite is missing. Give a file, or a name such as smoke.")
-    if given.out is None and not given.list:
-        raise ConfigError("--out is missing. Give a folder for runs and report, or --list.")
-    check_writable("out", given.out, folder=True)
+    if given.output_dir is None and not given.list:
+        raise ConfigError("--output_dir is missing. Give a folder for runs and report, or --list.")
+    check_writable("output_dir", given.output_dir, folder=True)
     whole = load_suite(given.suite)
     policies = dict(item.partition("=")[::2] for item in given.policies)
     for name, where in policies.items():
@@ -64,16 +66,16 @@ def main(argv: Sequence[str]) -> int:
         suite = replace(suite.with_policies(names), settings={"policy": "X", **suite.settings})
         print(*(run.name for run in expand(suite, flags, Path(), given.seeds)[0]), sep="\n")
         return 0
-    runs, errors = expand(suite.with_policies(policies), flags, given.out, given.seeds)
+    runs, errors = expand(suite.with_policies(policies), flags, given.output_dir, given.seeds)
     for name, error in errors.items():
         print_error(f"{name} is left out: {error}")
     if not runs:
         return EXIT_REFUSED
-    tasks = load_columns(suite.columns, suite.environment, given.data_cache, given.benchmarks)
+    tasks = load_columns(suite.columns, suite.environment, given.data_cache, given.input)
     try:
         asyncio.run(run_all(runs, tasks))
     except KeyboardInterrupt:
-        return print_interrupted(given.out)
+        return print_interrupted(given.output_dir)
     evaluations = {
         run: read_evaluation(
             run.folder,
@@ -86,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
         for run in runs
         if (run.folder / MANIFEST).is_file()
     }
-    _report(suite, evaluations, given.out)
+    _report(suite, evaluations, given.output_dir)
     is_whole = len(evaluations) == len(runs) and not errors
     return _exit_status(evaluations) or (0 if is_whole else EXIT_REFUSED)
 
@@ -108,7 +110,7 @@ async def run_all(runs: Sequence[SuiteRun], tasks: Mapping[str, Sequence[Any]]) 
                 tasks_of(run),
                 method,
                 run.folder,
-                samples_per_task=run.evaluation.config.samples_per_task,
+                num_generations=run.evaluation.config.num_generations,
                 settings=settings,
                 progress=False,
             )
@@ -119,10 +121,10 @@ async def run_all(runs: Sequence[SuiteRun], tasks: Mapping[str, Sequence[Any]]) 
             metric = result.summary()["metric"]
             print(f"{run.name}: {counts}, {metric} {result.mean(metric):.3f}", file=sys.stderr)
 
-    slots = asyncio.Semaphore(runs[0].evaluation.policy.max_in_flight)
+    slots = asyncio.Semaphore(runs[0].evaluation.policy.max_inflight_tasks)
     async with EvalContext(slots) as context:
         for run in runs:
-            samples = run.evaluation.config.samples_per_task
+            samples = run.evaluation.config.num_generations
             try:
                 opened = await context.open(run.evaluation)
                 OutputFolder(run.folder, make_manifest(tasks_of(run), *opened, samples)).close()
@@ -165,9 +167,9 @@ def column_file(column: Column, cache: Path, benchmarks: Path | None = None) -> 
     if column.benchmark:
         words = ["build", f"--benchmark={column.benchmark}", f"--split={column.split}"]
         if column.documents is not None:
-            flags["docs"] = column.documents
+            flags["documents"] = column.documents
         if benchmarks is None:
-            raise ConfigError(f"{column.benchmark} needs --benchmarks, a folder with its files.")
+            raise ConfigError(f"{column.benchmark} needs --input, a folder with its files.")
         inputs = get_benchmark(column.benchmark).find(column.split, benchmarks)
     words += [f"--{name}={value}" for name, value in flags.items()]
     names = [inputs[0].with_name(ALIASES)] if column.benchmark == TWOWIKI else []
@@ -195,8 +197,8 @@ def _report(suite: Suite, evaluations: Mapping[SuiteRun, Evaluation], out: Path)
     in_order = [found[run] for run in sorted(found, key=lambda run: suite.rows.index(run.row))]
     report = out / "report"
     tables = write_report(in_order, report, title=title, reference=reference, paper=suite.paper)
-    print(*(table.markdown() for table in tables if table.section == "scores"), sep="\n")
-    print(report / "report.html")
+    scores = (table.markdown() for table in tables if table.section == "scores")
+    print(f"# {title}\n", *scores, report / "report.html", sep="\n")
 
 
 def _exit_status(evaluations: Mapping[SuiteRun, Evaluation]) -> int:
@@ -222,14 +224,14 @@ def _make_parser() -> Parser:
         "atommem eval",
         "Run all evaluations of a suite, and report them together. Every flag of atommem eval may\n"
         "be given too: it wins over the suite's settings, but not over a row's.",
-        usage="atommem eval --suite FILE|NAME --out DIR [--SETTING VALUE ...]",
+        usage="atommem eval --suite FILE|NAME --output_dir DIR [--SETTING VALUE ...]",
         epilog="Suites, their files and the report: docs/evaluate.md",
     )
     add = parser.add_argument
     add("--suite", type=Path, nargs="?", metavar="FILE", help="A YAML file, or a shipped name.")
-    add("--out", type=Path, help="Folder of runs and report; a partial suite continues.")
+    add("--output_dir", type=Path, help="Folder of runs and report; a partial suite continues.")
     benchmarks = "Folder of the benchmarks' files: hotpotqa/, 2wikimultihopqa/, musique/."
-    add("--benchmarks", type=Path, metavar="DIR", help=benchmarks)
+    add("--input", type=Path, metavar="DIR", help=benchmarks)
     cache = "Stores task files that are built on first use (%(default)s)."
     add("--data_cache", type=Path, default=Path("runs/data"), metavar="DIR", help=cache)
     add("--columns", nargs="+", metavar="NAME", help="Only these: hotpotqa, hotpotqa-200, ...")

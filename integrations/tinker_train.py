@@ -116,7 +116,7 @@ class TinkerTrainer:
         self.client = self._make_client(settings.model.lora_r, resume)
         self.sampler: Any = None
         policy = EnginePolicy(self.tokenizer, self.sample, errors, context)
-        self.runner = make_rollouts(settings, self.tokenizer).runner(policy, args.max_in_flight)
+        self.runner = make_rollouts(settings, self.tokenizer).runner(policy)
         if args.max_steps > 0:
             self.state.max_steps = args.max_steps
         else:
@@ -235,7 +235,7 @@ class TinkerTrainer:
         self, prompt_ids: list[int], sampling: Sampling
     ) -> tuple[list[int], list[float], bool]:
         settings = tinker.SamplingParams(
-            max_tokens=sampling.max_tokens,
+            max_tokens=sampling.max_completion_length,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k or -1,

@@ -57,7 +57,7 @@ class MemoryAgentLoop(AgentLoopBase):
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
-            "max_tokens": sampling.max_tokens,
+            "max_tokens": sampling.max_completion_length,
             "logprobs": True,
         }
         reply = await self.server_manager.generate(
@@ -66,7 +66,8 @@ class MemoryAgentLoop(AgentLoopBase):
         if reply.stop_reason == "aborted":
             raise OutageError("verl's engine aborted a completion.")
         ids = list(reply.token_ids)
-        stopped = len(ids) < sampling.max_tokens or ids[-1] == self.tokenizer.eos_token_id
+        cut = len(ids) >= sampling.max_completion_length
+        stopped = not cut or ids[-1] == self.tokenizer.eos_token_id
         return ids, reply.log_probs, stopped
 
 

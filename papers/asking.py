@@ -44,26 +44,28 @@ class Asker:
         return after_thoughts(completion.text).strip()
 
 
-def add_policy_flags(parser: argparse.ArgumentParser, unset: str, max_tokens: int) -> None:
+def add_policy_flags(parser: argparse.ArgumentParser, unset: str, longest: int) -> None:
     """Add ``--policy`` and its settings; `unset` says what runs without one."""
     add = parser.add_argument
     add("--policy", help=f"Model folder, or URL of a server; unset: {unset}.")
     add("--api", default="completions", help="Of a server: completions or chat (%(default)s).")
     add("--model", help="Name of the model on the server.")
     add("--tokenizer", help="Tokenizer of the server's model, for --api completions.")
-    add("--max_tokens", type=int, default=max_tokens, help="Longest reply (%(default)s).")
+    reply = "Longest reply (%(default)s)."
+    add("--max_completion_length", type=int, default=longest, help=reply)
 
 
 @asynccontextmanager
 async def open_asker(arguments: argparse.Namespace) -> AsyncIterator[tuple[Asker, str]]:
     """Open the policy of the flags, greedy; yields it with a text that identifies it."""
-    check_least(arguments, max_tokens=1)
+    check_least(arguments, max_completion_length=1)
     server = {name: getattr(arguments, name) for name in ("api", "model", "tokenizer")}
     config = PolicyConfig([arguments.policy], **server)
     policy = open_policy(config)
     try:
         identity = str(await policy_identity(config, policy))
-        yield Asker(policy, Sampling(0.0, max_tokens=arguments.max_tokens, seed=0)), identity
+        longest = arguments.max_completion_length
+        yield Asker(policy, Sampling(0.0, max_completion_length=longest, seed=0)), identity
     finally:
         await policy.close()
 

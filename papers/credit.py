@@ -30,9 +30,10 @@ from unittest.mock import patch
 from atommem.demo.recipe import BOUNDED, Recipe, quick
 from atommem.envs.scoring.statistics import wilson_interval
 from atommem.envs.synthetic.world import generate
-from atommem.episode import Episode
+from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.memory.log import replay
 from atommem.process import run_jobs
+from atommem.rollout import EpisodeRunner, Session, set_score, timed
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.objective.rows import EpisodeSize, group_advantages, has_variance
 from papers.inputs import load_demo
@@ -124,7 +125,7 @@ class Rerolls(MemoryGRPOTrainer):
 
         async def branch(point: tuple[Episode, int], sample: int) -> Episode:
             episode, begin = point
-            return await runner.run(tasks[episode.task_id], sample, past=episode.steps[:begin])
+            return await branch_off(runner, tasks[episode.task_id], sample, episode.steps[:begin])
 
         jobs = [(point, size + index) for point in points for index in range(self.branches)]
         ended: list[Any] = self.run_rollout(
@@ -143,6 +144,28 @@ class Rerolls(MemoryGRPOTrainer):
         log = {"rerolls/groups": float(len(points)), "rerolls/zero_std": flat / max(1, len(points))}
         self.log_with_update(log)
         return episodes, advantages, sizes
+
+
+async def branch_off(
+    runner: EpisodeRunner, task: Any, sample: int, past: Sequence[Step]
+) -> Episode:
+    """Run an episode whose first steps are those of another one."""
+    episode = Episode(task.id, sample, list(past))
+    session = Session(runner.agent, f"{task.id}/{sample}")
+    with timed(episode):
+        await session.memory.restore([item for step in past for item in step.operations])
+        session.steps = len(past)
+        environment = runner.factory()
+        observation: Observation | None = await environment.reset(task)
+        for step in past:
+            observation = (await environment.step(step)).observation
+        while observation is not None:
+            episode.steps.append(await session.step(observation, task.id))
+            result = await environment.step(episode.steps[-1])
+            observation, episode.stop_reason = result.observation, result.reason
+        episode.stop_reason = episode.stop_reason or StopReason.ANSWERED
+        set_score(episode, await environment.score())
+    return episode
 
 
 ARMS: dict[str, type[MemoryGRPOTrainer]] = {
@@ -176,7 +199,7 @@ def main() -> int:
     parser.add_argument("--start", type=Path, required=True, help=start)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--updates", type=int, default=BOUNDED.updates)
-    parser.add_argument("--out", type=Path, default=Path("runs/credit"))
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/credit"))
     parser.add_argument("--quick", action="store_true", help="One update of one arm: a smoke test.")
     options = parser.parse_args()
     recipe = BOUNDED
@@ -184,9 +207,11 @@ def main() -> int:
         options.updates, options.arms, recipe = 1, ["rerolls"], quick(BOUNDED)
     recipe = replace(recipe, updates=options.updates)
     cold_start = options.start / "cold_start"
-    result: dict[str, Any] = {"cold start": measure(recipe, cold_start, options.out / "before")}
+    result: dict[str, Any] = {
+        "cold start": measure(recipe, cold_start, options.output_dir / "before")
+    }
     for arm in options.arms:
-        folder = options.out / arm
+        folder = options.output_dir / arm
         if not (folder / "grpo" / "model.safetensors").is_file():
             with patch("atommem.demo.run.MemoryGRPOTrainer", ARMS[arm]):
                 load_demo(cold_start, replace(recipe, heldout=1), folder).grpo()

@@ -19,7 +19,7 @@ from atommem.arguments import Parser
 from atommem.errors import AtomMemError, check_writable, format_error
 from atommem.files import write_json, write_text
 
-NOT_INPUTS = ("out", "cache", "check")
+NOT_INPUTS = ("output_dir", "cache", "check")
 """Arguments that do not change results."""
 
 
@@ -35,7 +35,9 @@ def main(
     def command() -> int:
         parser = Parser(f"python -m papers.{name}", description)
         parser.add_argument("--check", action="store_true", help="Exit with 1 if a check fails.")
-        parser.add_argument("--out", type=Path, metavar="FOLDER", help="Write NAME.json, NAME.md.")
+        parser.add_argument(
+            "--output_dir", type=Path, metavar="FOLDER", help="Write NAME.json, NAME.md."
+        )
         parser.add_argument(
             "--cache",
             type=Path,
@@ -45,14 +47,16 @@ def main(
         )
         add_flags(parser)
         arguments = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
-        for flag in ("out", "cache"):
+        for flag in ("output_dir", "cache"):
             check_writable(flag, getattr(arguments, flag), folder=True)
         settings = {key: of for key, of in vars(arguments).items() if key not in NOT_INPUTS}
         with resumable(arguments.cache, name, settings) as journal:
             report = run(arguments, journal)
-        if arguments.out is not None:
-            write_json(arguments.out / f"{name}.json", {"holds": report.holds, **asdict(report)})
-            write_text(arguments.out / f"{name}.md", report.markdown())
+        if arguments.output_dir is not None:
+            write_json(
+                arguments.output_dir / f"{name}.json", {"holds": report.holds, **asdict(report)}
+            )
+            write_text(arguments.output_dir / f"{name}.md", report.markdown())
         print(report.markdown())
         print(json.dumps(report.verdict()))
         return int(arguments.check and not report.holds)

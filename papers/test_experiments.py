@@ -13,9 +13,10 @@ from atommem.embedding.embedder import HashingEmbedder
 from atommem.episode import Observation, Piece
 from atommem.errors import DataError
 from atommem.memory.log import Operation
-from papers.credit import compression_reward, state_advantages
+from papers.credit import branch_off, compression_reward, state_advantages
 from papers.experience import Bank, Experience
 from papers.streams import SIMILARITIES
+from tests.atommem.sessions import TASK, runner
 from tests.train.toys import make_episode, make_step
 
 
@@ -76,3 +77,12 @@ def test_compression_reward_is_larger_for_a_smaller_store() -> None:
     episode = replace(make_episode("t", 0, 0.5, []), steps=[step])
     assert compression_reward(episode, 0.2) == pytest.approx(0.5 + 0.2 * 0.75)
     assert compression_reward(make_episode("t", 0, None, []), 0.2) is None
+
+
+async def test_branch_of_an_episode_goes_on_as_the_episode_did() -> None:
+    whole = await runner().run(TASK)
+    again = await branch_off(runner(), TASK, 0, whole.steps[:2])
+    assert [step.text for step in again.steps] == [step.text for step in whole.steps]
+    assert (again.reward, again.stop_reason) == (whole.reward, whole.stop_reason)
+    other = await branch_off(runner(), TASK, 1, whole.steps[:2])
+    assert other.steps[2].text != whole.steps[2].text

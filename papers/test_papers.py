@@ -56,7 +56,7 @@ def test_main_prints_tables_and_a_verdict_and_writes_files(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     flags = ["--cache", str(tmp_path)]
-    assert run_toy("--check", "--out", str(tmp_path), *flags) == 0
+    assert run_toy("--check", "--output_dir", str(tmp_path), *flags) == 0
     out = capsys.readouterr().out
     assert "| a [b] | 0.250 |" in out
     verdict = {"paper": "toy", "holds": True, "checks": 1, "failed": {}}

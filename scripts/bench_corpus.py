@@ -127,7 +127,7 @@ async def measure_corpus(
         recalls, times = [], []
         for row in rows:
             began = time.perf_counter()
-            (hits,) = await corpus.search([row.question], 10, mode)
+            (hits,) = await corpus.search([row.question.text], 10, mode)
             times.append(time.perf_counter() - began)
             needed = {paragraph.title for paragraph in row.paragraphs if paragraph.gold}
             recalls.append(len(needed & {hit.page.title for hit in hits}) / len(needed))

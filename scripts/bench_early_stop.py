@@ -91,7 +91,7 @@ def main() -> int:
     options = read_options(
         __doc__,
         **{"start": Path, "seed": ([0, 1, 2], [0]), "costs": [0.2]},
-        **{"n": (600, 4), "temperature": 1.0, "out": Path("runs/early_stop")},
+        **{"n": (600, 4), "temperature": 1.0, "output_dir": Path("runs/early_stop")},
     )
     recipe = quick(RECIPE) if options.quick else RECIPE
     if options.start is not None and not options.quick:
@@ -99,7 +99,7 @@ def main() -> int:
     figures: list[dict[str, Any]] = []
     missed: dict[float, list[str]] = {cost: [] for cost in options.costs}
     for seed in options.seed:
-        folder = options.out / f"seed{seed}"
+        folder = options.output_dir / f"seed{seed}"
         train(folder, options.costs, seed, recipe, options.start)
         for cost, place in product(options.costs, ("early", "late")):
             policy = folder / f"cost_{cost}" / "grpo"

@@ -33,9 +33,9 @@ from atommem.embedding.embedder import HashingEmbedder
 from atommem.envs.synthetic.expert import Expert, ExpertPolicy, Faults
 from atommem.envs.synthetic.prose import (
     KINDS,
+    LINKS,
     MOST_NAMES,
     PROSES,
-    RELATIONS,
     Prose,
     Statement,
     get_prose,
@@ -48,7 +48,6 @@ from atommem.words import UNSPACED
 
 BAR = 0.02
 LANGUAGES = [name for name in PROSES if name != "compact"]
-LINKS = list(zip(RELATIONS, KINDS, KINDS[1:], strict=False))[-2:]
 CORRECTED = 0.3
 READING = CopyingConfig(
     6000,
@@ -109,7 +108,7 @@ def reading_rows(
     rows: list[list[tuple[int, bool]]] = []
     for _ in range(kind.batch_size):
         facts = []
-        for relation, *kinds in LINKS:
+        for relation, *kinds in LINKS[-2:]:
             drawn = (rng.sample(names_of(prose, name), kind.pieces) for name in kinds)
             facts += [Statement("fact", s, relation, v) for s, v in zip(*drawn, strict=True)]
         rows.append([])

@@ -97,9 +97,9 @@ def main() -> int:
         __doc__,
         **{"updates": (40, 1), "heldout": (RECIPE.heldout, 10), "seeds": ([0, 1, 2], [0])},
         learning_rate=1.5e-3,
-        out=(Path("runs/bench_lora_sync"), Path("runs/bench_lora_sync_quick")),
+        output_dir=(Path("runs/bench_lora_sync"), Path("runs/bench_lora_sync_quick")),
     )
-    runs = {seed: run(options.out.absolute(), seed, options) for seed in options.seeds}
+    runs = {seed: run(options.output_dir.absolute(), seed, options) for seed in options.seeds}
     holds = all(found["holds"] for found in runs.values())
     return last_line({"bench": "lora_sync", "runs": runs, "holds": holds})
 

@@ -95,11 +95,13 @@ def train(recipe: Recipe, folder: Path, seed: int, start: Path | None = None) ->
 
 def main() -> int:
     out = Path("runs/bench_normalization")
-    options = read_options(__doc__, worlds=[*WORLDS], shares=False, tasks=(64, 4), seeds=1, out=out)
+    options = read_options(
+        __doc__, worlds=[*WORLDS], shares=False, tasks=(64, 4), seeds=1, output_dir=out
+    )
     runs: list[dict[str, Any]] = []
     shares_of: dict[str, Any] = {}
     for world in options.worlds:
-        found = expert_shares(WORLDS[world], options.out / "expert", options.tasks)
+        found = expert_shares(WORLDS[world], options.output_dir / "expert", options.tasks)
         shares_of[world] = found
         for name, figures in found.items():
             print(f"{world:<10} expert {name:<11}{figures}", flush=True)
@@ -107,7 +109,7 @@ def main() -> int:
         return last_line({"bench": "normalization", "expert": shares_of, "holds": True})
     for world, seed in ((w, s) for w in options.worlds for s in range(options.seeds)):
         recipe = quick(WORLDS[world]) if options.quick else WORLDS[world]
-        folder = options.out / f"{world}{'-quick' if options.quick else ''}-{seed}"
+        folder = options.output_dir / f"{world}{'-quick' if options.quick else ''}-{seed}"
         before = train(recipe, folder, seed)
         results = {}
         for name in NORMALIZATIONS:

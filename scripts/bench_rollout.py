@@ -87,7 +87,7 @@ class Rollout:
 
 def fixed_length_request(model: str, prompt_ids: list[int], sampling: Sampling) -> dict[str, Any]:
     body = completion_request(model, prompt_ids, sampling)
-    return body | {"min_tokens": sampling.max_tokens, "ignore_eos": True}
+    return body | {"min_tokens": sampling.max_completion_length, "ignore_eos": True}
 
 
 def long_task(tokenizer: Any, tokens: int) -> Task:
@@ -153,7 +153,7 @@ def compare_layouts(
     found: dict[str, Rollout] = {}
     for layout in ("paper", "prefix"):
         settings: dict[str, Any] = {"layout": layout, "chunk_tokens": chunk, "retrieve_k": 1}
-        settings |= {"steps": chunks, "max_tokens": COMPLETION_TOKENS}
+        settings |= {"steps": chunks, "max_completion_length": COMPLETION_TOKENS}
         wrap = partial(NoteTaker, episodes=group)
         work = rollout(server, tokenizer, jobs, wrap=wrap, **settings)
         found[layout] = one = asyncio.run(work)
@@ -166,14 +166,14 @@ def compare_layouts(
 
 def main() -> int:
     sizes = {"chunks": (3, 2), "group": (16, 2), "no_long": (False, True)}
-    options = read_options(__doc__, **sizes, model=Path, out=Path("runs/bench_rollout"))
+    options = read_options(__doc__, **sizes, model=Path, output_dir=Path("runs/bench_rollout"))
     model = options.model or models.smollm2()
     tokenizer = AutoTokenizer.from_pretrained(model)
     found: dict[int, dict[str, Any]] = {}
-    with serve(model, options.out / "server.log", 2048) as server:
+    with serve(model, options.output_dir / "server.log", 2048) as server:
         found[900] = compare_layouts(server, tokenizer, 900, options.chunks, options.group)
     if not options.no_long:
-        with serve(model, options.out / "server_3600.log", 5120, *ONE_LAYER) as server:
+        with serve(model, options.output_dir / "server_3600.log", 5120, *ONE_LAYER) as server:
             found[3600] = compare_layouts(server, tokenizer, 3600, options.chunks, options.group)
     holds = all(one["computed_ratio"] <= MOST_COMPUTED[chunk] for chunk, one in found.items())
     holds = options.quick or (holds and found[900]["speed"] >= LEAST_SPEED)

@@ -48,7 +48,7 @@ UNNAMED = {
 FILES = ("model.safetensors", "adapter_model.safetensors")
 SAMPLED = {"max_completion_length": 6, "num_generations": 4, "embedder_model": "embedder"}
 SIZES: dict[str, dict[str, Any]] = {
-    "grpo": {**SAMPLED, "micro_batch_tokens": 2000},
+    "grpo": {**SAMPLED, "token_budget": 2000},
     "async": {**SAMPLED, "token_budget": 2000, "max_staleness": 0},
     "sft": {"max_length": 4096, "max_completion_length": 1024, "logging_steps": 1},
 }
@@ -130,7 +130,7 @@ def corpus_server(folder: Path) -> Iterator[str]:
     pages = [json.dumps({"title": f"page {i}", "text": text}) for i, text in enumerate(texts)]
     (folder / "pages.jsonl").write_text("\n".join(pages) + "\n")
     settings: dict[str, Any] = {"cwd": folder, "env": environment()}
-    build = [*ATOMMEM, "corpus", "build", "--input", "pages.jsonl", "--out", "corpus"]
+    build = [*ATOMMEM, "corpus", "build", "--input", "pages.jsonl", "--output_dir", "corpus"]
     subprocess.run(build, **settings, check=True, capture_output=True, timeout=300)
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -237,7 +237,8 @@ def make_traces(folder: Path) -> None:
     """Write traces for sft_qwen3_8b: the tiny policy's own episodes, where they were right."""
     settings: dict[str, Any] = {"policy": "model", "embedder": "hashing"}
     settings |= {"data": "data/hotpotqa_train.parquet"}
-    settings |= {"out": "runs/teacher", "samples_per_task": 8, "max_tokens": 6, "temperature": 1}
+    settings |= {"output_dir": "runs/teacher", "temperature": 1}
+    settings |= {"num_generations": 8, "max_completion_length": 6}
     command = [*ATOMMEM, "eval", *flags(settings)]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
 

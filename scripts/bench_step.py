@@ -89,7 +89,7 @@ class Scripted(Wrapped):
         text += f"</create_memory>\n<read_memory>{query}</read_memory>"
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         ids = [*ids, self._tokenizer.eos_token_id]
-        await self.policy.complete(prompt_ids, Sampling(1.0, max_tokens=len(ids)))
+        await self.policy.complete(prompt_ids, Sampling(1.0, max_completion_length=len(ids)))
         return Completion(ids, [0.0] * len(ids), text, "stop")
 
 
@@ -138,7 +138,7 @@ class Recipes:
             embedder=embedder,
             layout="prefix" if ours else "paper",
             chunk_tokens=options.chunk,
-            max_tokens=512,
+            max_completion_length=512,
         )
         measured = asyncio.run(work)
         return clock.read(), measured
@@ -183,7 +183,7 @@ def main() -> int:
     options = read_options(
         __doc__,
         **{"group": (16, 2), "chunk": (900, 100), "steps": (8, 2), "notes": 24},
-        **{"model": Path, "minilm": Path, "out": Path("runs/bench_step")},
+        **{"model": Path, "minilm": Path, "output_dir": Path("runs/bench_step")},
         trained_steps=([*range(8)], [0]),
     )
     folder = options.model or models.smollm2()
@@ -191,7 +191,7 @@ def main() -> int:
     seconds: dict[str, dict[str, np.ndarray]] = {}
     passes, tokens, completions = {}, {}, {}
     one_layer = ONE_LAYER if options.quick else ()
-    with serve(folder, options.out / "server.log", 2048, *one_layer) as server:
+    with serve(folder, options.output_dir / "server.log", 2048, *one_layer) as server:
         recipes = Recipes(options, folder, server)
         for name in ("theirs", "ours"):
             ours = name == "ours"

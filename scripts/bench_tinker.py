@@ -139,9 +139,9 @@ def main() -> int:
         __doc__,
         **{"updates": (12, 1), "episodes": (128, 16), "heldout": (200, 8)},
         **{"learning_rate": 3e-3, "seed": 0, "policy": Path},
-        out=(Path("runs/bench_tinker"), Path("runs/bench_tinker_quick")),
+        output_dir=(Path("runs/bench_tinker"), Path("runs/bench_tinker_quick")),
     )
-    out = options.out.absolute()
+    out = options.output_dir.absolute()
     out.mkdir(parents=True, exist_ok=True)
     recipe = quick(FULL) if options.quick else FULL
     model = (options.policy or cold_start(recipe, out, options.seed)).absolute()
@@ -157,7 +157,9 @@ def main() -> int:
     given |= {"per_device_train_batch_size": options.episodes, "num_generations": 16}
     given |= {"lora_r": RANK, "server_reduction": "row_mean", "save_strategy": "no"}
     given |= {"learning_rate": options.learning_rate, "max_completion_length": 16}
-    given |= {"max_in_flight": 64}  # with more, requests wait for SkyRL's SQLite until it gives up
+    given |= {
+        "max_inflight_tasks": 64
+    }  # with more, requests wait for SkyRL's SQLite until it gives up
     evaluated = {"eval_data": out / "heldout.parquet", "eval_strategy": "steps"}
     evaluated |= {"eval_steps": options.updates, "eval_on_start": "true"}
     with start_server(model, out):

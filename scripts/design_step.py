@@ -15,9 +15,9 @@ from atommem.embedding.embedder import HashingEmbedder
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Step
 from atommem.memory.log import MemoryView, to_json
-from atommem.policy.contract import ScriptedPolicy
 from atommem.rollout import EpisodeRunner
 from tests import tokenizer_shapes
+from tests.fakes import ScriptedPolicy
 
 PAGE = ROOT / "docs" / "design.md"
 _BLOCK = re.compile(
@@ -46,7 +46,7 @@ def blocks() -> dict[str, str]:
     tokenizer = tokenizer_shapes.byte_level()
     texts = iter(COMPLETIONS)
     policy = ScriptedPolicy(tokenizer, lambda prompt: next(texts))
-    settings = {"chunking": "documents", "capacity": 20, "max_tokens": 400}
+    settings = {"chunking": "documents", "capacity": 20, "max_completion_length": 400}
     agent = make_agent(policy, HashingEmbedder(512), tokenizer, stored=settings)
     episode = asyncio.run(EpisodeRunner(agent).run(TASK))
     step, after = episode.steps[1], episode.steps[2]

@@ -1,6 +1,6 @@
 """Write short tasks of real rows, with the notes of a faultless reader, for small models.
 
-    python scripts/short_rows.py DATA OUT --split train|dev --tokenizer MODEL [--docs 2-10]
+    python scripts/short_rows.py DATA OUT --split train|dev --tokenizer MODEL [--documents 2-10]
 
 DATA holds the folders hotpotqa, 2wikimultihopqa and musique with the official files. Every row
 becomes a task of few documents, its own first, each cut to whole sentences around what supports the
@@ -227,14 +227,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("out", type=Path, metavar="OUT", help="a .parquet or .jsonl file")
     parser.add_argument("--split", choices=["train", "dev"], required=True)
     parser.add_argument("--tokenizer", required=True, help="counts the tokens of a document")
-    parser.add_argument("--docs", default="2-10", help="documents of a task (%(default)s)")
+    parser.add_argument("--documents", default="2-10", help="documents of a task (%(default)s)")
     parser.add_argument("--most_tokens", type=int, default=120, help="of a document (%(default)s)")
     parser.add_argument("--n", type=int, help="tasks (default: every row once)")
     parser.add_argument("--seed", type=int, default=42)
     arguments = parser.parse_args(argv)
     from transformers import AutoTokenizer
 
-    low, high = map(int, arguments.docs.split("-"))
+    low, high = map(int, arguments.documents.split("-"))
     rows = [
         *wiki_rows(HOTPOTQA, arguments.split, arguments.data),
         *wiki_rows(TWOWIKI, arguments.split, arguments.data),

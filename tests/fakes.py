@@ -18,7 +18,7 @@ from atommem.environment import EnvironmentFactory, environment_config, make_fac
 from atommem.envs.longdoc.environment import chunk_observation, question_observation
 from atommem.envs.task import Question, Task
 from atommem.episode import Observation
-from atommem.policy.contract import Completion, Sampling
+from atommem.policy.contract import Completion, Policy, Sampling, completion_text
 from atommem.rollout import Agent, EpisodeRunner
 
 
@@ -98,6 +98,25 @@ def word_level(words: Sequence[str], **special: Any) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>", **special
     )
+
+
+class ScriptedPolicy(Policy):
+    """Answers a prompt with ``script(prompt text)`` and `eos_token_id`; log-probabilities are 0."""
+
+    def __init__(
+        self, tokenizer: Any, script: Callable[[str], str], eos_token_id: int | None = None
+    ) -> None:
+        self._tokenizer, self._script = tokenizer, script
+        self._end = [] if eos_token_id is None else [eos_token_id]
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        text = self._script(self._tokenizer.decode(prompt_ids, skip_special_tokens=False))
+        ids = self._tokenizer.encode(text, add_special_tokens=False) + self._end
+        if len(ids) <= sampling.max_completion_length:
+            return Completion(ids, [0.0] * len(ids), text, "stop")
+        ids = ids[: sampling.max_completion_length]
+        text = completion_text(self._tokenizer, ids, stopped=False)
+        return Completion(ids, [0.0] * len(ids), text, "length")
 
 
 class ListPolicy:

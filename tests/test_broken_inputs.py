@@ -70,10 +70,10 @@ def test_command_with_broken_input_reports_one_line(
 
 
 COMMANDS = [
-    "data build --benchmark hotpotqa --split dev --input hotpot.json --docs 8 --n 2 "
+    "data build --benchmark hotpotqa --split dev --input hotpot.json --documents 8 --n 2 "
     "--out out/made.jsonl",
-    "corpus build --input pages.jsonl --out out",
-    "audit texts.jsonl --embedder hashing --budget 3 --out out/made.json",
+    "corpus build --input pages.jsonl --output_dir out",
+    "audit texts.jsonl --embedder hashing --capacity 3 --out out/made.json",
 ]
 parametrized = pytest.mark.parametrize("command", COMMANDS, ids=lambda line: line.split(" --")[0])
 

@@ -85,11 +85,8 @@ def test_container_s_steps_run(tmp_path: Path) -> None:
     assert "usage: atommem COMMAND" in subprocess.run(command, **options).stdout
 
 
-BENCHES = [
-    path
-    for path in sorted((ROOT / "scripts").glob("bench_*.py"))
-    if path.stem not in ("bench_ablations", "bench_kills")  # other tests cover them, faster
-]
+KILLS = ROOT / "scripts" / "bench_kills.py"  # a test of its own: tests/serve/test_durability.py
+BENCHES = sorted({*(ROOT / "scripts").glob("bench_*.py")} - {KILLS})
 WITH_VLLM = ("bench_lora_sync", "bench_rollout", "bench_step")
 
 
@@ -125,7 +122,7 @@ def test_every_recipe_and_launcher_has_its_pair() -> None:
 @pytest.mark.slow
 def test_gpu_check_on_a_cpu_runs_its_parts(tmp_path: Path) -> None:
     environment: dict[str, Any] = {**os.environ, "PYTHON": sys.executable}
-    command = [str(ROOT / "scripts" / "gpu_check"), "--tiny", "--out", str(tmp_path)]
+    command = [str(ROOT / "scripts" / "gpu_check"), "--tiny", "--output_dir", str(tmp_path)]
     command += ["--only", "mask", "attention", "lora", "colocate", "colocate_lora"]
     subprocess.run(command, env=environment, capture_output=True, timeout=560, check=False)
     found = json.loads((tmp_path / "gpu_check.json").read_text())

@@ -75,7 +75,7 @@ def test_dry_run_of_recipe_passes(
 @pytest.mark.parametrize("path", EVAL, ids=attrgetter("stem"))
 def test_eval_config_is_read(path: Path) -> None:
     if path.stem in ("paper", "smollm2"):
-        assert parse_arguments(["--config", str(path), "--policy=p", "--data=d", "--out=o"])
+        assert parse_arguments(["--config", str(path), "--policy=p", "--data=d", "--output_dir=o"])
     elif path.stem != "paper_tables":
         suite = load_suite(path)
         suite = suite.with_policies({row.policy: row.policy for row in suite.rows})

@@ -33,7 +33,7 @@ def name_of(update: Any) -> str:
 class GenerationSettings:
     """How the policy was prompted, beyond memory and environment."""
 
-    max_tokens: int
+    max_completion_length: int
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     chat_format: dict[str, Any] = field(default_factory=dict)
 

@@ -54,7 +54,9 @@ class Settings:
     def stored(self) -> list[Any]:
         """The dataclasses that a checkpoint's ``atommem_config.json`` holds."""
         run = self.run
-        generation = GenerationSettings(run.sampling.max_tokens, run.chat_template_kwargs)
+        generation = GenerationSettings(
+            run.sampling.max_completion_length, run.chat_template_kwargs
+        )
         return [run.memory, run.embedder, run.environment, generation]
 
     def stored_with(self, tokenizer: Any) -> list[Any]:
@@ -93,8 +95,6 @@ def read_settings(
     argv, values = split_config(argv, "train")
     values |= given or {}
     stored = find_stored(argv, values, "model_name_or_path")
-    if "max_tokens" in stored:
-        stored["max_completion_length"] = stored.pop("max_tokens")
     environment = find_environment(stored["environment"]).config_class
     parser = Parser(
         f"atommem train {stage}",
@@ -122,7 +122,7 @@ def read_settings(
         args: Any = make(config_class, parsed)
         sampling = Sampling(
             temperature=getattr(args, "temperature", 1.0),
-            max_tokens=args.max_completion_length or 1024,
+            max_completion_length=args.max_completion_length or 1024,
         )
         run = RunConfig.from_flat(vars(parsed) | asdict(sampling))
         return Settings(args, run, make(model_class, parsed), make(DryRunConfig, parsed))

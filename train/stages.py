@@ -166,7 +166,7 @@ class TrainerStage:
             push_model(folder, trainer.hub_model_id, args)
         data = getattr(args, "eval_data", None) or "TASKS"
         command = ["atommem", "eval", "--policy", str(folder), "--data", data]
-        command += ["--out", str(folder / "eval")]
+        command += ["--output_dir", str(folder / "eval")]
         trainer.accelerator.print(f"saved to {folder}; evaluate it: {shlex.join(command)}")
         return folder
 

@@ -119,8 +119,16 @@ class EpisodeConfig(StageConfig):
     eval_temperature: float | None = setting(None, "Of evaluation: 0 is greedy; unset: training's.")
     num_generations_eval: int | None = setting(None, "Episodes per held-out task; unset is 1.")
     rollout_batch_size: int = setting(256, "Most prompts in one sampling batch, without vLLM.")
-    rollout_batch_tokens: int = setting(
+    max_batch_tokens: int = setting(
         65_536, "Most tokens in one sampling batch, without vLLM. Bounds the key-value cache."
+    )
+    token_budget: int = setting(
+        16_384,
+        "Most tokens in one forward and backward pass: unique ones, or padded ones without "
+        "prefix_sharing. Bounds memory, not the update; a longer step gets a pass of its own.",
+    )
+    max_inflight_tasks: int = setting(
+        -1, "Most episodes at once per process; -1: all, or (async) as max_staleness allows."
     )
     episode_max_tokens: int | None = setting(None, "Most sampled tokens; it ends there, scored.")
     episode_max_seconds: float | None = setting(None, "Longest time; it ends there, scored.")
@@ -180,7 +188,7 @@ class EpisodeConfig(StageConfig):
         check_choice("scale_rewards", str(self.scale_rewards), ("none", "group", "batch"))
         check_probabilities(self, "max_failed_fraction")
         check_least(self, log_episodes=0, log_episodes_steps=1)
-        check_least(self, rollout_batch_size=1, rollout_batch_tokens=1)
+        check_least(self, rollout_batch_size=1, max_batch_tokens=1, token_budget=1)
 
 
 @dataclass
@@ -193,18 +201,12 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
 
     refused: ClassVar[tuple[str, ...]] = ("episodes", "grpo")
 
-    micro_batch_tokens: int = setting(
-        16_384,
-        "Most tokens in one forward and backward pass: distinct ones with prefix_sharing, padded "
-        "ones without. Bounds memory, not the update.",
-    )
     prefix_sharing: bool = setting(True, "Compute a prefix that rows share once; exact.")
     dynamic_sampling: int = setting(
         0,
         "Most replacements of a group without variance by groups of other tasks, each as soon as "
         "the one before ended (DAPO's dynamic sampling, bounded).",
     )
-    max_in_flight: int | None = setting(None, "Most episodes at once per process; unset: all.")
 
     # GRPOConfig's own, with the defaults of arXiv 2601.08323 where it gives one.
     output_dir: str = setting("runs/train", "Folder of checkpoints and logs.")
@@ -233,7 +235,7 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))
         mode = self.vllm_importance_sampling_mode
         check_choice("vllm_importance_sampling_mode", mode, CORRECTIONS)
-        check_least(self, dynamic_sampling=0, micro_batch_tokens=1, max_in_flight=1)
+        check_least(self, dynamic_sampling=0)
         check_least(self, steps_per_generation=1, num_iterations=1)
         episodes = self.per_device_train_batch_size * (self.steps_per_generation or 1)
         if self.dynamic_sampling and episodes % (self.num_generations or 1):
@@ -288,12 +290,6 @@ class AsyncTrainConfig(EpisodeConfig, TrainingArguments):
     heartbeat_stale_after_s: float = setting(300.0, "Seconds without a completion that end a run.")
     # Defaults of arXiv 2601.08323 where it gives one.
     output_dir: str = setting("runs/async", "Folder of checkpoints and logs.")
-    token_budget: int | None = setting(
-        16_384,
-        "Most unique tokens in one forward and backward pass per process. Bounds memory, not the "
-        "update. A longer step gets a pass of its own.",
-    )
-    max_inflight_tasks: int = setting(-1, "Most episodes at once; -1: as max_staleness allows.")
     max_staleness: int = setting(
         2,
         "Versions of the weights that a group may be older than those in training. 0 waits for "
@@ -302,7 +298,7 @@ class AsyncTrainConfig(EpisodeConfig, TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, max_staleness=0, beta=0, token_budget=1, weight_sync_steps=1)
+        check_least(self, max_staleness=0, beta=0, weight_sync_steps=1)
         if self.eval_data and self.weight_sync_steps > 1:
             raise ConfigError(
                 f"weight_sync_steps={self.weight_sync_steps}: must be 1 with eval_data, because an "

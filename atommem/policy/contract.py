@@ -1,14 +1,13 @@
 """The policy contract: token ids in, token ids and log-probabilities out."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from atommem.config import setting
 from atommem.errors import PolicyError, PromptTooLongError
-from atommem.tokens import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class Sampling:
     temperature: float = setting(0.7, "Sampling temperature; 0 is greedy.")
     top_p: float = setting(1.0, "Nucleus mass; 1 keeps everything.")
     top_k: int = setting(0, "Keep the k most likely tokens; 0 keeps all.")
-    max_tokens: int = setting(1024, "Longest completion of a step, tokens.")
+    max_completion_length: int = setting(1024, "Longest completion of a step, tokens.")
     seed: int | None = setting(
         None, "Base seed; every request derives its own. Unset: not reproducible."
     )
@@ -36,8 +35,10 @@ class Sampling:
             raise PolicyError(f"top_p={self.top_p}: must be above 0 and at most 1.")
         if self.top_k < 0:
             raise PolicyError(f"top_k={self.top_k}: must be at least 0 (0 keeps all tokens).")
-        if self.max_tokens < 1:
-            raise PolicyError(f"max_tokens={self.max_tokens}: must be at least 1.")
+        if self.max_completion_length < 1:
+            raise PolicyError(
+                f"max_completion_length={self.max_completion_length}: must be at least 1."
+            )
 
 
 def request_sampling(
@@ -111,27 +112,6 @@ class BatchPolicy(Protocol):
     the first batch would have a single prompt."""
 
 
-class ScriptedPolicy(Policy):
-    """Answer a prompt with ``script(prompt text)`` and `eos_token_id`; log-probabilities are 0."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, script: Callable[[str], str], eos_token_id: int | None = None
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._script = script
-        self._end = [] if eos_token_id is None else [eos_token_id]
-
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Return the script's answer, cut at `sampling.max_tokens`."""
-        text = self._script(self._tokenizer.decode(prompt_ids, skip_special_tokens=False))
-        token_ids = self._tokenizer.encode(text, add_special_tokens=False) + self._end
-        is_cut = len(token_ids) > sampling.max_tokens
-        if is_cut:
-            token_ids = token_ids[: sampling.max_tokens]
-            text = completion_text(self._tokenizer, token_ids, stopped=False)
-        return Completion(token_ids, [0.0] * len(token_ids), text, "length" if is_cut else "stop")
-
-
 def check_request(
     prompt_ids: Sequence[int], sampling: Sampling, context_length: int | None
 ) -> None:
@@ -140,16 +120,17 @@ def check_request(
         raise PolicyError("The prompt is empty: give at least one token.")
     if context_length is None:
         return
-    if sampling.max_tokens >= context_length:
+    longest = sampling.max_completion_length
+    if longest >= context_length:
         raise PolicyError(
-            f"max_tokens={sampling.max_tokens}: leaves no room for a prompt in the model's context "
+            f"max_completion_length={longest}: leaves no room for a prompt in the model's context "
             f"of {context_length}. Lower it."
         )
-    if len(prompt_ids) + sampling.max_tokens > context_length:
+    if len(prompt_ids) + longest > context_length:
         raise PromptTooLongError(
-            f"The prompt has {len(prompt_ids)} tokens; with max_tokens={sampling.max_tokens} it "
+            f"The prompt has {len(prompt_ids)} tokens; with max_completion_length={longest} it "
             f"exceeds the context of {context_length}. Give a smaller --chunk_tokens or "
-            "--max_tokens, or a model with a longer context."
+            "--max_completion_length, or a model with a longer context."
         )
 
 
@@ -163,7 +144,7 @@ def make_completion(
     """Decode sampled tokens (`completion_text`).
 
     Args:
-        stopped: An end-of-sequence token ended it, not max_tokens.
+        stopped: An end-of-sequence token ended it, not max_completion_length.
         source: Names the back end in errors.
 
     Raises:

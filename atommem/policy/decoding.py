@@ -43,7 +43,11 @@ class Row:
     @property
     def finished(self) -> bool:
         """Whether it ended: by end of sequence, by length, or abandoned."""
-        return self.stopped or len(self.token_ids) >= self.sampling.max_tokens or self.abandoned()
+        return (
+            self.stopped
+            or len(self.token_ids) >= self.sampling.max_completion_length
+            or self.abandoned()
+        )
 
     def append(self, token_id: int, logprob: float, eos_ids: Collection[int]) -> None:
         self.token_ids.append(token_id)
@@ -62,7 +66,7 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
 
     device = next(model.parameters()).device
     prompts = sorted({tuple(row.prompt_ids) for row in rows})
-    longest = max(row.sampling.max_tokens for row in rows)
+    longest = max(row.sampling.max_completion_length for row in rows)
     streams = torch.from_numpy(_uniforms(rows)).to(device)
     settings = sampling_settings(rows).to(device)
     cache = DynamicCache(config=model.config)
@@ -240,12 +244,14 @@ def sampling_settings(rows: Sequence[Row]) -> torch.Tensor:
 
 
 def _uniforms(rows: Sequence[Row]) -> np.ndarray:
-    """Draw numbers in [0, 1) from each row's seed: shape (rows, longest max_tokens)."""
-    streams = np.zeros((len(rows), max(row.sampling.max_tokens for row in rows)))
+    """Draw numbers in [0, 1) from each row's seed: shape (rows, longest max_completion_length)."""
+    streams = np.zeros((len(rows), max(row.sampling.max_completion_length for row in rows)))
     for stream, row in zip(streams, rows, strict=True):
         seed = row.sampling.seed
         generator = np.random.default_rng(None if seed is None else seed % 2**64)
-        stream[: row.sampling.max_tokens] = generator.random(row.sampling.max_tokens)
+        stream[: row.sampling.max_completion_length] = generator.random(
+            row.sampling.max_completion_length
+        )
     return streams
 
 

@@ -34,8 +34,8 @@ class LocalPolicy:
         model: A transformers causal language model, or a peft model around one.
         tokenizer: `turn_ends`, and the end-of-sequence tokens of the model's generation config, end
             a completion.
-        max_batch_tokens: Most rows x (longest prompt + longest max_tokens) in one batch; bounds the
-            key-value cache. A single request may exceed it.
+        max_batch_tokens: Most rows x (longest prompt + longest max_completion_length) in one batch;
+            bounds the key-value cache. A single request may exceed it.
         autocast: Compute in bfloat16, as a trainer does whose weights are float32.
     """
 
@@ -106,7 +106,9 @@ class LocalPolicy:
     async def _complete_all(self, waiting: list[Waiting[_Request, Completion]]) -> None:
         # Prompts arrive in any order; equal prompts must make equal batches.
         waiting.sort(key=lambda item: (item.request[0], item.request[1].seed or 0))
-        lengths = [(len(item.request[0]), item.request[1].max_tokens) for item in waiting]
+        lengths = [
+            (len(item.request[0]), item.request[1].max_completion_length) for item in waiting
+        ]
         for indices in plan_batches(lengths, self.max_batch_size, self.max_batch_tokens):
             batch = [waiting[index] for index in indices]
             rows = [Row(*item.request, abandoned=item.future.done) for item in batch]
@@ -199,7 +201,7 @@ def _encoding(tokenizer: Any) -> tuple[list[int], str] | None:
 def plan_batches(
     lengths: Sequence[tuple[int, int]], max_batch_size: int, max_batch_tokens: int
 ) -> list[list[int]]:
-    """Group requests, (prompt tokens, max_tokens) each, into batches of similar prompt length.
+    """Group requests (prompt tokens, max_completion_length) into batches of similar prompt length.
 
     The longest come first. Padding of a batch is at most its real prompt tokens or `FREE_PADDING`.
     """

@@ -31,7 +31,7 @@ def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPo
             model,
             revision=revision,
             base=settings.base_model,
-            max_batch_size=settings.max_in_flight,
+            max_batch_size=settings.max_inflight_tasks,
             max_batch_tokens=settings.max_batch_tokens,
         )
     from atommem.policy.server import ChatPolicy, ServerPolicy
@@ -42,7 +42,7 @@ def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPo
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     tokenizer = None if settings.tokenizer is None else load_tokenizer(settings.tokenizer)
     # While others are gone, one server of a pool may get all requests.
-    options: Any = {"tokenizer": tokenizer, "max_in_flight": settings.max_in_flight}
+    options: Any = {"tokenizer": tokenizer, "max_in_flight": settings.max_inflight_tasks}
     if settings.api == "chat":
         return ChatPolicy(first, settings.model, **options)
     if others:

@@ -103,7 +103,8 @@ class ServerPolicy(RemotePolicy):
                         await self._check_scaling(body)
             reply = await self._client.post("/v1/completions", body)
         except RefusedError as error:
-            prompt = f"a prompt of {len(prompt_ids)} tokens with max_tokens={sampling.max_tokens}"
+            most = f"max_completion_length={sampling.max_completion_length}"
+            prompt = f"a prompt of {len(prompt_ids)} tokens with {most}"
             raise self._policy_error(error, prompt) from error
         url = f"{self._client.base_url}/v1/completions"
         try:
@@ -183,7 +184,7 @@ class ChatPolicy(RemotePolicy):
             reply = await self._chat.ask(
                 await self.model_name(),
                 messages,
-                max_tokens=sampling.max_tokens,
+                max_tokens=sampling.max_completion_length,
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
                 top_k=sampling.top_k,
@@ -216,7 +217,7 @@ def completion_request(model: str, prompt_ids: list[int], sampling: Sampling) ->
     body = {
         "model": model,
         "prompt": prompt_ids,
-        "max_tokens": sampling.max_tokens,
+        "max_tokens": sampling.max_completion_length,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,

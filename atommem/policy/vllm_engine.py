@@ -151,7 +151,7 @@ def sampling_params(sampling: Sampling, stop_token_ids: list[int]) -> Any:
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        max_tokens=sampling.max_tokens,
+        max_tokens=sampling.max_completion_length,
         stop_token_ids=stop_token_ids,
         logprobs=0,
         detokenize=False,

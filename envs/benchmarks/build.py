@@ -22,8 +22,8 @@ from atommem.errors import DataError
 class BuildConfig:
     """Which tasks to build."""
 
-    documents: int
     n: int = field(metadata={"help": "Tasks to write."})
+    documents: int = setting(200, "Documents of a task.")
     questions: tuple[int, int] = setting((1, 1), "Questions of a task, uniform in the range.")
     seed: int = setting(42, "Seed of every draw.")
     distractors: str = setting(
@@ -61,10 +61,11 @@ class Pool:
             if not row.answerable:
                 self.skipped += 1
                 continue
-            first = places.setdefault(row.id, row.place)
+            first = places.setdefault(row.question.id, row.place)
             if first != row.place:
+                name = row.question.id
                 raise DataError(
-                    f"{row.place}: field 'id' is {row.id!r}, as in {first}. Give every row once."
+                    f"{row.place}: field 'id' is {name!r}, as in {first}. Give every row once."
                 )
             context: dict[int, bool] = {}
             for paragraph in row.paragraphs:
@@ -74,7 +75,7 @@ class Pool:
                 if index == len(self.documents):
                     self.documents.append(replace(paragraph, gold=False))
                 context[index] = context.get(index, False) or paragraph.gold
-            self.questions.append(Question(row.question, row.answers, row.id, row.metadata))
+            self.questions.append(row.question)
             self.contexts.append(tuple(context))
             self.gold.append(tuple(index for index, gold in context.items() if gold))
         self.holders = Counter(chain.from_iterable(self.contexts))

@@ -92,8 +92,6 @@ def parse_locomo(row: Row, questions: int = QUESTIONS, official: bool = False) -
         named = (name for text in item.evidence for name in _turn_ids(text))
         # The official file names some turns that do not exist.
         asked.append((question, [places[name] for name in named if name in places]))
-    if not asked:
-        raise row.error("qa", "has no question")
     yield from grouped_tasks(LOCOMO_SOURCE, sample, asked, [*turns.values()], size=questions)
 
 
@@ -111,8 +109,6 @@ def _dialogue(row: Row) -> Mapping[str, Document]:
                 text = f"{text} [shares an image: {turn.blip_caption}]".strip()
             identifier = next(iter(_turn_ids(turn.dia_id)), turn.dia_id)
             turns[identifier] = Document(date, f"{turn.speaker}: {text}")
-    if not turns:
-        raise row.error("conversation", "has no turn")
     return turns
 
 
@@ -183,8 +179,6 @@ def parse_longmemeval(row: Row) -> Iterator[Task]:
             if session_id in given.answer_session_ids:
                 in_sessions.add(len(documents))
             documents.append(Document(date, f"{turn.role}: {turn.content}"))
-    if not documents:
-        raise row.error("haystack_sessions", "has no turn")
     answer, abstention = given.answer, given.question_id.endswith("_abs")
     question = Question(
         f"{given.question.strip()} (Asked on {given.question_date}.){hint('history')}",
@@ -232,10 +226,7 @@ def parse_beam(row: Row) -> Iterator[Task]:
             if turn.role == "user" and _MARK in text:
                 text = text.rpartition(_MARK)[0].rstrip()
             documents.append(Document(date, f"{turn.role}: {text}"))
-    asked = list(_probes(row, sample, places))
-    if not documents or not asked:
-        raise row.error("chat", "has no turn, or probing_questions no question")
-    yield from grouped_tasks(BEAM, sample, asked, documents)
+    yield from grouped_tasks(BEAM, sample, list(_probes(row, sample, places)), documents)
 
 
 def _parts(chat: list[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from atommem.config import check_choice
 from atommem.envs.benchmarks.rows import Benchmark, QARow, Row, Text, read_rows
-from atommem.envs.task import Document
+from atommem.envs.task import Document, Question
 from atommem.errors import ConfigError
 
 SPLITS = ("train", "dev")
@@ -72,16 +72,9 @@ def parse_musique(row: Row) -> QARow:
     ]
     if found.answerable and not any(document.gold for document in paragraphs):
         raise row.error("paragraphs", "has none with is_supporting true, but the row is answerable")
-    return QARow(
-        id=found.id,
-        question=found.question.strip(),
-        answers=tuple(dict.fromkeys(answers)),
-        paragraphs=_unique(paragraphs),
-        source=MUSIQUE,
-        answerable=found.answerable,
-        place=row.place,
-        metadata={"type": found.id.partition("__")[0], "hops": len(found.question_decomposition)},
-    )
+    kinds = {"type": found.id.partition("__")[0], "hops": len(found.question_decomposition)}
+    question = Question(found.question.strip(), tuple(dict.fromkeys(answers)), found.id, kinds)
+    return QARow(question, _unique(paragraphs), found.answerable, row.place)
 
 
 def _parse(row: Row, source: str, separator: str, answers: list[str]) -> QARow:
@@ -95,19 +88,12 @@ def _parse(row: Row, source: str, separator: str, answers: list[str]) -> QARow:
         Document(title, separator.join(sentences).strip(), title in titles)
         for title, sentences in paragraphs
     ]
-    kinds: dict[str, Any] = {
-        name: row.text(name) for name in ("type", "level") if name in row.values
-    }
-    return QARow(
-        id=row.text("_id", "id"),
-        question=row.text("question").strip(),
-        answers=tuple(dict.fromkeys(answers)),
-        paragraphs=_unique(documents),
-        source=source,
-        answerable=titles <= {title for title, _ in paragraphs},
-        metadata={**kinds, "hops": len(titles)},
-        place=row.place,
-    )
+    details: dict[str, Any] = {n: row.text(n) for n in ("type", "level") if n in row.values}
+    details["hops"] = len(titles)
+    golds = tuple(dict.fromkeys(answers))
+    question = Question(row.text("question").strip(), golds, row.text("_id", "id"), details)
+    answerable = titles <= {title for title, _ in paragraphs}
+    return QARow(question, _unique(documents), answerable, row.place)
 
 
 def _pairs(row: Row, name: str, kind: Any, *keys: str) -> list[tuple[str, Any]]:

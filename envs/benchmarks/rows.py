@@ -20,7 +20,7 @@ from msgspec import inspect
 
 from atommem.config import check_choice
 from atommem.envs.benchmarks.formats import decoded, read_values
-from atommem.envs.task import Document
+from atommem.envs.task import Document, Question
 from atommem.errors import DataError, suggest_path
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -36,20 +36,15 @@ class QARow:
     """One question of a benchmark with its paragraphs.
 
     Attributes:
-        answers: The gold answer, then its aliases.
+        question: With ``type``, ``hops`` and further fields of the benchmark as metadata.
         paragraphs: Without repetitions; `gold` marks the supporting ones.
         answerable: Whether all supporting paragraphs are among `paragraphs`.
-        metadata: ``type``, ``hops`` and further fields of the benchmark.
         place: File and row, for messages.
     """
 
-    id: str
-    question: str
-    answers: tuple[str, ...]
-    paragraphs: tuple[Document, ...]
-    source: str
+    question: Question
+    paragraphs: tuple[Document, ...] = ()
     answerable: bool = True
-    metadata: dict[str, Any] = field(default_factory=dict)
     place: str = field(default="", compare=False)
 
 

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from atommem.envs.benchmarks.rows import Benchmark, QARow, Row, Text, listed, read_rows
 from atommem.envs.scoring.metrics import WEB_SOURCES, normalize
+from atommem.envs.task import Question
 
 GAIA, WEBWALKERQA, ASEARCHER, WEBDANCER, BROWSECOMP_PLUS = WEB_SOURCES
 _HIDDEN = "?"  # the final answer in GAIA's test split, which can be asked and not scored
@@ -25,7 +26,7 @@ def parse_gaia(row: Row) -> QARow:
     answers = [] if row.get("Final answer") == _HIDDEN else _answers(row, "Final answer")
     facts = {"level": level, "file_name": row.optional_text("file_name")}
     facts["category"] = f"level {level}"
-    return _question(row, GAIA, row.text("task_id"), row.text("Question"), answers, facts)
+    return _question(row, row.text("task_id"), row.text("Question"), answers, facts)
 
 
 def parse_webwalkerqa(row: Row) -> QARow:
@@ -41,7 +42,7 @@ def parse_webwalkerqa(row: Row) -> QARow:
     }
     facts["category"] = f"{facts['lang'] or 'other'} {facts['type']}".strip()
     answers = _answers(row, "answer")
-    return _question(row, WEBWALKERQA, row.number, row.text("question"), answers, facts)
+    return _question(row, row.number, row.text("question"), answers, facts)
 
 
 def parse_asearcher(row: Row) -> QARow:
@@ -51,14 +52,14 @@ def parse_asearcher(row: Row) -> QARow:
         answers += _answers(row, "aug_answer")
     name = next((row.values[key] for key in ("qid", "idx", "id") if key in row.values), row.number)
     facts = {"category": row.optional_text("source")}
-    return _question(row, ASEARCHER, name, row.text("question"), answers, facts)
+    return _question(row, name, row.text("question"), answers, facts)
 
 
 def parse_webdancer(row: Row) -> QARow:
     """Parse a row of ``sample_qa.jsonl`` (WebDancer; Wu et al., arXiv 2505.22648)."""
     facts = {"category": row.optional_text("tag")}
     answers = _answers(row, "answer")
-    return _question(row, WEBDANCER, row.number, row.text("question"), answers, facts)
+    return _question(row, row.number, row.text("question"), answers, facts)
 
 
 class _Evidence(Struct):
@@ -80,18 +81,16 @@ def parse_browsecomp_plus(row: Row) -> QARow:
         for item in row.convert("evidence_docs", documents, list[_Evidence])
     ]
     name, answers = row.get("query_id"), _answers(row, "answer")
-    return _question(row, BROWSECOMP_PLUS, name, query, answers, {"evidence": evidence})
+    return _question(row, name, query, answers, {"evidence": evidence})
 
 
 def _answers(row: Row, name: str) -> list[str]:
     return row.convert(name, listed(row.get(name)), Annotated[list[Text], Meta(min_length=1)])
 
 
-def _question(
-    row: Row, source: str, name: Any, question: str, answers: list[str], facts: dict[str, Any]
-) -> QARow:
+def _question(row: Row, name: Any, text: str, answers: list[str], facts: dict[str, Any]) -> QARow:
     known = tuple(dict.fromkeys(map(str.strip, answers)))
-    return QARow(str(name), question.strip(), known, (), source, place=row.place, metadata=facts)
+    return QARow(Question(text.strip(), known, str(name), facts), place=row.place)
 
 
 WEB_BENCHMARKS = {
@@ -111,4 +110,4 @@ def listed_rows(rows: Iterable[QARow], path: str | Path) -> list[QARow]:
         texts.add(normalize(row.text("question", "Question", "query")))
         names = map(row.values.get, ("_id", "id", "task_id", "query_id"))
         ids |= {str(name) for name in names if name}
-    return [row for row in rows if row.id in ids or normalize(row.question) in texts]
+    return [row for row in rows if row.question.id in ids or normalize(row.question.text) in texts]

@@ -27,6 +27,8 @@ _TEXTS = yaml.safe_load(Path(__file__).with_name("world.yaml").read_text(encodin
 _Parts = Mapping[str, tuple[list[str], list[str]]]
 _PARTS: _Parts = _TEXTS["names"]
 KINDS = tuple(_PARTS)
+LINKS = tuple(zip(RELATIONS, KINDS, KINDS[1:], strict=False))
+"""Each relation with the kinds of its subject and of its value."""
 MOST_NAMES = min(len(heads) * len(tails) for heads, tails in _PARTS.values())
 PROSES = tuple(_TEXTS["prose"])
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from atommem.config import check_choice, check_least, check_probabilities, check_ranges, setting
 from atommem.envs.synthetic.prose import (
     KINDS,
+    LINKS,
     MOST_NAMES,
     PROSES,
     RELATIONS,
@@ -159,10 +160,9 @@ def _chains(config: WorldConfig, prose: Prose, rng: random.Random) -> list[_Chai
     chains = []
     for number in range(count):
         hops = rng.randint(*config.hops)
-        links = list(zip(RELATIONS, KINDS, KINDS[1:], strict=False))[-hops:]
         facts = [
             Statement("fact", drawn[subject][number], relation, drawn[value][number])
-            for relation, subject, value in links
+            for relation, subject, value in LINKS[-hops:]
         ]
         opens = rng.random() < config.opening
         chain = _Chain(facts, _times(hops, opens, config.early, rng), number < asked)

@@ -61,7 +61,7 @@ class Setup:
 
     @property
     def prompt_room(self) -> int:
-        return self.context_tokens - self.run.sampling.max_tokens
+        return self.context_tokens - self.run.sampling.max_completion_length
 
 
 @dataclass(eq=False)

@@ -26,9 +26,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--metric", help=metric_help)
     show_help = "Changed tasks to print of each kind; 0 for none, -1 for all."
     parser.add_argument("--show", type=int, default=10, help=show_help)
-    parser.add_argument("--json", help="Also write everything to this file.")
+    parser.add_argument("--out", help="Also write everything to this file.")
     given = parser.parse_args(list(argv))
-    check_writable("json", given.json, folder=False)
+    check_writable("out", given.out, folder=False)
     sides = [read_evaluation(given.first), read_evaluation(given.second)]
     if len({side.tasks_digest for side in sides}) > 1:
         raise ConfigError(
@@ -42,11 +42,11 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"metric={metric!r}: unknown. Give one of {', '.join(known)}.")
     comparison = compare(sides[0].records, sides[1].records, metric)
     changes = changed_tasks(sides, comparison)
-    if given.json:
+    if given.out:
         folders = {"first": given.first, "second": given.second}
         failed = [sum(record.failed for record in side.records) for side in sides]
         content = folders | comparison.to_json() | {"failed": failed, "changed": changes}
-        write_json(given.json, content)
+        write_json(given.out, content)
     print(*_format(sides, comparison, changes, given.show), sep="\n")
     return 0
 

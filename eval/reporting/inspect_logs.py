@@ -61,7 +61,7 @@ def inspect_log(item: Evaluation) -> dict[str, Any]:
             "task": f"{item.row} on {item.column}",
             "dataset": {"name": item.dataset},
             "model": model,
-            "config": {"epochs": int(item.manifest.get("samples_per_task", 1))},
+            "config": {"epochs": int(item.manifest.get("num_generations", 1))},
             "metadata": {"manifest": item.manifest, "seed": item.seed},
         },
         "results": {
@@ -98,22 +98,10 @@ def _sample(item: Evaluation, record: EpisodeRecord, model: str) -> dict[str, An
 
 
 def _messages(step: Step, model: str) -> Iterator[dict[str, Any]]:
-    yield {"role": "user", "content": _observation_text(step), "source": "input"}
+    yield {"role": "user", "content": step.prompt or "", "source": "input"}
     operations = {"operations": [str(operation.kind) for operation in step.operations]}
     reply = {"role": "assistant", "content": step.text, "source": "generate", "model": model}
     yield {**reply, "metadata": operations}
-
-
-def _observation_text(step: Step) -> str:
-    """Describe an observation; traces of training have no prompts."""
-    if step.prompt is not None:
-        return step.prompt
-    lines = [f"[{step.observation.label or step.observation.phase}]"]
-    values = (value for piece in step.observation.pieces for _, value in piece.walk())
-    lines += [value for value in values if isinstance(value, str)]
-    lines += [f"Scratchpad: {step.view.scratchpad}", f"Query: {step.view.query}"]
-    lines += [f"Memory {entry.handle}: {entry.text}" for entry in step.view.retrieved]
-    return "\n\n".join(lines)
 
 
 def _modified(path: Path) -> str:

@@ -40,7 +40,12 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     folders = "Output folder of `atommem eval` with its row's name, or a folder with results.json."
     add("evaluations", nargs="+", metavar="[NAME=]FOLDER", help=folders)
-    add("--out", type=Path, required=True, help="Folder of report.html, tables, plots and results.")
+    add(
+        "--output_dir",
+        type=Path,
+        required=True,
+        help="Folder of report.html, tables, plots and results.",
+    )
     add("--title", default="Evaluation", help="Title of tables and page.")
     add("--reference", help="Row that every other row is tested against.")
     add("--paper", help="Published table to show beside ours: table1, table2, ...")
@@ -48,8 +53,8 @@ def main(argv: Sequence[str]) -> int:
     corrections = 'JSON file {"question id": ["gold", ...] or "drop"}: both scores are shown.'
     add("--corrections", type=Path, help=corrections)
     given = parser.parse_args(list(argv))
-    out = given.out
-    check_writable("out", out, folder=True)
+    out = given.output_dir
+    check_writable("output_dir", out, folder=True)
     evaluations = read_evaluations(given.evaluations)
     if given.corrections is not None:
         evaluations = correct_golds(evaluations, given.corrections)

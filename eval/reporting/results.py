@@ -60,7 +60,7 @@ class Evaluation:
     def planned(self) -> int:
         """Number of episodes when it is complete."""
         tasks = self.manifest.get("tasks", {}).get("count", 0)
-        return int(tasks) * int(self.manifest.get("samples_per_task", 1))
+        return int(tasks) * int(self.manifest.get("num_generations", 1))
 
     @property
     def tasks_digest(self) -> str:
@@ -86,8 +86,8 @@ def read_evaluation(
         summary = json.loads(complete.read_bytes()) if complete.is_file() else {}
     except OSError as error:
         raise ConfigError(
-            f"{folder} has no evaluation ({error.strerror}: {error.filename}). Give the --out of "
-            f"`atommem eval`, or the report folder of a suite{suggest_path(folder)}."
+            f"{folder} has no evaluation ({error.strerror}: {error.filename}). Give "
+            f"what `atommem eval` wrote, or the report folder of a suite{suggest_path(folder)}."
         ) from error
     except (ValueError, AttributeError) as error:
         raise DataError(f"{folder / MANIFEST} is not from `atommem eval`: {error}.") from error

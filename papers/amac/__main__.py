@@ -106,8 +106,8 @@ def run(arguments: argparse.Namespace, journal: Journal) -> Report:
 
     report.step("first turns", journal, first_turns)
     report.step("whole", journal, whole)
-    if arguments.out is not None:
-        plot(report, arguments.out)
+    if arguments.output_dir is not None:
+        plot(report, arguments.output_dir)
     return report
 
 

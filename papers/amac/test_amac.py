@@ -186,7 +186,7 @@ def test_every_table_is_made_with_a_models_ratings(
     command.add_flags(parser)
     chat = ["--policy", "http://m", "--api", "chat", "--model", "m", "--split"]
     arguments = parser.parse_args(["--data", str(tmp_path), *chat])
-    arguments.out = arguments.cache = tmp_path
+    arguments.output_dir = arguments.cache = tmp_path
     report = command.run(arguments, Journal())
     titles = " ".join(table.title for table in report.tables)
     assert all(f"Table {n}" in titles for n in range(1, 6))

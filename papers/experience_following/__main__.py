@@ -43,10 +43,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     help_text = f"Of your stream's queries: {', '.join(SIMILARITIES)} (%(default)s)."
     add("--similarity", default="text", help=help_text)
     add("--table", type=int, metavar="N", help="Table 1, 2, 4, 5, 6 or 8; without --figure, 1.")
-    add("--figure", type=int, metavar="N", help="Figure 2 to 18; --out takes its plot.")
+    add("--figure", type=int, metavar="N", help="Figure 2 to 18; --output_dir takes its plot.")
     help_text = "Play these arms in place of the table's, as 'strict, history, n 10'."
     add("--arms", nargs="+", default=[], metavar="NAME", help=help_text)
-    add_policy_flags(parser, "a script that copies from the prompt", max_tokens=1024)
+    add_policy_flags(parser, "a script that copies from the prompt", 1024)
     help_text = "Judges C1, C2 and C3: model folders, or URL#MODEL of chat servers; unset: the "
     help_text += "truth, misread at fixed rates. RegAgent's are thresholds."
     add("--judges", nargs="+", default=[], metavar="MODEL", help=help_text)
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace, journal: Journal) -> Report:
         add_table(report, paper, number, arguments.runs)
     if figure is not None:
         agents = ["stream"] if own else []
-        add_figure(report, paper, figure, arguments.runs, arguments.out, agents)
+        add_figure(report, paper, figure, arguments.runs, arguments.output_dir, agents)
     return report
 
 
@@ -104,7 +104,7 @@ def _make_agent(arguments: argparse.Namespace, embedder: Embedder | None) -> tup
 
 async def _play_all(arguments: argparse.Namespace, arms: Sequence[Arm]) -> list[Run]:
     """Play arms at the same time, so that a local model samples them in batches."""
-    check_least(arguments, tasks=1, initial=1, max_tokens=1)
+    check_least(arguments, tasks=1, initial=1, max_completion_length=1)
     embedder = None
     if arguments.embedder_model is not None:
         embedder = make_embedder(EmbedderConfig("sentence_transformer", arguments.embedder_model))
@@ -118,12 +118,13 @@ async def _play_all(arguments: argparse.Namespace, arms: Sequence[Arm]) -> list[
     known = [agent.score(row, row.output) for row in rows if row.output is not None]
     settings = {
         name: getattr(arguments, name)
-        for name in ("judges", "seed", "temperature", "max_tokens", "embedder_model")
+        for name in ("judges", "seed", "temperature", "max_completion_length", "embedder_model")
     }
     data = arguments.stream or arguments.data or "generated"
     settings |= {"policy": code or "follower", "data": str(data), "known": known}
     settings |= {"tasks": len(rows) - len(known), "initial": len(known)}
-    sampling = Sampling(arguments.temperature, max_tokens=arguments.max_tokens, seed=arguments.seed)
+    longest, seed = arguments.max_completion_length, arguments.seed
+    sampling = Sampling(arguments.temperature, max_completion_length=longest, seed=seed)
     opened: list[Any] = []
     if arguments.policy is not None:
         server = {name: getattr(arguments, name) for name in ("api", "model", "tokenizer")}
@@ -135,7 +136,7 @@ async def _play_all(arguments: argparse.Namespace, arms: Sequence[Arm]) -> list[
         url, _, model = name.partition("#")
         chat = {"api": "chat", "model": model} if model else {}
         opened.append(open_policy(PolicyConfig([url], **chat)))
-        asker = Asker(opened[-1], Sampling(0.0, max_tokens=arguments.max_tokens))
+        asker = Asker(opened[-1], Sampling(0.0, max_completion_length=longest))
         agent.judges = [*agent.judges, asker]
     folder = arguments.runs / agent.name
 

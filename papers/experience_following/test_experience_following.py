@@ -48,7 +48,7 @@ def run(folder: Path, *flags: str) -> Report:
     command.add_flags(parser)
     small = ["--runs", str(folder), "--tasks", "30", "--initial", "12"]
     arguments = parser.parse_args([*small, *flags])
-    arguments.out = folder
+    arguments.output_dir = folder
     return command.run(arguments, Journal())
 
 

@@ -77,7 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
     part.add_argument("--data", type=Path, default=data)
     part.add_argument("--embedder_model")
     part = add_part("worlds", run_worlds, "Test claims 1 to 4: trained policies against rules.")
-    part.add_argument("--out", type=Path, default=Path("runs/retention"))
+    part.add_argument("--output_dir", type=Path, default=Path("runs/retention"))
     part.add_argument("--seeds", type=int, default=3, help="Number of trained policies.")
     part.add_argument("--n", type=int, default=300, help="Tasks a column; a third selects rules.")
     part.add_argument("--capacities", type=int, nargs="+", default=[2, 3, 5, 8, 20])
@@ -149,13 +149,21 @@ def differences(table: Table) -> dict[str, float]:
 
 
 def run_worlds(args: argparse.Namespace) -> int:
-    """Train, fit, evaluate every seed, and test the claims; resumes in ``--out``."""
+    """Train, fit, evaluate every seed, and test the claims; resumes in ``--output_dir``."""
     if args.quick:
         args.seeds, args.n, args.capacities, args.processes = 1, 6, [2], 1
-    out: Path = args.out.absolute()
+    out: Path = args.output_dir.absolute()
     first, chosen, columns = out / "policy_0", args.n // 3, worlds.make_columns(args.capacities)
     if not (first / "summary.json").is_file():
-        command = [sys.executable, "-m", "atommem.cli", "demo", "--bounded", "--out", str(first)]
+        command = [
+            sys.executable,
+            "-m",
+            "atommem.cli",
+            "demo",
+            "--bounded",
+            "--output_dir",
+            str(first),
+        ]
         subprocess.run([*command, *["--quick"] * args.quick], check=True)
     recipe = quick(BOUNDED) if args.quick else BOUNDED
     trained = {out / f"policy_{seed}": (seed, recipe) for seed in range(1, args.seeds)}

@@ -1,6 +1,6 @@
 """Run the parts of `scripts/gpu_check`, each in a process with a time limit.
 
-    scripts/gpu_check [--out DIR] [--wheels DIR] [--only PART ...] [--minutes 8.9] [--tiny]
+    scripts/gpu_check [--output_dir DIR] [--wheels DIR] [--only PART ...] [--minutes 8.9] [--tiny]
 
 A part that fails, hangs or runs out of memory costs the others nothing but its time limit, and what
 it found before is kept. DIR gets gpu_check.json, gpu_check.md (a table with the device's name) and
@@ -149,7 +149,7 @@ def table(found: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
     style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
-    parser.add_argument("--out", type=Path, default=Path("runs/gpu_check"))
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/gpu_check"))
     wheels = "folder of wheels that this machine lacks; installed beside it"
     parser.add_argument("--wheels", type=Path, help=wheels)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="these parts")
@@ -157,7 +157,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="toy sizes, on the CPU")
     arguments = parser.parse_args(argv)
     started = time.monotonic()
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    arguments.output_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as target:
         if arguments.wheels:
             install(arguments.wheels, Path(target))
@@ -178,7 +178,7 @@ def main(argv: list[str] | None = None) -> int:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         found: dict[str, Any] = {"tiny": arguments.tiny, "machine": machine(), "parts": {}}
         print(f"{found['machine']['device']}: {', '.join(arguments.only)}", flush=True)
-        with (arguments.out / "gpu_check.log").open("w", encoding="utf-8") as log:
+        with (arguments.output_dir / "gpu_check.log").open("w", encoding="utf-8") as log:
             for place, name in enumerate(arguments.only, start=1):
                 print(f"=== {name}", file=log, flush=True)
                 # What earlier parts have left over, later ones may use, up to twice their limit.
@@ -190,8 +190,8 @@ def main(argv: list[str] | None = None) -> int:
                 found["seconds"] = time.monotonic() - started
                 # After every part: whoever stops this one keeps what is there.
                 text = json.dumps(found, indent=2) + "\n"
-                (arguments.out / "gpu_check.json").write_text(text, encoding="utf-8")
-                (arguments.out / "gpu_check.md").write_text(table(found), encoding="utf-8")
+                (arguments.output_dir / "gpu_check.json").write_text(text, encoding="utf-8")
+                (arguments.output_dir / "gpu_check.md").write_text(table(found), encoding="utf-8")
                 print(f"{name}: {part['status']} after {part['seconds']:g} s", flush=True)
     print(table(found))
     rows = [row for part in found["parts"].values() for row in part["rows"]]

@@ -54,7 +54,7 @@ class Probe:
         count, size = (3, 20) if self.part.tiny else (8, 500)
         vocabulary = trainer.model.config.vocab_size
         prompts = [rng.choices(range(3, vocabulary), k=size) for _ in range(count)]
-        greedy = Sampling(temperature=0.0, max_tokens=4 if self.part.tiny else 64)
+        greedy = Sampling(temperature=0.0, max_completion_length=4 if self.part.tiny else 64)
 
         async def sample() -> Any:
             return await asyncio.gather(*(policy.complete(prompt, greedy) for prompt in prompts))

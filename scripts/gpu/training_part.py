@@ -47,7 +47,7 @@ def flags_of(part: Part, mode: str, folder: Path) -> list[str]:
         --templates compact --max_reads 0 --report_to none --save_strategy no --disable_tqdm true
         --warmup_steps 0"""
     own = f"""--per_device_train_batch_size {batch} --num_generations {group} --max_steps 2
-        --max_completion_length {completion} --chunk_tokens {chunk} --micro_batch_tokens {budget}"""
+        --max_completion_length {completion} --chunk_tokens {chunk} --token_budget {budget}"""
     flags = [*fixed.split(), *named, "--output_dir", str(folder / "run"), *own.split()]
     return [*flags, *(["--use_cpu"] if part.tiny else []), *MODES[mode]]
 

@@ -8,7 +8,7 @@ from typing import Any
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import HashingEmbedder, TextKind, Vectors
 from atommem.envs.task import Document, Question, Task
-from atommem.episode import Episode, Step
+from atommem.episode import Step
 from atommem.memory.log import POLICY, Operation
 from atommem.memory.memory import WorkingMemory
 from atommem.policy.contract import Completion, Sampling
@@ -24,11 +24,6 @@ TASK = Task(
     (Document("", "Ann lives in Rome."), Document("", "Bob sings.")),
 )
 ANSWER = r"<final_answer>\boxed{Rome}</final_answer>"
-LONG_TASK = Task(
-    "t1",
-    (Question("Where does Ann live?", ("Rome",)), Question("Who sings?", ("Bob",))),
-    tuple(Document("", f"Person {number} lives in place {number}.") for number in range(6)),
-)
 WORDS = ["ann", "bob", "eve", "rome", "oslo", "sings", "lives"]
 WRITES = {
     "<create_memory>{words}</create_memory>": 4,
@@ -110,7 +105,7 @@ def agent(policy: Any = RandomPolicy, **settings: Any) -> Agent:
         tokenizer=tokenizer,
         factory=longdoc(tokenizer, max_reads=settings.pop("max_reads", 2)),
         memory=MemoryConfig(**memory),
-        **{"sampling": Sampling(seed=3, max_tokens=100), **settings},
+        **{"sampling": Sampling(seed=3, max_completion_length=100), **settings},
     )
 
 
@@ -131,11 +126,6 @@ def step_fields(step: Step) -> dict[str, Any]:
         "prompt_ids": len(step.prompt_ids),
         "token_ids": len(step.token_ids),
     }
-
-
-def outcome(episode: Episode) -> tuple[Any, ...]:
-    steps = [step_fields(step) for step in episode.steps]
-    return steps, episode.answers, episode.reward, episode.metrics, episode.stop_reason
 
 
 async def take_steps(session: Session, count: int, first: int = 0) -> list[dict[str, Any]]:

@@ -12,9 +12,16 @@ import pytest
 from atommem import AsyncMemory, Memory
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError, DataError, OutageError
-from atommem.policy.contract import Completion, Sampling, ScriptedPolicy
+from atommem.policy.contract import Completion, Sampling
 from atommem.saved_memory import MEMORY_FILE
-from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, longdoc, make_episode_runner
+from tests.fakes import (
+    ListPolicy,
+    ScriptedPolicy,
+    WordEmbedder,
+    WordTokenizer,
+    longdoc,
+    make_episode_runner,
+)
 
 TEXT = "one two three four five six seven"
 ANSWERED = "<final_answer>\\boxed{six}</final_answer>"

@@ -2,8 +2,10 @@
 
 import json
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from atommem.actions import Action
+from atommem.embedding.embedder import RandomEmbedder
 from atommem.errors import OutageError
 from atommem.memory.log import (
     Contents,
@@ -236,3 +239,19 @@ def test_store_equals_dictionary_after_random_changes() -> None:
             assert [entry_id for entry_id, _ in found] == order[:k]
         assert len(store) == len(expected)
     np.testing.assert_array_equal(store.rows(list(expected)), list(expected.values()))
+
+
+async def test_turn_takes_five_milliseconds_of_a_core_at_a_thousand_entries() -> None:
+    m = memory(RandomEmbedder(384), capacity=1000, retention="lru")
+    await m.apply([Action(CREATE, f"entry {number}") for number in range(1000)], 0)
+    await m.apply([Action(READ, "entry")], 0)
+    seconds = []
+    for step in range(1, 41):
+        changes = [Action(UPDATE, f"text {step}", 1), Action(DELETE, handle=2)]
+        started = time.process_time()
+        await m.apply(
+            [*changes, Action(CREATE, f"new {step}"), Action(READ, f"query {step}")], step
+        )
+        m.fork()
+        seconds.append(time.process_time() - started)
+    assert median(seconds) <= 0.005

@@ -71,19 +71,19 @@ def assert_logprobs_of(
     completions: Sequence[Completion],
 ) -> None:
     for prompt, sampling, done in zip(prompts, samplings, completions, strict=True):
-        assert len(done.token_ids) == len(done.logprobs) <= sampling.max_tokens
+        assert len(done.token_ids) == len(done.logprobs) <= sampling.max_completion_length
         expected = logprobs_of(model, prompt, done.token_ids, sampling.temperature)
         chosen = expected.gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
         assert done.logprobs == pytest.approx(chosen.tolist(), abs=1e-4)
 
 
 def test_logprobs_match_the_sampled_distribution(model: Any, policy: LocalPolicy) -> None:
-    samplings = [Sampling(0.5 + 0.25 * i, max_tokens=4 + i, seed=i) for i in range(8)]
+    samplings = [Sampling(0.5 + 0.25 * i, max_completion_length=4 + i, seed=i) for i in range(8)]
     assert_logprobs_of(model, PROMPTS, samplings, complete_all(policy, samplings))
 
 
 def test_greedy_completions_equal_generate(model: Any, policy: LocalPolicy) -> None:
-    completions = complete_all(policy, [Sampling(temperature=0, max_tokens=12)] * 8)
+    completions = complete_all(policy, [Sampling(temperature=0, max_completion_length=12)] * 8)
     settings = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": 1, "pad_token_id": 0}
     for prompt, done in zip(PROMPTS, completions, strict=True):
         with evaluating(model):
@@ -98,7 +98,7 @@ def test_similar_prompts_share_a_prefill(
     monkeypatch.setitem(decoding.TRIE_TOKENS, "cpu", most)
     start = [2 + (5 * j) % 48 for j in range(20)]
     prompts = [[*start, *range(2, 4 + i)] for i in range(6)] + [[5, 6, 7]]
-    samplings = [Sampling(temperature=1.0, max_tokens=4, seed=i) for i in range(7)]
+    samplings = [Sampling(temperature=1.0, max_completion_length=4, seed=i) for i in range(7)]
     computed = []
 
     def count(_: Any, __: Any, inputs: dict[str, Any]) -> None:
@@ -113,7 +113,9 @@ def test_similar_prompts_share_a_prefill(
 
 @pytest.mark.slow
 def test_seeded_request_samples_the_same_in_any_batch(policy: LocalPolicy) -> None:
-    samplings = [Sampling(temperature=1.0, max_tokens=10, seed=100 + i) for i in range(8)]
+    samplings = [
+        Sampling(temperature=1.0, max_completion_length=10, seed=100 + i) for i in range(8)
+    ]
     together = complete_all(policy, samplings)
     assert complete_all(policy, samplings) == together
     alone = [complete_all(policy, [s], [p])[0] for p, s in zip(PROMPTS, samplings, strict=True)]
@@ -124,7 +126,7 @@ def test_seeded_request_samples_the_same_in_any_batch(policy: LocalPolicy) -> No
 
 def test_end_of_sequence_is_in_the_ids_and_not_in_the_text(model: Any) -> None:
     def greedy(*most: int, eos: int = 1) -> list[Completion]:
-        samplings = [Sampling(temperature=0, max_tokens=count) for count in most]
+        samplings = [Sampling(temperature=0, max_completion_length=count) for count in most]
         policy = LocalPolicy(model, NumberTokenizer(eos))
         return complete_all(policy, samplings, [PROMPTS[0]] * len(most))
 
@@ -143,7 +145,7 @@ def test_sampling_restores_the_training_mode(model: Any, policy: LocalPolicy) ->
     seen = []
     handle = model.register_forward_hook(lambda module, *_: seen.append(module.training))
     before = [module.training for module in model.modules()]
-    complete_all(policy, [Sampling(max_tokens=2)], [PROMPTS[0]])
+    complete_all(policy, [Sampling(max_completion_length=2)], [PROMPTS[0]])
     handle.remove()
     assert set(seen) == {False}
     assert [module.training for module in model.modules()] == before

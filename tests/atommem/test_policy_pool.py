@@ -13,8 +13,8 @@ from atommem.policy.server_pool import Adapter, ServerPool
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
 
-SAMPLING = Sampling(temperature=1.0, max_tokens=4)
-HALF = Sampling(temperature=0.5, max_tokens=4)
+SAMPLING = Sampling(temperature=1.0, max_completion_length=4)
+HALF = Sampling(temperature=0.5, max_completion_length=4)
 V1, V2 = Adapter("v1", "/adapters/v1"), Adapter("v2", "/adapters/v2")
 Pools = Callable[..., ServerPool]
 

@@ -1,21 +1,18 @@
 """The policy that a configuration opens; policies of completion and chat servers."""
 
-import resource
 from typing import Any
 
 import httpx
 import pytest
 
-from atommem.config import PolicyConfig
 from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
-from atommem.policy import opening
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ChatPolicy, ServerPolicy
 from tests.fake_chat import FakeChat, refusal
 from tests.fake_vllm import FakeServer
 from tests.fakes import WordTokenizer
 
-SAMPLING = Sampling(temperature=0.7, max_tokens=8, seed=3)
+SAMPLING = Sampling(temperature=0.7, max_completion_length=8, seed=3)
 TOKENIZER = WordTokenizer()
 IDS = [*TOKENIZER.encode("forty two"), TOKENIZER.eos_token_id]
 CHOICE = {"token_ids": IDS, "logprobs": {"token_logprobs": [-0.5, -0.25, -1.0]}}
@@ -71,7 +68,9 @@ async def test_server_policy_finds_the_one_model_and_its_context() -> None:
     policy, server = vllm_policy(model=None)
     await policy.complete([5], SAMPLING)
     assert [body["model"] for body in server.bodies] == ["policy"]
-    with pytest.raises(PromptTooLongError, match=r"57 tokens.*max_tokens=8.*context of 64"):
+    with pytest.raises(
+        PromptTooLongError, match=r"57 tokens.*max_completion_length=8.*context of 64"
+    ):
         await policy.complete([5] * 57, SAMPLING)
     assert len(server.bodies) == 1
 
@@ -79,7 +78,7 @@ async def test_server_policy_finds_the_one_model_and_its_context() -> None:
 async def test_chat_policy_sends_messages_and_returns_counts() -> None:
     server = FakeChat("<read_memory>\u0436</read_memory>")
     policy = chat_policy(server)
-    sampling = Sampling(temperature=0.7, max_tokens=8, seed=3, top_p=0.9, top_k=5)
+    sampling = Sampling(temperature=0.7, max_completion_length=8, seed=3, top_p=0.9, top_k=5)
     completion = await policy.complete_chat(MESSAGES, sampling)
     assert completion == Completion([], [], "<read_memory>\u0436</read_memory>", "stop", 11, 3)
     values = {"max_tokens": 8, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3}
@@ -96,21 +95,10 @@ async def test_chat_policy_unsupported_parameters_are_dropped_with_a_warning() -
         refusal(400, code="unsupported_value", param="temperature"),
     ]
     server = FakeChat(*refusals, "x", "x")
-    policy, sampling = chat_policy(server), Sampling(temperature=0.7, max_tokens=8)
+    policy, sampling = chat_policy(server), Sampling(temperature=0.7, max_completion_length=8)
     with pytest.warns(UserWarning, match="does not support temperature"):
         assert (await policy.complete_chat(MESSAGES, sampling)).text == "x"
     await policy.complete_chat(MESSAGES, sampling)
     assert len(server.bodies) == 4, "it remembers"
     for body in server.bodies[2:]:
         assert body.keys() == {"model", "messages", "max_completion_tokens"}
-
-
-def test_open_policy_allows_as_many_open_files_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "load_tokenizer", lambda name: WordTokenizer())
-    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
-    try:
-        opening.open_policy(PolicyConfig(["http://a"], tokenizer="t"))
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -16,7 +16,7 @@ from atommem.policy.server_pool import Adapter
 from atommem.policy.vllm_engine import VllmEnginePolicy
 from tests.fakes import WordTokenizer
 
-SAMPLING = Sampling(temperature=1.0, max_tokens=3, seed=5)
+SAMPLING = Sampling(temperature=1.0, max_completion_length=3, seed=5)
 
 
 class FakeEngine:

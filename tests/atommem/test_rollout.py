@@ -11,26 +11,22 @@ from unittest.mock import AsyncMock
 import pytest
 
 from atommem.config import drawn_capacity
-from atommem.envs.task import Document
 from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError, TraceError
-from atommem.policy.contract import Completion, Sampling, ScriptedPolicy
+from atommem.policy.contract import Completion, Sampling
 from atommem.process import StepTimeoutError, time_limit
 from atommem.rollout import Limits, Session
 from atommem.session_state import SessionState
-from atommem.trace import read_trace, write_trace
 from tests.atommem.sessions import (
     ANSWER,
-    LONG_TASK,
     TASK,
     Embeds,
     agent,
-    outcome,
     runner,
     saying,
     take_steps,
 )
-from tests.fakes import WordEmbedder, WordTokenizer, reading
+from tests.fakes import ScriptedPolicy, WordEmbedder, WordTokenizer, reading
 
 
 @pytest.mark.parametrize("way", ["json", "file with vectors", "fork"])
@@ -211,8 +207,10 @@ async def test_requests_have_affinity_seeds_and_token_limits() -> None:
     assert len({sampling.seed for sampling in [*first, *other]}) == 6
     assert {sampling.seed for sampling in await requests(sampling=Sampling())} == {None}
     # The last completion gets only the tokens that are left.
-    limited = await requests(limits=Limits(max_tokens=100), sampling=Sampling(max_tokens=98))
-    assert [sampling.max_tokens for sampling in limited] == [98, 97, 94]
+    limited = await requests(
+        limits=Limits(max_tokens=100), sampling=Sampling(max_completion_length=98)
+    )
+    assert [sampling.max_completion_length for sampling in limited] == [98, 97, 94]
 
 
 class SlowPolicy(ScriptedPolicy):
@@ -251,29 +249,3 @@ async def test_run_all_bounded_runs_groups_in_order_beside_a_slow_episode() -> N
     assert [(e.task_id, e.sample) for e in episodes] == [(task.id, i) for task, i in pairs]
     assert max(len(names) for names in policy.recorded) == 5
     assert max(len({*names} - {"slow"}) for names in policy.recorded) <= 2
-
-
-@pytest.mark.parametrize("limits", [Limits(), Limits(max_tokens=90)])
-async def test_episode_resumes_from_any_step_without_new_requests(
-    limits: Limits, tmp_path: Path
-) -> None:
-    whole = await runner(limits=limits).run(LONG_TASK, 4)
-    path = write_trace(tmp_path / "t", whole, {}, tokens=True)
-    traced, kept = read_trace(path).episode.steps, whole.steps
-    for past in ([], traced[:1], kept[:4], traced[:-1], kept, traced):
-        run = runner(limits=limits)
-        again = await run.run(LONG_TASK, 4, past)
-        assert outcome(again) == outcome(whole)
-        assert len(run.agent.policy.asked) == len(kept) - len(past)  # type: ignore[attr-defined]
-    fork = await runner().run(LONG_TASK, 5, kept[:3])  # another sample of it, from step 3 on
-    assert outcome(fork)[0][:3] == outcome(whole)[0][:3]
-    assert outcome(fork)[0][3]["text"] != outcome(whole)[0][3]["text"]
-
-
-async def test_episode_with_foreign_past_is_refused() -> None:
-    whole = await runner().run(LONG_TASK)
-    other = replace(LONG_TASK, documents=(Document("", "Another."), *LONG_TASK.documents[1:]))
-    with pytest.raises(
-        TraceError, match=r"step 1 of task 't1' \(chunk 1/6\) showed another observation"
-    ):
-        await runner().run(other, past=whole.steps[:3])

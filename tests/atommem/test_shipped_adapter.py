@@ -37,7 +37,7 @@ def test_strangers_questions_are_answered(tmp_path: Path) -> None:
     base = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     tasks = (ROOT / "tests" / "strangers.jsonl").read_text(encoding="utf-8").splitlines()[::8]
     (tmp_path / "tasks.jsonl").write_text("\n".join(tasks) + "\n", encoding="utf-8")
-    flags = ["--data", str(tmp_path / "tasks.jsonl"), "--out", str(tmp_path / "eval")]
+    flags = ["--data", str(tmp_path / "tasks.jsonl"), "--output_dir", str(tmp_path / "eval")]
     flags += ["--policy", SHIPPED, "--base_model", base.strip(), "--temperature", "0"]
     command = [sys.executable, "-m", "atommem.cli", "eval", *flags]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)

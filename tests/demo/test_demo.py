@@ -32,7 +32,7 @@ def test_demo_in_a_folder_of_other_files_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "eval").mkdir()
-    assert cli.main(["demo", "--quick", "--out", str(tmp_path)]) == 2
+    assert cli.main(["demo", "--quick", "--output_dir", str(tmp_path)]) == 2
     assert "eval in it would be lost" in capsys.readouterr().err
     assert (tmp_path / "eval").is_dir()
 
@@ -40,7 +40,7 @@ def test_demo_in_a_folder_of_other_files_is_refused(
 @contextmanager
 def demo(out: Path, processes: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start one in a session of its own, which is gone afterwards."""
-    command = [sys.executable, "-m", "atommem.cli", "demo", "--out", str(out)]
+    command = [sys.executable, "-m", "atommem.cli", "demo", "--output_dir", str(out)]
     command += ["--processes", str(processes), *options]
     with (out.parent / f"{out.name}.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)

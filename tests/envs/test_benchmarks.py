@@ -12,7 +12,7 @@ from atommem.envs.benchmarks.rows import QARow, read_rows
 from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS
 from atommem.envs.longdoc.evidence import gold_documents
 from atommem.envs.scoring.metrics import hint, score_question
-from atommem.envs.task import Document, Task
+from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
 from tests.envs.benchmark_rows import (
@@ -34,7 +34,7 @@ PARAGRAPHS = (
 )
 WHERE = "Where does the brother of Orla 0 live?"
 KINDS = {"type": "bridge", "level": "hard", "hops": 2}
-HOTPOT = QARow("id0", WHERE, ("Port 0",), PARAGRAPHS, "hotpotqa", metadata=KINDS)
+HOTPOT = QARow(Question(WHERE, ("Port 0",), "id0", KINDS), PARAGRAPHS)
 
 
 def objects(row: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def test_2wiki_adds_aliases_and_demonyms(tmp_path: Path) -> None:
     assert first.paragraphs == PARAGRAPHS, "the space between sentences is restored"
     names = {"Q_id": "Q0", "aliases": ["Harbour", "Port 0"], "demonyms": ["Porter", ""]}
     named = with_aliases(twowiki, write_lines(tmp_path / "id_aliases.json", [names]))
-    answers = [row.answers for row in named.read(path)]
+    answers = [row.question.answers for row in named.read(path)]
     assert answers == [("Port 0", "Harbour", "Porter"), ("Port 2",)]
 
 
@@ -70,8 +70,8 @@ def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
         tmp_path / "x", [sample("musique"), sample("musique", answerable=False), twice]
     )
     rows = list(BENCHMARKS["musique"].read(path))
-    assert rows[0].answers == ("Port 0", "Harbour 0")
-    assert rows[0].metadata == {"type": "2hop", "hops": 2}
+    assert rows[0].question.answers == ("Port 0", "Harbour 0")
+    assert rows[0].question.metadata == {"type": "2hop", "hops": 2}
     gold = [(paragraph.title, paragraph.gold) for paragraph in rows[0].paragraphs]
     assert gold == [("Orla", False), ("Moss", False), ("Orla", True), ("Bran", True)]
     assert [row.answerable for row in rows] == [True, False, True]
@@ -121,8 +121,8 @@ def test_web_question_has_answers_and_attributes(
     tmp_path: Path, benchmark: str, row: Any, answers: tuple[str, ...], metadata: dict[str, Any]
 ) -> None:
     (found,) = WEB_BENCHMARKS[benchmark].read(write_lines(tmp_path / "x", [row]))
-    assert (found.source, found.answers) == (benchmark, answers)
-    assert found.metadata.items() >= metadata.items()
+    assert found.question.answers == answers
+    assert found.question.metadata.items() >= metadata.items()
 
 
 def test_encrypted_web_questions_raise(tmp_path: Path) -> None:

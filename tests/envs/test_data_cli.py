@@ -75,7 +75,7 @@ def qa_row(number: int) -> QARow:
     titles = [f"other {number}.0", f"other {number}.1", f"shared {number // 2}"]
     gold = [Document(f"gold {number}.{i}", f"text {number}", gold=True) for i in range(2)]
     documents = (*gold, *(Document(title, "text") for title in titles))
-    return QARow(f"id{number}", f"Question {number}?", (f"answer {number}",), documents, "toy")
+    return QARow(Question(f"Question {number}?", (f"answer {number}",), f"id{number}"), documents)
 
 
 def tasks_of(rows: list[QARow], config: BuildConfig) -> list[Task]:
@@ -128,7 +128,7 @@ def source(tmp_path: Path) -> Path:
 
 def test_build_writes_tasks_and_their_provenance(source: Path) -> None:
     out = source.parent / "x.parquet"
-    options = f"--docs 12 --questions 1-3 --n 9 --seed 5 --input {source} --out {out}"
+    options = f"--documents 12 --questions 1-3 --n 9 --seed 5 --input {source} --out {out}"
     assert main([*BUILD, *options.split()]) == 0
     assert [len(task.documents) for task in load_tasks(out)] == [12] * 9
     provenance = json.loads(Path(f"{out}.json").read_text())
@@ -143,7 +143,7 @@ def test_build_writes_tasks_and_their_provenance(source: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--docs 3 --questions 2", "of this pool may need 4 gold documents, more than the"),
+        ("--documents 3 --questions 2", "of this pool may need 4 gold documents, more than the"),
         ("--out x.csv", "the name must end in .parquet or .jsonl"),
         ("--out {folder}/link.jsonl", "would overwrite the input"),
         ("--benchmark 2wikimultihopqa", "is one of hotpotqa"),
@@ -154,7 +154,7 @@ def test_build_with_an_invalid_option_leaves_no_file(
 ) -> None:
     folder, before = source.parent, source.read_bytes()
     (folder / "link.jsonl").symlink_to(source)
-    common = f"--input {source} --docs 12 --n 3 --out {folder}/x.parquet "
+    common = f"--input {source} --documents 12 --n 3 --out {folder}/x.parquet "
     assert main([*BUILD, *(common + options.format(folder=folder)).split()]) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "x.parquet").exists()

@@ -65,7 +65,7 @@ def run_expert(
         embedder=HashingEmbedder(2048),
         factory=factory,
         memory=MemoryConfig(**memory),
-        sampling=Sampling(seed=0, max_tokens=400),
+        sampling=Sampling(seed=0, max_completion_length=400),
     )
     return asyncio.run(runner.run_all([(task, 0) for task in tasks]))
 

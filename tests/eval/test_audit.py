@@ -11,18 +11,19 @@ from atommem.embedding.embedder import HashingEmbedder
 from atommem.errors import DataError
 from atommem.eval import audit as audit_module
 from atommem.eval.audit import audit, read_store
-from atommem.policy.contract import ScriptedPolicy
 from atommem.rollout import Session
 from tests.envs.benchmark_rows import write_lines
 from tests.eval.toys import evaluated, make_runner, make_task
-from tests.fakes import WordTokenizer
+from tests.fakes import ScriptedPolicy, WordTokenizer
 
 TEXTS = [*["Ann lives in Brent"] * 2, "Bob likes tea", "Ann lives in Lorne now", "It rains"]
 
 
 async def test_audit_finds_duplicates_and_evictions(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
-    found = await audit(read_store(path), HashingEmbedder(256), budget=3, rules=("fifo", "reject"))
+    found = await audit(
+        read_store(path), HashingEmbedder(256), capacity=3, rules=("fifo", "reject")
+    )
     assert (found.entries, found.duplicates, found.never_shown) == (5, [[1, 2]], None)
     assert found.evicted["fifo"] == [1, 2]
     assert found.evicted["reject"] == [5, 4]

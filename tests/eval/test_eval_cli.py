@@ -28,7 +28,7 @@ def test_eval_exits_with_3_if_too_many_episodes_have_no_score(
 ) -> None:
     data = tmp_path / "tasks.jsonl"
     save_tasks([make_task(name) for name in "abcd"], data)
-    flags = ["--embedder", "hashing", "--chunking", "documents", "--max_in_flight", "1"]
+    flags = ["--embedder", "hashing", "--chunking", "documents", "--max_inflight_tasks", "1"]
     command = eval_command("toy", data, tmp_path / "out", *flags)
     policy.errors = {"c": GONE}
     assert cli.main(command) == 3
@@ -43,7 +43,7 @@ def test_eval_exits_with_3_if_too_many_episodes_have_no_score(
 
 async def test_policy_identity_changes_with_the_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    choice = parse_arguments(["--policy", str(tmp_path), "--data", "d", "--out", "o"]).policy
+    choice = parse_arguments(["--policy", str(tmp_path), "--data", "d", "--output_dir", "o"]).policy
     found = []
     for last in (b"x", b"x", b"y"):
         (tmp_path / "model.safetensors").write_bytes(bytes(5 << 20) + last)
@@ -57,7 +57,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def eval_command(policy: Path | str, data: Path, out: Path, *flags: str) -> list[str]:
-    return ["eval", "--policy", str(policy), "--data", str(data), "--out", str(out), *flags]
+    return ["eval", "--policy", str(policy), "--data", str(data), "--output_dir", str(out), *flags]
 
 
 def summary_of(out: Path) -> Any:
@@ -95,7 +95,7 @@ def test_eval_on_a_corpus_searches_and_is_judged(checkpoint: Path, tmp_path: Pat
 
     with serving(script, AutoTokenizer.from_pretrained(checkpoint)) as url:
         flags = f"--tokenizer {checkpoint} --environment web --tools corpus --corpus {corpus} "
-        flags += "--embedder hashing --dialect paper --templates full --max_tokens 256 "
+        flags += "--embedder hashing --dialect paper --templates full --max_completion_length 256 "
         flags += f"--reward judge --judge_url {url} --judge_model tiny"
         assert cli.main(eval_command(url, data, out, *flags.split())) == 0
     summary = summary_of(out)
@@ -134,9 +134,9 @@ def test_eval_after_a_kill_ends_as_one_left_alone_with_any_concurrency(
 
     def command(out: str, in_flight: int) -> list[str]:
         # Batches of one request: results do not depend on the requests of a batch in the last bit.
-        flags = f"--samples_per_task 2 --max_in_flight {in_flight} --max_batch_tokens 1"
+        flags = f"--num_generations 2 --max_inflight_tasks {in_flight} --max_batch_tokens 1"
         where = tmp_path / out
-        return eval_command(checkpoint, data, where, *flags.split(), "--max_tokens", "4")
+        return eval_command(checkpoint, data, where, *flags.split(), "--max_completion_length", "4")
 
     assert cli.main(command("whole", 1)) == 0
     killed = [sys.executable, "-m", "atommem.cli", *command("killed", 2)]

@@ -53,7 +53,8 @@ def test_judge_table_flags_scores_that_depend_on_the_prompt(
     out = tmp_path / "judged.json"
     words = ["judge", str(folder), "--judge_url", "http://j", "--judge_model", "m"]
     (odd := tmp_path / "odd.txt").write_text(PROMPT)
-    words += ["--prompts", "default", "mem0", str(odd), "--labels", str(tmp_path / "labels.jsonl")]
+    words += ["--judge_prompt", "default", "mem0", str(odd)]
+    words += ["--labels", str(tmp_path / "labels.jsonl")]
     assert main([*words, "--out", str(out)]) == 0
     numbers = json.loads(out.read_text())["numbers"]
     scores = {prompt: found["mean"] for prompt, found in numbers["scores"]["ours"].items()}
@@ -73,11 +74,11 @@ def test_judge_prompt_without_readable_verdicts_is_left_out(
     asyncio.run(evaluated(tasks, tmp_path / "ours", wrong={*names}))
     (tmp_path / "odd.txt").write_text(PROMPT)
     words = ["judge", str(tmp_path / "ours"), "--judge_url", "http://j", "--judge_model", "m"]
-    assert main([*words, "--prompts", str(tmp_path / "odd.txt"), "default"]) == 0
+    assert main([*words, "--judge_prompt", str(tmp_path / "odd.txt"), "default"]) == 0
     found = capsys.readouterr()
     assert "odd.txt left out" in found.err
     assert "default" in found.out
-    assert main([*words, "--prompts", str(tmp_path / "odd.txt")]) == 2
+    assert main([*words, "--judge_prompt", str(tmp_path / "odd.txt")]) == 2
 
 
 def test_judge_that_dies_continues_where_it_stopped(
@@ -85,7 +86,7 @@ def test_judge_that_dies_continues_where_it_stopped(
 ) -> None:
     folder, out = evaluation(tmp_path / "ours", 0, NAMES[:6]), tmp_path / "judged.json"
     words = ["judge", str(folder), "--judge_url", "http://j", "--judge_model", "m"]
-    words += ["--prompts", "default", "mem0", "--out", str(out)]
+    words += ["--judge_prompt", "default", "mem0", "--out", str(out)]
     answer, server._answer = (
         server._answer,
         lambda body: 503 if len(server.bodies) > 8 else "INCORRECT",
@@ -114,7 +115,7 @@ def test_corrections_add_scores_beside_the_official_ones(
     asyncio.run(evaluated(tasks, folder, wrong={"a"}))
     corrections = tmp_path / "corrections.json"
     corrections.write_text('{"q1": ["wrong", "false"], "q2": "drop", "gone": ["x"]}')
-    words = ["report", str(folder), "--out", str(tmp_path / "report")]
+    words = ["report", str(folder), "--output_dir", str(tmp_path / "report")]
     assert main([*words, "--corrections", str(corrections)]) == 0
     assert "1 ids are of no question" in capsys.readouterr().err
     results = json.loads((tmp_path / "report" / "results.json").read_text())

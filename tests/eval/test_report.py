@@ -106,7 +106,7 @@ async def test_report_is_the_same_for_the_same_evaluations(tmp_path: Path) -> No
     folders = [f"left={tmp_path / 'one'}", str(tmp_path / "two")]
     found = []
     for given in (folders, folders, [str(out)]):  # the last time from its own results.json
-        assert main(["report", *given, "--out", str(out), "--title", "<T>"]) == 0
+        assert main(["report", *given, "--output_dir", str(out), "--title", "<T>"]) == 0
         files = [path for path in out.rglob("*") if path.is_file()]
         found.append({path.name: path.read_bytes() for path in files})
         path = tmp_path / "one" / "episodes.jsonl"
@@ -125,7 +125,7 @@ async def test_changed_file_of_an_evaluation_is_found(
     folder = await answered(tmp_path / "one", "abc")
     path = folder / name
     path.write_text(path.read_text().replace(*change, 1))
-    assert main(["report", str(folder), "--out", str(tmp_path / "out")]) == 2
+    assert main(["report", str(folder), "--output_dir", str(tmp_path / "out")]) == 2
     assert f"{name}: not what summary.json was made of" in capsys.readouterr().err
 
 
@@ -137,7 +137,7 @@ async def test_compare_counts_wins_and_names_changed_tasks(
     second = await answered(tmp_path / "B", "abdefg", gone="h")
     out = tmp_path / "c.json"
     # Scored in both: a to e and g. Better: d, e, g; worse: c.
-    assert main(["compare", str(first), str(second), "--json", str(out), "--show", "2"]) == 0
+    assert main(["compare", str(first), str(second), "--out", str(out), "--show", "2"]) == 0
     found = json.loads(out.read_text())
     assert (found["wins"], found["losses"], found["ties"], found["left_out"]) == (3, 1, 2, 2)
     assert found["p_value"] == pytest.approx(2 * (1 / 16 + 0.5 * 4 / 16))
@@ -156,7 +156,7 @@ async def test_inspect_log_has_every_episode_and_our_own_scores(
 ) -> None:
     first = await answered(tmp_path / "ours", "ad", gone="c", names="abcd")
     out = tmp_path / "out"
-    assert main(["report", str(first), "--out", str(out), "--export", "inspect"]) == 0
+    assert main(["report", str(first), "--output_dir", str(out), "--export", "inspect"]) == 0
     (path,) = (out / "inspect").iterdir()
     log = json.loads(path.read_text())
     assert path.name.startswith(log["eval"]["created"][:10]), "Inspect finds logs by such names"

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +11,11 @@ import yaml
 
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
 from atommem.envs.task_files import save_tasks
-from atommem.errors import AtomMemError, BudgetSpentError, ConfigError, PolicyError
+from atommem.errors import BudgetSpentError, ConfigError, PolicyError
 from atommem.eval import eval_cli
 from atommem.eval import suite as suites
 from atommem.eval.reporting.report_cli import paper_tables
-from atommem.eval.suite_cli import _exit_status, column_file, load_columns
+from atommem.eval.suite_cli import column_file, load_columns
 from tests.envs.benchmark_rows import sample, write_json
 from tests.eval.toys import GONE, ToyPolicy, make_task
 from tests.pages import blocks
@@ -102,7 +101,7 @@ def test_row_without_rl_differs_from_the_trained_one_in_its_policy_alone(tmp_pat
     ours = suites.load_suite("table1").with_policies({"memagent": "m", "base_yarn": "b"})
     ours = ours.select(rows=["atommem, without RL", "atommem"], columns=["hotpotqa-200"])
     (base, own), _ = suites.expand(ours, ["--policy", trained], tmp_path)
-    changes = {"policy": own.evaluation.policy.policy, "out": str(own.folder)}
+    changes = {"policy": own.evaluation.policy.policy, "output_dir": str(own.folder)}
     assert base.evaluation.replace(changes) == own.evaluation
     shipped = suites.parse_suite(suite(rows=[{"method": "atommem", "policy": "base"}]))
     shipped = shipped.with_policies({"base": "smollm2"})
@@ -132,7 +131,11 @@ def differences(table: Mapping[str, Any], suite: suites.Suite, runs: Any) -> Ite
         if run.row.name in rows:
             own = rows[run.row.name].get("settings", {})
             values = run.evaluation.to_flat()
-            wanted = {**paper["settings"], "max_tokens": paper["code"]["max_tokens"], **own}
+            wanted = {
+                **paper["settings"],
+                "max_completion_length": paper["code"]["max_completion_length"],
+                **own,
+            }
             for key, value in wanted.items():
                 if key in values and values[key] != value:
                     of = f" of {run.row.name}" if key in own else ""
@@ -177,13 +180,13 @@ def run(folder: Path, *flags: str, **fields: Any) -> int:
     values = {
         "title": "Toys",
         "reference": "no_memory",
-        "settings": {**settings, "max_in_flight": 3},
+        "settings": {**settings, "max_inflight_tasks": 3},
         "data": [{"name": name, "file": str(folder / f"{name}.jsonl")} for name in ("one", "two")],
         "rows": [{"method": "atommem"}, {"method": "no_memory"}],
         **fields,
     }
     (folder / "suite.yaml").write_text(yaml.safe_dump(values))
-    words = ["--suite", str(folder / "suite.yaml"), "--out", str(folder / "out")]
+    words = ["--suite", str(folder / "suite.yaml"), "--output_dir", str(folder / "out")]
     return eval_cli.main([*words, *flags])
 
 
@@ -199,13 +202,15 @@ def test_suite_exit_status_and_continuing(
     folder: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stderr(status: int, *flags: str) -> str:
-        assert run(folder, "--max_in_flight", "1", *flags) == status
+        assert run(folder, "--max_inflight_tasks", "1", *flags) == status
         return capsys.readouterr().err
 
     policy.wrong = {"a"}
     policy.errors = {"e": PolicyError("refused")}  # the other runs go on
     assert "atommem on two, seed 0 was refused: refused" in stderr(2)
     assert em(folder)["no_memory", "one"] == 0.75
+    policy.errors = {"e": BudgetSpentError("spent"), "f": GONE}
+    assert "atommem on two, seed 0 was refused: spent" in stderr(4)
     policy.errors = {"f": GONE}
     assert "atommem on two, seed 0: 1 of 2 episodes failed" in stderr(3)
     asked, policy.errors, policy.asked = policy.asked, {}, []
@@ -235,23 +240,6 @@ def test_rows_that_cannot_run_leave_the_others(
 def test_policy_without_a_place_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="policies=base: give NAME=WHERE"):
         run(folder, "--policies", "base")
-
-
-@pytest.mark.parametrize(
-    ("errors", "status"),
-    [
-        ([PolicyError("no"), BudgetSpentError("spent")], 2),
-        ([BudgetSpentError("spent"), PolicyError("no"), None], 2),
-        ([None, BudgetSpentError("spent")], 4),
-        ([None], 3),
-    ],
-)
-def test_exit_status_names_the_worst_end(errors: list[AtomMemError | None], status: int) -> None:
-    evaluation = SimpleNamespace(config=SimpleNamespace(max_failed_fraction=0.0))
-    failed = SimpleNamespace(records=[SimpleNamespace(failed=True)])
-    row, make = suites.Row("rag"), suites.SuiteRun
-    runs: Any = [make(row, column(), 0, evaluation, error) for error in errors]  # type: ignore
-    assert _exit_status(dict.fromkeys(runs, failed)) == status  # type: ignore
 
 
 def write_benchmarks(folder: Path, **changes: Any) -> Path:

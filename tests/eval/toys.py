@@ -68,7 +68,7 @@ def make_setup(
     config = environment or environment_config("longdoc", chunking="documents", max_reads=1)
     run = RunConfig(
         memory=memory or MemoryConfig(retrieve_k=2),
-        sampling=sampling or Sampling(temperature=0.0, seed=0, max_tokens=64),
+        sampling=sampling or Sampling(temperature=0.0, seed=0, max_completion_length=64),
     )
     factory = make_factory(config, tokenizer)
     fields = {"run": run, "policy": policy, "embedder": WordEmbedder()}

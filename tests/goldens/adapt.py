@@ -11,9 +11,10 @@ from atommem.environment import environment_config, make_factory
 from atommem.envs.longdoc.environment import chunk_observation, question_observation
 from atommem.envs.task import Document, Question, Task
 from atommem.memory.log import MemoryView, Operation, Retrieved, to_json
-from atommem.policy.contract import Sampling, ScriptedPolicy
+from atommem.policy.contract import Sampling
 from atommem.prompts import PromptBuilder
 from atommem.rollout import Agent, Session
+from tests.fakes import ScriptedPolicy
 
 
 def prompt_builder(tokenizer: Any, **memory: Any) -> Any:
@@ -57,6 +58,7 @@ RULE_PATHS = {
     **{name.lower(): f"papers.banks:{name}" for name in ("MemoBank", "TraceRetain")},
     **{name.lower(): f"papers.retention.rules:{name}" for name in ("Ebbinghaus", "Redundancy")},
     **{name.lower(): f"papers.retention.rules:{name}" for name in ("Novelty", "Linear")},
+    "failures_first": "papers.banks:FailuresFirst",
     **{"type_prior": "papers.retention.rules:TypePrior", "amac": "papers.amac.rule:AMac"},
 }
 """Rules that the package no longer ships."""
@@ -72,7 +74,7 @@ def make_agent(policy: Any, tokenizer: Any, **memory: Any) -> Any:
         tokenizer=tokenizer,
         factory=longdoc(tokenizer),
         memory=MemoryConfig(**memory),
-        sampling=Sampling(seed=3, max_tokens=4000),
+        sampling=Sampling(seed=3, max_completion_length=4000),
     )
 
 

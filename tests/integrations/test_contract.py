@@ -79,7 +79,7 @@ def data(tmp_path: Path) -> str:
     return str(tmp_path / "tasks.jsonl")
 
 
-SETTINGS = {"embedder": "hashing", "chunking": "documents", "max_tokens": 16}
+SETTINGS = {"embedder": "hashing", "chunking": "documents", "max_completion_length": 16}
 PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 
 

@@ -15,14 +15,14 @@ import openai
 import uvicorn
 
 from atommem.memory.log import replay
-from atommem.policy.contract import Completion, Sampling, ScriptedPolicy
+from atommem.policy.contract import Completion, Sampling
 from atommem.run import Runtime
 from atommem.serve.app import make_app
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.conversations import Conversations
 from atommem.serve.schema import open_database
 from atommem.serve.served_model import ServedModel
-from tests.fakes import WordTokenizer
+from tests.fakes import ScriptedPolicy, WordTokenizer
 
 KEYS = {owner: f"{owner}-key-of-32-characters-{owner}" for owner in ("ann", "bob")}
 _CHUNK = re.compile(r"of the text:\n(.*?)\n\nYour scratchpad", re.DOTALL)

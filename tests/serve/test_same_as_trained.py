@@ -15,10 +15,10 @@ from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import chunk_task, joined_text
 from atommem.eval.methods import Setup, make_method
 from atommem.memory.log import Operation
-from atommem.policy.contract import Sampling, ScriptedPolicy
+from atommem.policy.contract import Sampling
 from atommem.run import RunConfig
 from atommem.train.rollout.rollouts import Rollouts
-from tests.fakes import WordTokenizer
+from tests.fakes import ScriptedPolicy, WordTokenizer
 from tests.serve.servers import items, make_conversations, note_taker, running, scripted
 
 MEMORY = MemoryConfig(retrieve_k=3, entry_tokens=12)
@@ -54,8 +54,12 @@ async def test_training_evaluation_and_serving_give_the_same_tokens(
     policy: Any = ScriptedPolicy(tokenizer, note_taker)
     policy.tokenizer = tokenizer
 
-    run = RunConfig(memory=MEMORY, environment=environment, sampling=Sampling(max_tokens=200))
-    args: Any = SimpleNamespace(episode_max_tokens=None, episode_max_seconds=None)
+    run = RunConfig(
+        memory=MEMORY, environment=environment, sampling=Sampling(max_completion_length=200)
+    )
+    args: Any = SimpleNamespace(
+        episode_max_tokens=None, episode_max_seconds=None, max_inflight_tasks=-1
+    )
     trained = await Rollouts(args, run, tokenizer, embedder).runner(policy).run(task)
 
     factory = make_factory(environment, tokenizer)
@@ -66,7 +70,7 @@ async def test_training_evaluation_and_serving_give_the_same_tokens(
         assert one.operations == other.operations
     assert evaluated.answers == trained.answers
 
-    settings = {"retrieve_k": 3, "entry_tokens": 12, "max_tokens": 200, **world}
+    settings = {"retrieve_k": 3, "entry_tokens": 12, "max_completion_length": 200, **world}
     model = scripted(policy=policy, tokenizer=tokenizer, **settings)
     (question,) = task.questions
     texts = chunk_task(task, tokenizer, "documents", 0)

@@ -28,8 +28,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_settings_that_change_the_prompt_are_refused(run: Path) -> None:
-    model = ServedModel.open(str(run), temperature=0.0, max_tokens=4)
-    assert (model.agent.sampling.max_tokens, model.name) == (4, "grpo")
+    model = ServedModel.open(str(run), temperature=0.0, max_completion_length=4)
+    assert (model.agent.sampling.max_completion_length, model.name) == (4, "grpo")
     with pytest.raises(ConfigError, match=r"retrieve_k=.*trained with .*Leave out --retrieve_k"):
         ServedModel.open(str(run), retrieve_k=9)
 

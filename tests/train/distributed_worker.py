@@ -49,7 +49,7 @@ def update(folder: Path, case: str) -> dict[str, Any]:
     The result is that of the last update.
     """
     write, normalization, updates = CASES[case]
-    size = {"per_device_train_batch_size": 12 // RANKS // updates, "micro_batch_tokens": 40}
+    size = {"per_device_train_batch_size": 12 // RANKS // updates, "token_budget": 40}
     rest = {"steps_per_generation": updates, "max_steps": updates, "normalization": normalization}
     config = make_config(folder, **size, **rest)
     trainer, recorder, runner = make_trainer(make_model(), config, write)
@@ -115,7 +115,7 @@ def end_early(folder: Path, problem: str) -> str:
     """
     settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     settings |= {"steps_per_generation": 2 if problem == "disk" else 1}
-    size = {"per_device_train_batch_size": 12 // RANKS, "micro_batch_tokens": 40}
+    size = {"per_device_train_batch_size": 12 // RANKS, "token_budget": 40}
     config = make_config(folder, **size, **settings)
     trainer, _, _ = make_trainer(make_model(), config, alternating_episode, tasks=6)
     owner: Any = {"memory": trainer._update, "disk": trainer}[problem]
@@ -144,7 +144,7 @@ def fsdp2_update(folder: Path, kind: str) -> dict[str, Any]:
     """Train on eight episodes in groups of four, in micro-batches of 20 tokens."""
     bf16 = "bf16" in kind
     adapter = LoraConfig(r=2, target_modules=["q_proj", "gate_proj"], task_type="CAUSAL_LM")
-    size = {"per_device_train_batch_size": 8 // RANKS, "micro_batch_tokens": 20}
+    size = {"per_device_train_batch_size": 8 // RANKS, "token_budget": 20}
     args = make_config(folder / f"out-{kind}", beta=0.1, bf16=bf16, **size)
     args.model_init_kwargs = {"dtype": "bfloat16" if bf16 else "float32"}
     model, peft_config = str(folder / "model"), adapter if "lora" in kind else None

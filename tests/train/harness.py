@@ -225,7 +225,7 @@ def make_tasks(count: int = 6) -> list[Task]:
 
 def make_rollouts(args: Any, tokenizer: Any) -> Rollouts:
     longest = args.max_completion_length or 4
-    sampling = Sampling(temperature=args.temperature, max_tokens=longest)
+    sampling = Sampling(temperature=args.temperature, max_completion_length=longest)
     run = RunConfig(memory=MEMORY, environment=ENVIRONMENT, sampling=sampling)
     return Rollouts(args, run, tokenizer, HashingEmbedder(16))
 

@@ -186,7 +186,7 @@ def test_engine_calls_have_the_order_of_trl(
         backend.publish(trainer)
         for _ in range(2):
             with backend.rollout(trainer):
-                asyncio.run(backend.policy.complete([1, 2], Sampling(1.0, max_tokens=2)))
+                asyncio.run(backend.policy.complete([1, 2], Sampling(1.0, max_completion_length=2)))
     assert double.calls == ["build", calls[-1], *4 * calls]
     assert len(checked) == adapts  # the first adapter, once
 

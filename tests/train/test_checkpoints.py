@@ -154,7 +154,7 @@ def exhaust_memory(trainer: MemoryGRPOTrainer) -> None:
 ENDINGS: dict[str, tuple[Callable[[MemoryGRPOTrainer], None], type[Exception], str]] = {
     "spent budget": (spend_budget, RolloutFailedError, "update 3 cannot .* call_budget is spent"),
     "NaN": (diverge, DivergedError, "gradient norm of update 3 is nan"),
-    "out of memory": (exhaust_memory, MemoryFault, "out of memory .* Lower micro_batch_tokens"),
+    "out of memory": (exhaust_memory, MemoryFault, "out of memory .* Lower token_budget"),
     "full disk": (fill_disk, CheckpointError, "of update 3 could not be written: No space left"),
 }
 

@@ -158,7 +158,7 @@ PROMPT = PromptShape(reading=100, answering=80, memory=50, longest_memory=300, i
 
 
 def workload(prompt: PromptShape = PROMPT, share: bool = True, **changes: Any) -> Workload:
-    settings = {"per_device_train_batch_size": 8, "num_generations": 4, "micro_batch_tokens": 5000}
+    settings = {"per_device_train_batch_size": 8, "num_generations": 4, "token_budget": 5000}
     settings |= {"max_steps": -1, "num_train_epochs": 2, "max_completion_length": 200}
     return estimate_workload(SimpleNamespace(**{**settings, **changes}), 2, DATA, prompt, 20, share)
 

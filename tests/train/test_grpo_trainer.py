@@ -18,7 +18,6 @@ from atommem.environment import TaskDescription
 from atommem.episode import Episode, StopReason
 from atommem.errors import OutageError
 from atommem.eval.runner import evaluate
-from atommem.rollout import EpisodeRunner
 from atommem.train.checkpoints import list_checkpoints
 from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.errors import RolloutFailedError
@@ -41,6 +40,7 @@ from tests.train.harness import (
     reference_gradients,
 )
 from tests.train.toys import (
+    WrittenRunner,
     make_episode,
     make_model,
     make_row,
@@ -103,9 +103,9 @@ def check(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"normalization": "token", "beta": 0.3, "micro_batch_tokens": 60},
+        {"normalization": "token", "beta": 0.3, "token_budget": 60},
         {"normalization": "step", "temperature": 0.6, "gradient_checkpointing": True},
-        {"normalization": "trajectory", "scale_rewards": "group", "micro_batch_tokens": 40},
+        {"normalization": "trajectory", "scale_rewards": "group", "token_budget": 40},
     ],
     ids=str,
 )
@@ -129,7 +129,7 @@ def test_update_without_tree_attention_pads_rows_and_warns(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("WARNING", "atommem.train.loops.update_step"):
-        check(tmp_path, is_windowed=True, normalization="step", micro_batch_tokens=40)
+        check(tmp_path, is_windowed=True, normalization="step", token_budget=40)
     assert "rows are padded: its attention has a sliding window of 4096 tokens" in caplog.text
 
 
@@ -152,7 +152,7 @@ def test_update_of_one_group_equals_numbers_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loop", ["grpo", "two updates on a rollout", "async"])
+@pytest.mark.parametrize("loop", ["grpo", "async"])
 def test_advantages_count_episodes_and_not_their_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str
 ) -> None:
@@ -174,12 +174,8 @@ def test_advantages_count_episodes_and_not_their_steps(
             return run(self, model, batch)
 
         monkeypatch.setattr(UpdateStep, "run", keep)
-        updates = 1 if loop == "grpo" else 2
-        size = {"per_device_train_batch_size": 4 // updates, "steps_per_generation": updates}
-        trainer = make_trainer(
-            make_model(), make_config(tmp_path, max_steps=updates, **size), write
-        )
-        trainer[0].train()
+        config = make_config(tmp_path, per_device_train_batch_size=4)
+        make_trainer(make_model(), config, write)[0].train()
     assert [row.advantage for row in trained] == [0.5, -0.5] + [0.5] * 3 + [-0.5] * 7
 
 
@@ -193,8 +189,7 @@ def test_update_without_variance_changes_nothing(tmp_path: Path) -> None:
     )
     trainer.train()
     assert recorder.gradients == [{}]
-    before = make_model().state_dict()
-    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+    torch.testing.assert_close(model.state_dict(), make_model().state_dict(), atol=0, rtol=0)
     assert trainer.state.log_history[0]["loss"] == 0.0
     trainer.create_model_card()
     assert "Nothing was learned from rewards" in (tmp_path / "README.md").read_text()
@@ -305,42 +300,23 @@ def test_training_logprobs_equal_sampled_ones(tmp_path: Path) -> None:
     trainer = make_real_trainer(tmp_path, learning_rate=1e-3, temperature=0.7, **size)
     trainer.train()
     trainer.close()
-    logged = read_metrics(tmp_path / METRICS_FILE)
-    for entry in logged[:2]:
+    for entry in read_metrics(tmp_path / METRICS_FILE)[:2]:
         assert entry["sampling/sampling_logp_difference/mean"] < 1e-5
         assert 0 < entry["reward"] < 1
-        assert entry["actions/create"] > 0
-        assert entry["malformed"] > 0
+        assert min(entry["actions/create"], entry["malformed"]) > 0
 
 
-class TimedRunner(EpisodeRunner):
-    """Episodes of t0 wait for `let_go`; only t0 and t3 have variance."""
+async def test_run_groups_replaces_groups_without_variance() -> None:
+    def write(task_id: str, sample: int) -> Episode:
+        reward = float(sample) if task_id in ("t0", "t3") else 1.0
+        return make_episode(task_id, sample, reward, [(1, 1)])
 
-    def __init__(self) -> None:
-        super().__init__(None)  # type: ignore[arg-type]
-        self.started: list[str] = []
-        self.let_go = asyncio.Event()
-
-    async def run(self, task: Any, sample: int = 0, **_: Any) -> Episode:
-        self.started.append(task.id)
-        await (self.let_go.wait() if task.id == "t0" else asyncio.sleep(0))
-        return Episode(task.id, sample, reward=float(sample) if task.id in ("t0", "t3") else 1.0)
-
-
-async def test_run_groups_replaces_while_others_run() -> None:
-    runner = TimedRunner()
     tasks = [TaskDescription(f"t{index}") for index in range(6)]
-    slow = RolloutGroup([tasks[0], tasks[5]], range(2))
-    replaced = RolloutGroup(tasks[1:5], range(2))
-    work = asyncio.create_task(run_groups(runner, [slow, replaced]))
-    while runner.started.count("t3") < 2:
-        await asyncio.sleep(0)
-    assert not work.done()
-    runner.let_go.set()
-    await work
-    assert [episode.task_id for episode in slow.episodes] == ["t0", "t0"]
-    assert (slow.replaced, [episode.task_id for episode in replaced.episodes]) == ([], ["t3", "t3"])
-    assert [episode.task_id for episode in replaced.replaced] == ["t1", "t1", "t2", "t2"]
+    kept, other = (RolloutGroup(own, range(2)) for own in ([tasks[0], tasks[5]], tasks[1:5]))
+    runner: Any = WrittenRunner(write)
+    await run_groups(runner, [kept, other])
+    assert [e.task_id for e in kept.episodes + other.episodes] == ["t0", "t0", "t3", "t3"]
+    assert [e.task_id for e in kept.replaced + other.replaced] == ["t1", "t1", "t2", "t2"]
 
 
 def test_task_order_has_each_task_once_per_epoch() -> None:
@@ -391,7 +367,7 @@ async def test_evaluation_scores_equal_those_of_eval(tmp_path: Path) -> None:
     metrics = await asyncio.to_thread(trainer.evaluate)
     runner = trainer.backend.runner
     runner.agent.sampling = replace(runner.agent.sampling, temperature=0.7, seed=3)
-    summary = (await evaluate(HELD_OUT, runner, samples_per_task=2, progress=False)).summary()
+    summary = (await evaluate(HELD_OUT, runner, num_generations=2, progress=False)).summary()
     for key, of in (("", "mean"), ("_low", "low"), ("_high", "high")):
         assert metrics[f"eval_em{key}"] == summary["metrics"]["em"][of]
     assert metrics["eval_n"] == 16
@@ -405,15 +381,15 @@ def test_failed_evaluation_ends_the_run(tmp_path: Path) -> None:
     trainer = make_evaluating(
         tmp_path, max_steps=2, eval_steps=1, save_strategy="steps", save_steps=9
     )
-    runner = trainer.backend.runner
-    complete = runner.agent.policy.complete
+    policy: Any = trainer.backend.runner.agent.policy
+    complete = policy.complete
 
     async def gone(prompt_ids: list[int], sampling: Any) -> Any:
         if trainer.state.global_step == 1:
             raise OutageError("no server answers")
         return await complete(prompt_ids, sampling)
 
-    runner.agent.policy.complete = gone  # type: ignore[method-assign]
+    policy.complete = gone
     with pytest.raises(RolloutFailedError, match="8 of 8 episodes of the evaluation failed"):
         trainer.train()
     trainer.close()

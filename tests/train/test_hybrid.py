@@ -1,11 +1,10 @@
-"""Hybrids of attention and DeltaNet layers (Qwen3.5): padded rows, sampling, and thinking."""
+"""Hybrids of attention and DeltaNet layers (Qwen3.5): padded rows and sampling."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import trl
 from transformers import (
     Qwen3_5Config,
     Qwen3_5ForCausalLM,
@@ -14,21 +13,16 @@ from transformers import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
-from atommem.config import MemoryConfig
 from atommem.policy.contract import Sampling
 from atommem.policy.decoding import Row, decode
 from atommem.policy.local import LocalPolicy, evaluating
-from atommem.run import RunConfig
 from atommem.train.loops.models import load_model
-from atommem.train.loops.sft import trace_demonstrations
 from atommem.train.packing.micro_batch import pad_rows
 from atommem.train.packing.tree_attention import tree_obstacle
 from tests.tokenizer_shapes import byte_level
 from tests.train.harness import make_config
-from tests.train.test_sft import ENVIRONMENT, save
 from tests.train.toys import EOS, PAD, VOCABULARY, make_row
 
-TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 LENGTHS = (5, 70, 130)  # DeltaNet is computed in chunks of 64 tokens
 
 
@@ -96,7 +90,8 @@ def test_sampling_of_a_hybrid_is_the_same_in_a_batch_and_in_training() -> None:
 
     def sampled(*batch: list[int]) -> list[Row]:
         rows = [
-            Row(ids, Sampling(1.0, max_tokens=6 + len(ids) % 7, seed=len(ids))) for ids in batch
+            Row(ids, Sampling(1.0, max_completion_length=6 + len(ids) % 7, seed=len(ids)))
+            for ids in batch
         ]
         with evaluating(model):
             decode(model, rows, {EOS}, PAD)
@@ -110,28 +105,3 @@ def test_sampling_of_a_hybrid_is_the_same_in_a_batch_and_in_training() -> None:
         assert row.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
         scored = pad_rows([make_row(row.prompt_ids, row.token_ids)], PAD).score(model)[0]
         assert row.logprobs == pytest.approx(scored.tolist(), abs=1e-5)
-
-
-@pytest.mark.parametrize("thinks", [True, False])
-@pytest.mark.parametrize("template", ["qwen3_5_think", "qwen3_6"])
-def test_thinking_of_a_hybrid_is_replayed_and_does_nothing(
-    tmp_path: Path, template: str, thinks: bool
-) -> None:
-    """With thinking the template ends the prompt inside of a thought."""
-    tokenizer = byte_level()
-    tokenizer.chat_template = (TEMPLATES / f"{template}.jinja").read_text()
-    thought = "<create_memory>a thought</create_memory></think>\n\n" if thinks else ""
-
-    def script(prompt: str) -> str:
-        assert prompt.endswith("<think>\n" if thinks else "<think>\n\n</think>\n\n")
-        if "It says red." in prompt:
-            return thought + "<create_memory>red</create_memory>"
-        return thought + "<final_answer>\\boxed{red}</final_answer>"
-
-    kwargs = {"enable_thinking": thinks}
-    episode = save(tmp_path / "a.jsonl", tokenizer, script=script, chat_template_kwargs=kwargs)
-    assert episode.reward == 1.0
-    assert [action.text for action in episode.steps[0].actions] == ["red"]
-    run = RunConfig(memory=MemoryConfig(), environment=ENVIRONMENT, chat_template_kwargs=kwargs)
-    rows = trace_demonstrations(tmp_path / "a.jsonl", tokenizer, run, 1.0)
-    assert rows == [(step.prompt_ids, step.token_ids) for step in episode.steps]

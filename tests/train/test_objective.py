@@ -1,7 +1,6 @@
 """Advantages, rows and the policy loss, by hand and against TRL's."""
 
 import inspect
-import pickle
 import random
 import warnings
 from collections import defaultdict
@@ -28,7 +27,6 @@ from atommem.train.objective.rows import (
     group_advantages,
     merge_equal_rows,
     normalizer,
-    sums_of_quarters,
     token_weight,
 )
 from tests.train.harness import make_config
@@ -241,11 +239,6 @@ def test_gradient_shares_add_up_the_weights_of_rows(
     assert [log[f"above_mean/steps_q{q}"] for q in (1, 2, 3, 4)] == pytest.approx([0.5, 0.5, 1, 0])
 
 
-def test_quarters_share_equal_sizes_evenly() -> None:
-    sums = sums_of_quarters(np.array([6.0, 0.0, 0.0, 3.0, 3.0, 3.0]), np.array([2, 2, 2, 5, 5, 5]))
-    assert sums.tolist() == [3.0, 3.0, 4.5, 4.5]
-
-
 def test_default_correction_keeps_the_weight_of_long_rows() -> None:
     """Unbiased noise between engine and trainer (mean ratio 1), as others measured it."""
     loss = configured_loss(make_config("unused", use_vllm=True))
@@ -260,13 +253,3 @@ def test_default_correction_keeps_the_weight_of_long_rows() -> None:
     assert [sums[f"weight_q{index}"] for index in range(1, 5)] == [100, 500, 2000, 4000]
     means = [float(sums[f"q{index}"] / sums[f"weight_q{index}"]) for index in range(1, 5)]
     assert means == pytest.approx([1.0] * 4, abs=0.01)
-
-
-def test_pickled_row_has_its_ids_once() -> None:
-    row = Row(range(3000), range(500), [-0.5] * 500, 3, 0.25, 2.0)
-    data = pickle.dumps(row)
-    assert len(data) < 4 * (3500 + 500) + 1000
-    copied = pickle.loads(data)
-    for name in ("prompt_ids", "completion_ids", "ids", "logprobs", "old_logprobs"):
-        assert getattr(copied, name).tolist() == getattr(row, name).tolist()
-    assert (copied.episode, copied.advantage, copied.weight) == (3, 0.25, 2.0)

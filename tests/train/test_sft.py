@@ -13,12 +13,12 @@ from atommem.environment import environment_config, make_factory
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
 from atommem.errors import ConfigError
-from atommem.policy.contract import ScriptedPolicy, completion_text
+from atommem.policy.contract import completion_text
 from atommem.run import RunConfig
 from atommem.trace import write_trace
 from atommem.train.loops.sft import ColdStartTrainer, sft_dataset, trace_demonstrations
 from atommem.train.train_config import ColdStartConfig
-from tests.fakes import WordTokenizer, make_episode_runner
+from tests.fakes import ScriptedPolicy, WordTokenizer, make_episode_runner
 from tests.tokenizer_shapes import byte_level, words
 from tests.train.harness import BARE, completion_logps
 from tests.train.toys import EOS, make_model, make_tokenizer
@@ -88,37 +88,6 @@ def test_trace_demonstrations_of_unusable_traces_are_refused(tmp_path: Path) -> 
     save(path, tokenizer, dialect="released")
     with pytest.raises(ConfigError, match=r"dialect=paper: .* has the dialect 'released'"):
         rows_of(path, tokenizer)
-
-
-TURNS = (
-    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}BEFORE{{ m.content }}END"
-    "{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}OPENS{%- endif %}"
-)
-
-
-@pytest.mark.parametrize(
-    ("before", "end", "opens", "written"),
-    [
-        ("", "<|im_end|>", "", ""),
-        ("", "<|endoftext|>", "", ""),  # Llama 3: not its eos_token
-        ("", "<|im_end|>", "<think>", "\n</think>\n\n"),
-        ("", "<|im_end|>", "<think>\n\n</think>\n\n", ""),
-        ("<|channel|>final<|message|>", "<|im_end|>", "", "<|channel|>final<|message|>"),
-    ],
-)
-def test_trace_demonstrations_are_what_their_learner_reads(
-    tmp_path: Path, before: str, end: str, opens: str, written: str
-) -> None:
-    episode = save(tmp_path / "a.jsonl", WordTokenizer())
-    learner = byte_level()
-    parts = {"BEFORE": before, "END": end, "OPENS": opens}
-    learner.chat_template = TURNS
-    for part, text in parts.items():
-        learner.chat_template = learner.chat_template.replace(part, text)
-    rows = rows_of(tmp_path, learner)
-    texts = [completion_text(learner, ids, stopped=True) for _, ids in rows]
-    assert texts == [written + step.text for step in episode.steps]
-    assert {learner.decode(ids[-1:]) for _, ids in rows} == {end}
 
 
 def test_trace_demonstrations_of_a_thinking_policy_teach_no_draft(tmp_path: Path) -> None:

@@ -197,8 +197,8 @@ def _rollout_bytes(args: Any, run: costs.Run, load: Workload) -> float:
         return 0.0
     row = min(load.sampled_row, run.model.config.max_position_embeddings)
     episodes = load.episodes * load.sharing
-    limits = (episodes, getattr(args, "max_in_flight", None) or episodes, args.rollout_batch_size)
-    rows = max(1, min(*limits, args.rollout_batch_tokens // row))
+    most = args.max_inflight_tasks if args.max_inflight_tasks > 0 else episodes
+    rows = max(1, min(episodes, most, args.rollout_batch_size, args.max_batch_tokens // row))
     return costs.local_rollout_bytes(run, rows, row)
 
 
@@ -222,8 +222,8 @@ def find_warnings(plan: Plan, args: Any) -> list[str]:
         found.append(
             f"the peak of {peak / 1e9:.1f} GB ({phase}) exceeds the {memory / 1e9:.0f} GB of "
             f"{name}; {most.name} has most. Share the model among more processes (fsdp2), train "
-            "an adapter (use_peft), set gradient_checkpointing, or lower micro_batch_tokens, "
-            f"rollout_batch_tokens{smaller}."
+            "an adapter (use_peft), set gradient_checkpointing, or lower token_budget, "
+            f"max_batch_tokens{smaller}."
         )
     if plan.engine > plan.engine_share:
         mend = (

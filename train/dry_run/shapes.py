@@ -259,8 +259,7 @@ def estimate_workload(
     raw = sum(count * (shared + own + sampled) for count, shared, own in kinds)
     unique = sum(count * (shared / group + own + sampled) for count, shared, own in kinds)
     longest = max(shared + own for _, shared, own in kinds) + (args.max_completion_length or 1024)
-    budget = getattr(args, "micro_batch_tokens", 0) or args.token_budget
-    counted = batch * (unique if share_prefixes else raw)
+    counted, budget = batch * (unique if share_prefixes else raw), args.token_budget
     micro_batches = max(1, ceil(counted / budget))
     # The rows of a group in one step stay together.
     groups = [shared + group * (own + sampled) for _, shared, own in kinds]

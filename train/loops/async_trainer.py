@@ -68,7 +68,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
                 f"beta={args.beta}: asynchronous training has a KL term with an adapter only. Set "
                 "use_peft: true or beta: 0."
             )
-        update = {"token_budget": args.token_budget or 1, "on_policy": False}
+        update = {"token_budget": args.token_budget, "on_policy": False}
         super().__init__(model, args, tasks, processing_class, update=update, **kwargs)
         # One adapter more than requests may name: a version is loaded before the oldest one goes.
         kept = args.max_staleness + 2
@@ -105,7 +105,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
             max_staleness=args.max_staleness,
             total=groups * args.max_steps,
             first=lambda: self.state.global_step * groups,
-            max_in_flight=None if args.max_inflight_tasks < 0 else args.max_inflight_tasks,
+            max_in_flight=args.max_inflight_tasks,
             release=self._weight_sync.close,
         )
 
@@ -231,6 +231,6 @@ def make_runner(rollouts: Rollouts, model_path: str, device: Any) -> EpisodeRunn
         load_model(model_path, args).to(device),
         rollouts.tokenizer,
         max_batch_size=args.rollout_batch_size,
-        max_batch_tokens=args.rollout_batch_tokens,
+        max_batch_tokens=args.max_batch_tokens,
     )
     return rollouts.runner(copy)

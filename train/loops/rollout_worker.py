@@ -75,7 +75,7 @@ class RolloutWorker:
     max_staleness: int
     total: int  # groups of the whole run
     first: Callable[[], int] = lambda: 0  # the first group, when the worker starts after a resume
-    max_in_flight: int | None = None
+    max_in_flight: int = -1  # unlimited
     release: Callable[[Any], Coroutine[Any, Any, None]] | None = None
 
     def __post_init__(self) -> None:
@@ -85,7 +85,8 @@ class RolloutWorker:
         self._limit = 0
         self._progress = time.monotonic()
         self._granted = asyncio.Event()
-        self._slots = asyncio.Semaphore(self.max_in_flight or self.group_size * self.total or 1)
+        most = self.max_in_flight if self.max_in_flight > 0 else self.group_size * self.total
+        self._slots = asyncio.Semaphore(most or 1)
         self._running: Future[None] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)

@@ -215,7 +215,7 @@ class UpdateStep:
         """Raise MemoryFault on all ranks if one has a `shortage`; collective."""
         if found := sorted(filter(None, gather_object([shortage]))):
             raise MemoryFault(
-                f"a device ran out of memory in an update: {found[0]}. Lower micro_batch_tokens or "
+                f"a device ran out of memory in an update: {found[0]}. Lower token_budget or "
                 "vllm_gpu_memory_utilization, or set gradient_checkpointing: true"
             )
 

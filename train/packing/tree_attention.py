@@ -105,7 +105,7 @@ def key_paths(tree: Tree, device: torch.device) -> tuple[Any, ...]:
 
     In order: indices of the keys, segment after segment; cumulative lengths of queries and of
     keys; the longest of each. Every layer gathers the keys: at most ``num_generations x
-    micro_batch_tokens`` keys and values if rows share prefixes within their group.
+    token_budget`` keys and values if rows share prefixes within their group.
     """
     paths: list[np.ndarray] = []
     above: list[tuple[int, int, int]] = []
@@ -237,7 +237,7 @@ def load_flash_attention(device: torch.device) -> Any:
 
         return get_kernel("kernels-community/flash-attn3", version=1)
     except ImportError:
-        return "FlashAttention-3 needs the extra gpu: pip install 'atommem[gpu]'"
+        return "FlashAttention-3 needs the extra gpu: pip install -e '.[gpu]'"
     except Exception as error:  # any error of a download or an incompatible library
         return f"FlashAttention-3 cannot be loaded: {error}"
 

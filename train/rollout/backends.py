@@ -88,7 +88,7 @@ def make_local_backend(rollouts: Rollouts, model: Any) -> LocalBackend:
         model,
         rollouts.tokenizer,
         max_batch_size=args.rollout_batch_size,
-        max_batch_tokens=args.rollout_batch_tokens,
+        max_batch_tokens=args.max_batch_tokens,
         autocast=bool(args.bf16),
     )
-    return LocalBackend(rollouts.runner(policy, args.max_in_flight))
+    return LocalBackend(rollouts.runner(policy))

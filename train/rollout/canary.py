@@ -17,7 +17,7 @@ from atommem.errors import PolicyError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server_pool import Adapter
 
-PROBE = Sampling(temperature=0.0, max_tokens=8)
+PROBE = Sampling(temperature=0.0, max_completion_length=8)
 PROBE_IDS = list(range(1, 9))  # a prompt of any vocabulary
 STANDARD_DEVIATION = 0.1
 """Of the random weights: they change completions more than rounding, and stay finite."""

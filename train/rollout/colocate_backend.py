@@ -115,7 +115,7 @@ def make_colocate_backend(rollouts: Rollouts, model: Any) -> ColocateBackend:
     PartialState().wait_for_everyone()
     policy = VllmEnginePolicy(engine, rollouts.tokenizer)
     publisher = AdapterPublisher(Path(args.output_dir) / "adapters") if adapted else None
-    runner = rollouts.runner(policy, args.max_in_flight)
+    runner = rollouts.runner(policy)
     return ColocateBackend(runner, publisher, args.vllm_enable_sleep_mode)
 
 
@@ -134,7 +134,7 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
         from vllm.utils.network_utils import get_open_port
         from vllm.v1.engine.llm_engine import LLMEngine
     except ImportError as error:
-        message = f"vllm_mode=colocate needs vLLM: pip install 'atommem[vllm]' ({error})."
+        message = f"vllm_mode=colocate needs vLLM: pip install -e '.[vllm]' ({error})."
         raise ConfigError(message) from error
     os.environ.setdefault("MASTER_PORT", str(get_open_port()))
     adapter: dict[str, Any] = {}

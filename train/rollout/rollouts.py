@@ -33,7 +33,7 @@ class Rollouts:
     tokenizer: Any
     embedder: Embedder
 
-    def runner(self, policy: Policy, max_in_flight: int | None = None) -> EpisodeRunner:
+    def runner(self, policy: Policy) -> EpisodeRunner:
         agent = build_agent(
             self.run,
             policy,
@@ -44,7 +44,8 @@ class Rollouts:
         )
         args = self.args
         limits = Limits(max_tokens=args.episode_max_tokens, max_seconds=args.episode_max_seconds)
-        slots = asyncio.Semaphore(max_in_flight) if max_in_flight else None
+        most = args.max_inflight_tasks
+        slots = asyncio.Semaphore(most) if most > 0 else None
         return EpisodeRunner(agent, limits=limits, max_in_flight=slots)
 
 

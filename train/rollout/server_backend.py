@@ -172,7 +172,7 @@ def make_server_backend(rollouts: Rollouts, model: Any) -> ServerBackend:
     args: TrainConfig = rollouts.args
     pool = make_server_pool(rollouts, max_in_flight=1024)  # servers queue the rest
     sync = make_weight_sync(args, isinstance(model, PeftModel))
-    return ServerBackend(rollouts.runner(pool, args.max_in_flight), pool, sync)
+    return ServerBackend(rollouts.runner(pool), pool, sync)
 
 
 def make_server_pool(rollouts: Rollouts, **settings: Any) -> ServerPool:

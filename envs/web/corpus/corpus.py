@@ -54,7 +54,7 @@ class Corpus:
             manifest = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"{folder}: not a corpus ({error}). Make one with atommem corpus build --out."
+                f"{folder}: not a corpus ({error}). Make one with atommem corpus build."
             ) from error
         self._manifest = manifest
         if "files" not in manifest and not adding:

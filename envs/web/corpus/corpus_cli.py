@@ -52,14 +52,14 @@ def _build(argv: list[str]) -> int:
     parser = Parser(
         "atommem corpus build",
         "Make a corpus of files, or add files to one.",
-        usage="atommem corpus build --input FILE ... --out DIR [--SETTING VALUE ...]",
+        usage="atommem corpus build --input FILE ... --output_dir DIR [--SETTING VALUE ...]",
     )
     rows = "JSON, JSON Lines or parquet; a row has text (or contents), and maybe title, url, id."
     parser.add_argument("--input", type=Path, nargs="+", required=True, metavar="FILE", help=rows)
     parser.add_argument(
         "--recording", action="store_true", help="Take the pages that recorded calls have read."
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="The corpus.")
+    parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="The corpus.")
     longest = "Longest passage in the index; pages are read whole (%(default)s)."
     parser.add_argument("--passage_characters", type=int, default=PASSAGE_CHARACTERS, help=longest)
     parser.add_argument(
@@ -67,14 +67,14 @@ def _build(argv: list[str]) -> int:
     )
     parser.add_settings("embedder", EmbedderConfig, leave_out=["embedder"])
     args = parser.parse_args(argv)
-    check_writable("out", args.out, folder=True)
+    check_writable("output_dir", args.output_dir, folder=True)
     embedder = None if args.embedder is None else make(EmbedderConfig, args)
     read: Callable[[Path], Iterable[Page]] = recorded_pages if args.recording else read_pages
     pages = (page for path in args.input for page in read(path))
     shown = tqdm(pages, "adding", unit="page", disable=None)
-    done = build_corpus(shown, args.out, embedder, args.passage_characters)
+    done = build_corpus(shown, args.output_dir, embedder, args.passage_characters)
     total = f"{done['pages']} pages in {done['passages']} passages"
-    print(f"{args.out}: {done['added']} pages added; {total}.")
+    print(f"{args.output_dir}: {done['added']} pages added; {total}.")
     if done["recall"] is not None:
         print(f"vector index: recall@10 {done['recall']:.3f} against exact search")
     return 0
