@@ -20,14 +20,7 @@ from atommem.policy.contract import Policy
 from atommem.process import wait_for
 from atommem.rollout import Session
 from atommem.run import Runtime
-from atommem.saved_memory import (
-    MEMORY_FILE,
-    SCOPE,
-    Reading,
-    SavedMemory,
-    scope_files,
-    text_of,
-)
+from atommem.saved_memory import MEMORY_FILE, SCOPE, Reading, SavedMemory, scope_files, text_of
 from atommem.session_state import SessionState
 
 Progress = Callable[[int, int], None]  # called with the number of chunks that were read, and of all
@@ -140,16 +133,18 @@ class AsyncMemory(_Contents):
             DataError: The folder holds no memory, or a damaged one.
             ConfigError: The embedder differs, or the memory was saved with a `Policy` object.
         """
-        saved = SavedMemory.read(folder)
-        runtime = await asyncio.to_thread(saved.open, policy, settings, reembed)
-        try:
-            state = SessionState.load(Path(folder) / MEMORY_FILE)
+        opening = SavedMemory.read(folder).open
+        runtime = await asyncio.to_thread(opening, policy, settings, reembed)
+
+        async def restored(path: Path) -> Self:
+            state = SessionState.load(path)
             session = await Session.restore(runtime.agent, state, reembed=reembed)
-            memory = cls(runtime, session, saved.readings)
+            return cls(runtime, session, SavedMemory.read(path.parent).readings)
+
+        try:
+            memory: Self = await restored(Path(folder) / MEMORY_FILE)
             for key, path in scope_files(folder).items():
-                state = SessionState.load(path)
-                session = await Session.restore(runtime.agent, state, reembed=reembed)
-                memory._scopes[key] = cls(runtime, session, SavedMemory.read(path.parent).readings)
+                memory._scopes[key] = await restored(path)
         except BaseException as error:
             await runtime.close()
             if isinstance(error, TraceError):
@@ -218,10 +213,9 @@ class AsyncMemory(_Contents):
 
     def _reading(self, observations: Sequence[Observation], name: str, again: bool) -> Reading:
         """Return the last reading if it was interrupted in this text, else a new one."""
-        digest = hashlib.sha256()
-        for observation in observations:
-            digest.update(repr(observation.stream).encode("utf-8", "surrogatepass"))
-        new = Reading(name, len(observations), digest.hexdigest())
+        shown = "".join(repr(observation.stream) for observation in observations)
+        digest = hashlib.sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()
+        new = Reading(name, len(observations), digest)
         same = [reading for reading in self._readings if reading.sha256 == new.sha256]
         if same and same[-1] is self._readings[-1] and not same[-1].complete:
             return same[-1]
@@ -280,18 +274,11 @@ class AsyncMemory(_Contents):
 
         With ``user``, ``agent`` or ``session``, those of all scopes that match.
         """
-        matching = (
-            [self]
-            if not scope
-            else [
-                memory
-                for key, memory in self._scopes.items()
-                if scope.items() <= dict(zip(SCOPE, key, strict=True)).items()
-            ]
-        )
-        found = [
-            hit for memory in matching for hit in await memory._session.memory.search(query, k)
-        ]
+        memories = {(): self} if not scope else self._scopes
+        found: list[Found] = []
+        for key, memory in memories.items():
+            if scope.items() <= dict(zip(SCOPE, key, strict=False)).items():
+                found += await memory._session.memory.search(query, k)
         k = k or self._runtime.run.memory.retrieve_k
         return sorted(found, key=lambda hit: -hit[1])[:k]
 

@@ -79,7 +79,6 @@ class Parser(jsonargparse.ArgumentParser):
         super().__init__(
             prog=prog, description=description, exit_on_error=False, allow_abbrev=False, **kwargs
         )
-        self.add_argument("--help-all", action=_HelpAll)
         self._required: list[str] = []
 
     def add_settings(
@@ -177,9 +176,12 @@ class Parser(jsonargparse.ArgumentParser):
                 raise ConfigError(f"--{name} is missing. See {self.prog} --help.")
         return parsed
 
-    def parse_args(self, *args: Any, **kwargs: Any) -> argparse.Namespace:  # type: ignore[override]
+    def parse_args(self, args: Any = None, **kwargs: Any) -> argparse.Namespace:  # type: ignore[override]
+        if "--help-all" in (args or ()):
+            print(self.format_help(show_all=True), end="")
+            self.exit()
         # jsonargparse's own namespace has methods, such as `keys`, that hide settings.
-        return argparse.Namespace(**dict(super().parse_args(*args, **kwargs).items()))
+        return argparse.Namespace(**dict(super().parse_args(args, **kwargs).items()))
 
     def check(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return `values` converted to the types of their flags; raise ConfigError."""
@@ -218,23 +220,6 @@ class Parser(jsonargparse.ArgumentParser):
         kind: Any = getattr(action, "_typehint", None) or action.type
         kind = action.metavar if kind is NumberRange else getattr(kind, "__name__", str(kind))
         return f"{action.dest}={shorten(value)}: expected {kind}."
-
-
-class _HelpAll(argparse.Action):
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(
-            **kwargs
-            | {
-                "nargs": 0,
-                "dest": argparse.SUPPRESS,
-                "default": argparse.SUPPRESS,
-                "help": argparse.SUPPRESS,
-            }
-        )
-
-    def __call__(self, parser: Any, *_: Any) -> None:
-        print(parser.format_help(show_all=True), end="")
-        parser.exit()
 
 
 class _HelpFormatter(argparse.HelpFormatter):

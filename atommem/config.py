@@ -233,9 +233,7 @@ def check_probabilities(config: object, *names: str) -> None:
 def save_config(folder: str | Path, *configs: Any) -> Path:
     """Write the fields of dataclasses to ``folder/atommem_config.json``, one flat object."""
     path = Path(folder) / CONFIG_FILE
-    merged: dict[str, Any] = {}
-    for config in configs:
-        merged.update(asdict(config))
+    merged = {name: value for config in configs for name, value in asdict(config).items()}
     path.write_text(json.dumps(merged, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return path
 

@@ -5,10 +5,10 @@ Our own environments, methods, rules and dialects are found like a user's.
 
 import os
 import sys
-from functools import cache, reduce
-from importlib import import_module
+from functools import cache
 from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from atommem.errors import ConfigError, format_error, suggest
@@ -24,7 +24,7 @@ def find(group: str, name: str) -> Any:
     """
     entries = registered(group)
     path = entries[name].value if name in entries.names else name
-    module, separator, attribute = path.partition(":")
+    module, separator, _ = path.partition(":")
     if not separator:
         known = names(group)
         raise ConfigError(
@@ -34,8 +34,8 @@ def find(group: str, name: str) -> Any:
     if path == name and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last: no file of the user hides a package
     try:
-        return reduce(getattr, attribute.split("."), import_module(module))
-    except (ImportError, AttributeError) as error:
+        return resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
         if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
             raise  # the module itself needs a missing package
         raise ConfigError(

@@ -147,21 +147,18 @@ def build_web_questions(argv: Sequence[str]) -> int:
         places = Random(f"{args.seed}:questions").sample(range(len(rows)), args.n)
         rows = [rows[place] for place in sorted(places)]
     tasks = [_web_task(row, benchmark.name, args.split, args.start_page) for row in rows]
-    beside = write_provenance(
-        args.out,
-        {
-            "command": ["atommem", "data", "build", "--environment", "web", *argv],
-            "benchmark": benchmark.name,
-            "split": args.split,
-            "inputs": [describe_file(file) for file in files],
-            "only": None if args.only is None else describe_file(args.only),
-            "seed": args.seed,
-            "counts": {"tasks": save_tasks(tasks, args.out)},
-        },
-    )
-    secret = sum(not row.question.answers for row in rows)
-    print(f"{args.out}: {len(tasks)} tasks, {secret} without a known answer; provenance: {beside}")
-    return 0
+    settings = {
+        "command": ["atommem", "data", "build", "--environment", "web", *argv],
+        "benchmark": benchmark.name,
+        "split": args.split,
+        "inputs": [describe_file(file) for file in files],
+        "only": None if args.only is None else describe_file(args.only),
+        "seed": args.seed,
+        "counts": {"tasks": len(tasks)},
+    }
+    if secret := sum(not row.question.answers for row in rows):
+        print(f"{secret} tasks without a known answer", file=sys.stderr)
+    return _save(tasks, args.out, settings)
 
 
 def _web_task(row: QARow, source: str, split: str, start_page: bool) -> Task:

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from atommem.envs.benchmarks.formats import decoded, import_pyarrow
+from atommem.envs.benchmarks.formats import decoded
 from atommem.envs.benchmarks.long_texts import (
     parse_beam,
     parse_locomo,
@@ -111,7 +111,9 @@ def _save_json_lines(tasks: Iterable[Task], path: Path) -> int:
 
 
 def _save_parquet(tasks: Iterable[Task], path: Path) -> int:
-    pyarrow, parquet = import_pyarrow()
+    import pyarrow
+    from pyarrow import parquet
+
     schema = _schema(pyarrow)
     count, rows = 0, map(_parquet_row, tasks)
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:

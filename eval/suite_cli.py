@@ -197,8 +197,8 @@ def _report(suite: Suite, evaluations: Mapping[SuiteRun, Evaluation], out: Path)
     in_order = [found[run] for run in sorted(found, key=lambda run: suite.rows.index(run.row))]
     report = out / "report"
     tables = write_report(in_order, report, title=title, reference=reference, paper=suite.paper)
-    print(*(table.markdown() for table in tables if table.section == "scores"), sep="\n")
-    print(report / "report.html")
+    scores = (table.markdown() for table in tables if table.section == "scores")
+    print(f"# {title}\n", *scores, report / "report.html", sep="\n")
 
 
 def _exit_status(evaluations: Mapping[SuiteRun, Evaluation]) -> int:

@@ -27,10 +27,12 @@ from atommem.memory.rules import (
     Refused,
     Rule,
     StoreState,
+    lowest,
 )
 
 _BLOCK, _DIGITS = 512, 5
 _RULES = {
+    "failures_first": f"{__name__}:FailuresFirst",
     "periodic": f"{__name__}:Periodic",
     "history": f"{__name__}:History",
     "combined": f"{__name__}:Combined",
@@ -44,6 +46,22 @@ def rule_path(rule: str) -> str:
     """Return a rule, perhaps with options, by the name that settings take."""
     name, bracket, options = rule.partition("(")
     return _RULES.get(name, name) + bracket + options
+
+
+class FailuresFirst(Rule):
+    """Evict the oldest record of a task with an outcome `below`, or else the oldest.
+
+    A control for scores that were learned on streams with failures.
+    """
+
+    def __init__(self, below: float = 0.5) -> None:
+        self._below = below
+
+    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
+        failed = store.column("outcome") < self._below
+        chosen, _ = lowest(store, np.where(failed, -np.inf, store.column("created")))
+        reason = "oldest failure" if failed.any() else "oldest, no failures"
+        return Eviction(chosen, reason, store.entries[chosen].created)
 
 
 # Deletion by use and by utility (arXiv 2505.16067, section 4)

@@ -3,15 +3,13 @@
     python scripts/gold_demonstrations.py TASKS OUT_DIR --tokenizer MODEL [--chunking documents]
 
 A scripted reader that knows what matters runs in the one loop: it searches for the question, takes
-the notes of every part, and answers. Told facts bring their notes; of benchmark rows it notes the
-sentences of the gold documents that hold the answer. Every episode becomes a trace in OUT_DIR, for
-`atommem train sft --data OUT_DIR --templates compact`. The last line is JSON: exact match of the
-reader, and mean tokens of a prompt and of a completion.
+the notes that the tasks bring (told facts, ledgers, `short_rows.py`), and answers. Every episode
+becomes a trace in OUT_DIR, for `atommem train sft --data OUT_DIR --templates compact`. The last
+line is JSON: exact match of the reader, and mean tokens of a prompt and of a completion.
 """
 
 import asyncio
-import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,30 +20,13 @@ from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.envs.benchmarks.rows import read_rows
-from atommem.envs.synthetic.expert import ExpertPolicy, Note, NotesExpert
+from atommem.envs.synthetic.expert import ExpertPolicy, NotesExpert
 from atommem.envs.task import Task
 from atommem.envs.task_files import iter_tasks
 from atommem.rollout import EpisodeRunner
 from atommem.trace import write_trace
 
-_SENTENCE = re.compile(r"[^.!?]*[.!?]+[\"”)]*")
 MEMORY = MemoryConfig(templates="compact")
-
-
-def gold_sentence(text: str, answer: str) -> str:
-    """The first sentence of a document that holds the answer; without one, its first sentence."""
-    sentences = [sentence.strip() for sentence in _SENTENCE.findall(text)] or [text]
-    return next((text for text in sentences if answer.lower() in text.lower()), sentences[0])
-
-
-def with_notes(task: Task) -> Task:
-    """A task with its notes, or with those of its gold documents."""
-    if "notes" in task.metadata:
-        return task
-    question = task.questions[0]
-    gold = [gold_sentence(d.text, question.answers[0]) for d in task.documents if d.gold]
-    notes = [asdict(Note("create", sentence, sentence)) for sentence in gold]
-    return replace(task, metadata={**task.metadata, "query": question.text, "notes": notes})
 
 
 async def demonstrate(
@@ -57,7 +38,7 @@ async def demonstrate(
     stored = {**asdict(MEMORY), "max_reads": 0, **settings}
     agent = make_agent(policy, HashingEmbedder(256), tokenizer, stored=stored)
     rewards, steps = [], []
-    for number, task in enumerate(map(with_notes, tasks)):
+    for number, task in enumerate(tasks):
         expert.start(task)
         episode = await EpisodeRunner(agent).run(task)
         rewards.append(episode.metrics["em"])

@@ -151,6 +151,6 @@ async def extract_text(
     except TimeoutError as error:
         raise DataError(f"{name}: not read in {_SECONDS} seconds. Send its text.") from error
     except ModuleNotFoundError as error:
-        problem = "this server reads texts only. Install the extra: pip install 'atommem[files]'"
+        problem = "this server reads texts only. Install the extra: pip install -e '.[files]'"
         raise DataError(f"{name}: {problem}.") from error
     return {"text": text, "left_out": left_out}

@@ -1,6 +1,8 @@
 """Run the fenced blocks of documentation pages in order, in one folder and this process."""
 
+import contextlib
 import importlib
+import io
 import os
 import re
 import runpy
@@ -52,10 +54,31 @@ def blocks(page: str, kind: str | None = None) -> list[tuple[str, str]]:
     return [block for block in found if kind in (None, block[0])]
 
 
-def run_python(code: str, names: dict[str, Any], page: str) -> None:
+def run_python(code: str, names: dict[str, Any], page: str) -> str:
+    """Run code of a page; return what it printed."""
     for long, short in _QUICK.items():
         code = code.replace(long, short)
-    exec(compile(code, page, "exec"), names)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(code, page, "exec"), names)
+    print(printed.getvalue(), end="")
+    return printed.getvalue()
+
+
+def save_tiny_model() -> None:
+    """Write the folder ``model``: a language model of a few thousand weights."""
+    import torch
+
+    from atommem.config import MemoryConfig
+    from atommem.demo.recipe import PolicySize
+    from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
+    from atommem.environment import environment_config
+
+    words = prompt_words(environment_config("longdoc"), MemoryConfig())
+    tokenizer = word_tokenizer([*words, "Ida Brook Tom Reed"])
+    torch.manual_seed(0)
+    model = make_model(PolicySize(width=32, layers=1, max_positions=8192), tokenizer)
+    for each in (model, tokenizer):
+        each.save_pretrained("model")
 
 
 class Reader:
@@ -64,11 +87,13 @@ class Reader:
     A ``bash`` block runs line by line, changed by `SHORTER`; a line that ends in ``&`` is a server
     until the page ends. A block that begins with the name of a file of the repository quotes it
     (``...`` for omitted lines); one that begins with another name is written to this file. Other
-    Python blocks run.
+    Python blocks run; a ``text`` block is what the last one prints. `base_model` is a folder of
+    SmolLM2.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, base_model: str = "") -> None:
         self.folder = folder
+        self._base_model = base_model
         self._packages = folder / "installed"
         self._packages.mkdir()
         self.known: dict[str, Any] = {}
@@ -115,11 +140,17 @@ class Reader:
             for line in block.replace("\\\n", "").splitlines():
                 self.run(line)
         elif kind == "python":
-            run_python(block.replace(ADDRESS, self.address), names, page)
+            base = f'Memory("smollm2", base_model={self._base_model!r}'
+            block = block.replace(ADDRESS, self.address).replace('Memory("smollm2"', base)
+            self._printed = run_python(block, names, page)
+        elif kind == "text":
+            assert self._printed == block, page
 
     def run(self, line: str) -> None:
         for pattern, shorter in SHORTER.items():
             line = re.sub(pattern, shorter, line)
+        if re.search(r"--policy smollm2|^atommem ask (?!.*--policy)", line):
+            line = re.sub(r"( &)?$", rf" --base_model {self._base_model}\1", line, count=1)
         match shlex.split(line, comments=True):
             case []:
                 return

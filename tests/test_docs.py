@@ -1,6 +1,7 @@
 """docs/tutorials followed page by page in one folder, and the claims of other pages."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,6 @@ import jsonschema
 import pytest
 
 from atommem import cli, dialects
-from atommem.config import MemoryConfig
-from atommem.environment import environment_config
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
@@ -22,42 +21,34 @@ FOLDER = "docs/tutorials"
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    """A reader with a model, who has followed the first page."""
-    import torch
-
-    from atommem.demo.recipe import PolicySize
-    from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
-
+    """A reader who has followed the first page."""
     with Reader(tmp_path_factory.mktemp("reader")) as reader:
-        words = prompt_words(environment_config("longdoc"), MemoryConfig())
-        tokenizer = word_tokenizer([*words, "Ida Brook Tom Reed"])
-        torch.manual_seed(0)
-        model = make_model(PolicySize(width=32, layers=1, max_positions=8192), tokenizer)
-        for each in (model, tokenizer):
-            each.save_pretrained("model")
         reader.known = reader.follow("docs/train.md")
         yield reader
 
 
 @pytest.mark.slow
-def test_train_page_leaves_policies_and_an_adapter(reader: Reader) -> None:
+def test_train_page_leaves_policies(reader: Reader) -> None:
     made = {path.name for path in Path("runs/demo").iterdir()}
     assert {"cold_start", "grpo", "eval", "heldout.parquet"} <= made
     assert reader.known["memory"].readings[0].chunks == len(reader.known["task"].documents)
     assert reader.known["answer"].steps
-    assert Path("runs/qwen3_0.6b_lora/adapter_model.safetensors").is_file()
 
 
-@pytest.mark.slow
-def test_tutorials_on_documents_and_rules_run(
-    reader: Reader, undrawn: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    reader.follow(f"{FOLDER}/own_documents.md")
-    assert "Tom Reed" in capsys.readouterr().out
-    summary = json.loads(Path("runs/letters_eval/summary.json").read_text())
-    assert (summary["episodes"], summary["failed"]) == (2, 0)
-    reader.follow(f"{FOLDER}/own_rule.md")
-    assert "my_rules:LeastShown" in Path("runs/rules/mine/run.json").read_text()
+NAMES_AN_INDEX = re.compile(
+    r"pip install (?:-\S+ )*['\"]?atommem\b|`atommem\[|\bpypi\b", re.IGNORECASE
+)
+
+
+def test_no_page_or_message_installs_atommem_from_an_index() -> None:
+    """It is not published: the name could be somebody else's."""
+    rooms = ("docs", "examples", "atommem", "envs", "train", "eval", "serve", "demo")
+    files = [path for room in rooms for path in (ROOT / room).rglob("*.*")]
+    texts = [path for path in files if path.suffix in (".md", ".ipynb", ".py")]
+    found = [
+        path for path in (ROOT / "README.md", *texts) if NAMES_AN_INDEX.search(path.read_text())
+    ]
+    assert found == []
 
 
 @pytest.mark.slow
@@ -160,7 +151,7 @@ TASK: dict[str, Any] = {
 
 
 def test_task_schema_accepts_what_the_reader_accepts(tmp_path: Path) -> None:
-    ((_, schema),) = blocks(f"{FOLDER}/own_documents.md", "json")
+    ((_, schema),) = blocks(f"{FOLDER}/own_questions.md", "json")
     validator = jsonschema.Draft202012Validator(json.loads(schema))
     validator.check_schema(validator.schema)
     file = tmp_path / "tasks.jsonl"

@@ -151,35 +151,38 @@ def demo(python: Path, folder: Path) -> Path:
 PAGES = r"""
 import sys
 sys.path.insert(0, sys.argv[1])
+import json
 from pathlib import Path
-from tests.pages import Reader, blocks
+from tests.pages import Reader, blocks, save_tiny_model
 import atommem
 assert Path(atommem.__file__).is_relative_to(sys.prefix)
-with Reader(Path.cwd()) as reader:
+with Reader(Path.cwd(), sys.argv[2]) as reader:
     (_, ten_lines), known = blocks("README.md", "python")[0], {}
     assert len([line for line in ten_lines.splitlines() if line.strip()]) <= 10
-    base = f'Memory("smollm2", base_model={sys.argv[2]!r}'
-    reader.do("python", ten_lines.replace('Memory("smollm2"', base), known, "README.md")
-    memory, answer = known["memory"], known["answer"]
+    reader.do("python", ten_lines, known, "README.md")
+    answer = known["answer"]
     assert (answer.text, [entry.text for entry in answer.entries]) == (
         "Porto", ["Tom has moved to Porto."]
     )
     Path("letter.txt").write_text(known["letter"])
     for _, block in blocks("README.md", "bash"):
         for line in block.replace("\\\n", "").splitlines():
-            if line.startswith(("atommem trace", "atommem train")):
+            if line.startswith(("atommem trace", "atommem train", "atommem ask")):
                 reader.run(line)
-            elif line.startswith("atommem ask"):
-                reader.run(f"{line} --base_model {sys.argv[2]}")
-    memory.save("letter")
-    again = atommem.Memory.load("letter")
-    assert (again.history(), again.entries()) == (memory.history(), memory.entries())
-    names = reader.follow("docs/tutorials/own_environment.md")
-print(names["answer"].status)
+    save_tiny_model()
+    names = {page: reader.follow(f"docs/tutorials/{page}.md") for page in sys.argv[3:]}
+letter = names["letter"]
+assert letter["again"].history() == letter["memory"].history()
+summary = json.loads(Path("runs/letters_eval/summary.json").read_text())
+assert (summary["episodes"], summary["failed"]) == (2, 0)
+assert Path("runs/qwen3_0.6b_lora/adapter_model.safetensors").is_file()
+assert "my_rules:LeastShown" in Path("runs/rules/mine/run.json").read_text()
+print(names["own_environment"]["answer"].status)
 """
+TUTORIALS = ("own_questions", "letter", "agent", "one_gpu", "own_rule", "own_environment")
 
 
-def test_installed_wheel_runs_the_readme_and_the_environment_tutorial(
+def test_installed_wheel_runs_the_readme_and_every_tutorial(
     python: Path, demo: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "tests").mkdir()
@@ -189,7 +192,8 @@ def test_installed_wheel_runs_the_readme_and_the_environment_tutorial(
     reader = tmp_path / "reader"
     shutil.copytree(demo, reader / "runs" / "demo")
     base = run([sys.executable, ROOT / "scripts" / "models.py", "smollm2"], ROOT, 300).strip()
-    printed = run([python, "-c", PAGES, tmp_path, base], reader, timeout=600)
+    assert {path.stem for path in (ROOT / "docs" / "tutorials").iterdir()} == set(TUTORIALS)
+    printed = run([python, "-c", PAGES, tmp_path, base, *TUTORIALS], reader, timeout=900)
     assert printed.splitlines()[-1].endswith(("completed", "incomplete"))
     assert (reader / "runs" / "mine" / "model.safetensors").is_file()
     assert (reader / "runs" / "atlas" / "grpo" / "model.safetensors").is_file()
@@ -208,6 +212,6 @@ def test_core_without_the_extras_works_and_names_what_is_missing(
     for command in ("data show core.jsonl", "configs", "demo --help", "train --help"):
         run([*atommem, *command.split()], folder)
     for command, package in (("train --config smollm2", "trl"), ("demo --quick", "torch")):
-        message = rf"needs the package {package}: pip install 'atommem\[train\]'"
+        message = rf"needs the package {package}: pip install -e '\.\[train\]'"
         with pytest.raises(AssertionError, match=message):
             run([*atommem, *command.split()], folder)

@@ -122,37 +122,27 @@ class MicroBatcher:
         await self.embedder.close()
 
     async def _embed_all(self, waiting: list[Waiting[_Request, Vectors]]) -> None:
-        """Embed what is not cached; the error of a call reaches the requests of its texts."""
-        found: dict[tuple[TextKind, str], Vectors] = {}
-        new: dict[TextKind, dict[str, None]] = {"query": {}, "entry": {}}
-        for texts, kind in (item.request for item in waiting):
-            for text in texts:
-                if (kind, text) in self._cache:
-                    found[kind, text] = self._cache[kind, text]
-                else:
-                    new[kind][text] = None
-        calls: list[tuple[list[str], TextKind]] = []
-        for kind, uncached in new.items():
-            rest, size = list(uncached), self.batch_size
-            calls += [(rest[at : at + size], kind) for at in range(0, len(rest), size)]
-        failed: dict[tuple[TextKind, str], BaseException] = {}
-        results = await asyncio.gather(
-            *(self.embedder.embed(*call) for call in calls), return_exceptions=True
-        )
-        for (batch, kind), vectors in zip(calls, results, strict=True):
-            if isinstance(vectors, BaseException):
-                failed |= dict.fromkeys(((kind, text) for text in batch), vectors)
-                continue
-            for text, vector in zip(batch, vectors, strict=True):
-                # A copy: a view would keep the whole call's array alive in the cache.
-                found[kind, text] = vector.copy()
-        self._cache |= found
+        kinds: tuple[TextKind, ...] = ("query", "entry")
+        await asyncio.gather(*(self._embed_kind(kind, waiting) for kind in kinds))
+
+    async def _embed_kind(self, kind: TextKind, waiting: list[Waiting[_Request, Vectors]]) -> None:
+        """Embed the texts of a kind that are not cached; an error reaches its requests."""
+        own = [item for item in waiting if item.request[1] == kind]
+        texts = dict.fromkeys(text for item in own for text in item.request[0])
+        found = {text: self._cache[kind, text] for text in texts if (kind, text) in self._cache}
+        new, size = [text for text in texts if text not in found], self.batch_size
+        calls = (self.embedder.embed(new[at : at + size], kind) for at in range(0, len(new), size))
+        parts = await asyncio.gather(*calls, return_exceptions=True)
+        for error in parts:
+            if isinstance(error, BaseException):
+                for item in own:
+                    item.fail(error)
+                return
+        # Copies: a view would keep the whole call's array alive in the cache.
+        rows = (row.copy() for part in parts for row in part)  # type: ignore[union-attr]
+        found |= zip(new, rows, strict=True)
+        self._cache |= {(kind, text): row for text, row in found.items()}
         while len(self._cache) > _CACHED_VECTORS:
             del self._cache[next(iter(self._cache))]
-        for item in waiting:
-            texts, kind = item.request
-            error = next((failed[kind, text] for text in texts if (kind, text) in failed), None)
-            if error is None:
-                item.resolve(np.stack([found[kind, text] for text in texts]))
-            else:
-                item.fail(error)
+        for item in own:
+            item.resolve(np.stack([found[text] for text in item.request[0]]))

@@ -62,22 +62,6 @@ class RandomEviction(Rule):
         return Eviction(chosen, "by chance")
 
 
-class FailuresFirst(Rule):
-    """Evict the oldest record of a task with an outcome `below`, or else the oldest.
-
-    A control for scores that were learned on streams with failures.
-    """
-
-    def __init__(self, below: float = 0.5) -> None:
-        self._below = below
-
-    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
-        failed = store.column("outcome") < self._below
-        chosen, _ = lowest(store, np.where(failed, -np.inf, store.column("created")))
-        reason = "oldest failure" if failed.any() else "oldest, no failures"
-        return Eviction(chosen, reason, store.entries[chosen].created)
-
-
 class Rated(Rule):
     """Base class of rules that rate a text when it is written, and evict the lowest rating.
 

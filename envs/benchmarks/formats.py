@@ -98,7 +98,9 @@ def _csv_rows(path: Path, encoding: str) -> Iterator[dict[str | Any, Any]]:
 
 def _arrow_rows(path: Path, head: bytes) -> Iterator[Any]:
     """Yield the rows of a parquet file or of an Arrow file or stream (`Dataset.save_to_disk`)."""
-    pyarrow, parquet = import_pyarrow()
+    import pyarrow  # here: JSON files are read without it
+    from pyarrow import parquet
+
     if head.startswith(b"PAR1"):
         with parquet.ParquetFile(path) as table:
             batches = partial(table.iter_batches, batch_size=128)
@@ -168,18 +170,6 @@ def decoded(value: Any) -> Any:
             )
             return ast.literal_eval(commas)
     return value
-
-
-def import_pyarrow() -> tuple[Any, Any]:
-    """Import pyarrow and pyarrow.parquet; JSON files work without them."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise DataError(
-            f"parquet files need pyarrow ({error}). Install it: pip install 'atommem[data]'."
-        ) from error
-    return pyarrow, pyarrow.parquet
 
 
 def load_json(text: str) -> Any:

@@ -20,7 +20,6 @@ from contextlib import suppress
 from functools import lru_cache
 
 from atommem.envs.task import Question
-from atommem.errors import ConfigError
 from atommem.words import fold_case, is_unspaced, spaced, unify
 
 LOCOMO_SOURCE = "locomo"
@@ -231,13 +230,9 @@ def _stems(text: str) -> list[str]:
 @lru_cache(maxsize=65_536)
 def stem(word: str) -> str:
     """Return the Porter stem of a word in NLTK's default mode, which LoCoMo's script uses."""
-    try:
-        from nltk.stem.porter import PorterStemmer  # on first use: the import takes seconds
-    except ImportError as error:
-        raise ConfigError(
-            f"LoCoMo's scores need nltk ({error}). Install it: pip install 'atommem[data]'."
-        ) from error
-    return PorterStemmer().stem(word)
+    from nltk.stem.porter import PorterStemmer  # on first use: the import takes seconds
+
+    return str(PorterStemmer().stem(word))
 
 
 def comparable(text: str, *, spaces: bool = True) -> str:

@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import closing
-from importlib.util import find_spec
 from threading import Thread
 from typing import Any
 
@@ -33,8 +32,6 @@ class McpSource(ToolSource):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        if find_spec("mcp") is None:
-            raise ConfigError("tools=mcp needs the package mcp: pip install 'atommem[web]'.")
         if not config.mcp_servers:
             raise ConfigError("mcp_servers is empty. Give URLs or command lines of servers.")
         self.backend = f"mcp {' '.join(config.mcp_servers)}"

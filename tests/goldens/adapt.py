@@ -58,6 +58,7 @@ RULE_PATHS = {
     **{name.lower(): f"papers.banks:{name}" for name in ("MemoBank", "TraceRetain")},
     **{name.lower(): f"papers.retention.rules:{name}" for name in ("Ebbinghaus", "Redundancy")},
     **{name.lower(): f"papers.retention.rules:{name}" for name in ("Novelty", "Linear")},
+    "failures_first": "papers.banks:FailuresFirst",
     **{"type_prior": "papers.retention.rules:TypePrior", "amac": "papers.amac.rule:AMac"},
 }
 """Rules that the package no longer ships."""

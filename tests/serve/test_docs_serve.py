@@ -1,45 +1,32 @@
-"""Snippets of docs/serve.md and the README's section on serving."""
+"""Snippets of docs/serve.md."""
 
-import contextlib
-import io
 import re
 import subprocess
 from pathlib import Path
 
-import pytest
 import sqlalchemy as sa
 import yaml
 
 from atommem.serve import serve_cli
-from tests.pages import ADDRESS, ROOT, blocks
+from tests.pages import ADDRESS, ROOT, blocks, run_python
 from tests.serve.servers import Running
 
 PAGE = "docs/serve.md"
 
 
-def snippet(page: str, kind: str, server: Running) -> str:
-    (block,) = (block for _, block in blocks(page, kind) if f"http://{ADDRESS}" in block)
+def snippet(kind: str, server: Running) -> str:
+    (block,) = (block for _, block in blocks(PAGE, kind) if f"http://{ADDRESS}" in block)
     block = block.replace(f"http://{ADDRESS}", server.url)
     return re.sub("grpo|smollm2", "scripted", block)
 
 
-@pytest.mark.parametrize(
-    ("page", "first", "last"),
-    [
-        ("README.md", "Tom lives in Lisbon now.", "Tom lives in Lisbon now."),
-        (PAGE, "Ann lives in Rome.", "Bob sings."),
-    ],
-)
-def test_python_snippets_run(page: str, first: str, last: str, server: Running) -> None:
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(snippet(page, "python", server), page, "exec"), {})
-    lines = printed.getvalue().splitlines()
-    assert (lines[0], lines[-1]) == (first, last)
+def test_python_snippet_runs(server: Running) -> None:
+    lines = run_python(snippet("python", server), {}, PAGE).splitlines()
+    assert (lines[0], lines[-1]) == ("Ann lives in Rome.", "Bob sings.")
 
 
 def test_curl_snippet_runs(server: Running, tmp_path: Path) -> None:
-    text = snippet(PAGE, "bash", server).replace("curl -s", "curl -sf")
+    text = snippet("bash", server).replace("curl -s", "curl -sf")
     command = ["bash", "-euo", "pipefail", "-c", text]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -158,7 +158,7 @@ def test_flash_attention_3_is_used_on_hopper_and_equals_tree_attention(
     load_flash_attention.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setitem(sys.modules, "kernels", None)
-    assert "pip install 'atommem[gpu]'" in describe_kernel(gpu)
+    assert "pip install -e '.[gpu]'" in describe_kernel(gpu)
     load_flash_attention.cache_clear()
     kernels: Any = ModuleType("kernels")
     found = {("kernels-community/flash-attn3", 1): Flash}

@@ -37,7 +37,6 @@ from atommem.train.objective.rows import (
 )
 from atommem.train.rollout.backends import Backend
 from atommem.train.rollout.rollouts import (
-    RolloutGroup,
     TaskOrder,
     gather_outcomes,
     outcome_log,
@@ -105,8 +104,7 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         model.train()
         rollout, update = divmod(self.state.global_step, self.args.updates_per_rollout)
         if self._sampled != rollout:
-            collected = self.collect(rollout)
-            self._sampled, self._batches = rollout, self._make_batches(model, *collected)
+            self._sampled, self._batches = rollout, self._make_batches(model, rollout)
         return self.run_update(model, self._batches[update % len(self._batches)])
 
     def collect(self, rollout: int) -> tuple[list[Episode], list[list[float]], list[EpisodeSize]]:
@@ -125,20 +123,19 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         self.publish()
         self.run_rollout(lambda on_episode: run_groups(runner, groups, on_episode), size)
         rewards, replaced, sizes = gather_outcomes(groups, args.overlong_filtering)
-        self._log_groups(groups, rewards, replaced, time.perf_counter() - started)
+        log = outcome_log(rewards, replaced, args)
+        log["seconds/rollout"] = time.perf_counter() - started
+        every = [e for group in groups for e in (*group.episodes, *group.replaced)]
+        sums = self._rollout_log.sums(every, self.runner.agent.activity)
+        self.log_rollout(gather_object([sums]), every, rewards, log)
         advantages = group_advantages(rewards, self._group_size, str(args.scale_rewards))
         self.log_with_update(gradient_shares(sizes, advantages, args.normalization))
         episodes = [episode for group in groups for episode in group.episodes]
         return episodes, advantages_of_steps(advantages[own.start : own.stop], episodes), sizes
 
-    def _make_batches(
-        self,
-        model: Any,
-        episodes: Sequence[Episode],
-        advantages: Sequence[Sequence[float]],
-        sizes: Sequence[EpisodeSize],
-    ) -> list[Batch]:
+    def _make_batches(self, model: Any, rollout: int) -> list[Batch]:
         """Make the batches of a rollout's updates; `num_iterations` repeats all of them."""
+        episodes, advantages, sizes = self.collect(rollout)
         first = self.accelerator.process_index * len(episodes)
         updates = self.args.steps_per_generation or 1
         batches = make_batches(episodes, advantages, sizes, self.args, updates, first)
@@ -149,18 +146,6 @@ class MemoryGRPOTrainer(EpisodeTrainer):
             make = self._update.with_old_logprobs
             return [Batch(make(model, rows), over) for rows, over in batches]
         return batches
-
-    def _log_groups(
-        self,
-        groups: Sequence[RolloutGroup],
-        rewards: Sequence[float | None],
-        replaced: Sequence[int],
-        seconds: float,
-    ) -> None:
-        log = outcome_log(rewards, replaced, self.args) | {"seconds/rollout": seconds}
-        every = [e for group in groups for e in (*group.episodes, *group.replaced)]
-        sums = self._rollout_log.sums(every, self.runner.agent.activity)
-        self.log_rollout(gather_object([sums]), every, rewards, log)
 
     def rollout_runner(self, rollout: int) -> EpisodeRunner:
         """Return the runner of a rollout, whose seeds a resumed run repeats."""

@@ -237,7 +237,7 @@ def load_flash_attention(device: torch.device) -> Any:
 
         return get_kernel("kernels-community/flash-attn3", version=1)
     except ImportError:
-        return "FlashAttention-3 needs the extra gpu: pip install 'atommem[gpu]'"
+        return "FlashAttention-3 needs the extra gpu: pip install -e '.[gpu]'"
     except Exception as error:  # any error of a download or an incompatible library
         return f"FlashAttention-3 cannot be loaded: {error}"
 

@@ -134,7 +134,7 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
         from vllm.utils.network_utils import get_open_port
         from vllm.v1.engine.llm_engine import LLMEngine
     except ImportError as error:
-        message = f"vllm_mode=colocate needs vLLM: pip install 'atommem[vllm]' ({error})."
+        message = f"vllm_mode=colocate needs vLLM: pip install -e '.[vllm]' ({error})."
         raise ConfigError(message) from error
     os.environ.setdefault("MASTER_PORT", str(get_open_port()))
     adapter: dict[str, Any] = {}

@@ -1,7 +1,6 @@
 """BM25 over passages, by tantivy."""
 
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ class WordIndex:
     """An index of English stems without accents, and of `character_pairs`."""
 
     def __init__(self, folder: Path) -> None:
-        if find_spec("tantivy") is None:
-            raise ConfigError("a corpus needs the package tantivy: pip install 'atommem[web]'.")
         import tantivy
 
         fields = tantivy.SchemaBuilder()

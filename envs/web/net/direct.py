@@ -60,9 +60,7 @@ class Direct(ToolSource):
     def __init__(self, config: Any, rule: Rule = is_public, resolve: Resolve = resolve) -> None:
         super().__init__(config)
         if missing := [name for name in _PACKAGES if find_spec(name) is None]:
-            raise ConfigError(
-                f"tools=direct needs {', '.join(missing)}: pip install 'atommem[web]'."
-            )
+            raise ConfigError(f"tools=direct needs {', '.join(missing)}: pip install -e '.[web]'.")
         self._guard = GuardedBackend(rule, resolve)
         self._tls = ssl.create_default_context()
         self._hosts = HostRules.of(config)
