@@ -3,11 +3,13 @@
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
 from atommem.environment import environment_config
@@ -62,11 +64,6 @@ def answering(
     return route
 
 
-class Quiet(BaseHTTPRequestHandler):
-    def log_message(self, format: str, *arguments: object) -> None:
-        return None
-
-
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
@@ -76,12 +73,30 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def listening(handler: type[BaseHTTPRequestHandler], address: str = "127.0.0.1") -> Iterator[str]:
-    server = _Server((address, 0), handler)
+def routing(
+    routes: Mapping[str, Route], address: str = "127.0.0.1"
+) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the host:port of a server, and its requests: (method and path, headers, body)."""
+    asked: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the name that http.server calls
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            headers = httpx.Headers(dict(self.headers.items()))
+            asked.append((f"{self.command} {self.path}", headers, body))
+            path = self.path.partition("?")[0]
+            routes.get(path, answering("no such page", status=404))(self, body)
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            return None
+
+    server = _Server((address, 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
-        yield f"{address}:{server.server_port}"
+        yield f"{address}:{server.server_port}", asked
     finally:
         server.shutdown()
         thread.join()
@@ -95,28 +110,23 @@ def serving(script: Callable[[str], str], tokenizer: Any = None) -> Iterator[str
     With a tokenizer it also accepts token ids at ``/v1/completions``.
     """
 
-    class Handler(Quiet):
-        def do_GET(self) -> None:  # the name that http.server calls
-            self.reply({"data": [{"id": "tiny", "max_model_len": 4096}]})
+    def chat(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+        messages = json.loads(sent)["messages"]
+        text = script("\n\n".join(message["content"] for message in messages))
+        usage = {"prompt_tokens": 7, "completion_tokens": 5}
+        choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        answering({"choices": [choice], "usage": usage}, "application/json")(handler, sent)
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if self.path == "/v1/chat/completions":
-                text = script("\n\n".join(message["content"] for message in body["messages"]))
-                usage = {"prompt_tokens": 7, "completion_tokens": 5}
-                message = {"role": "assistant", "content": text}
-                choice = {"message": message, "finish_reason": "stop"}
-                return self.reply({"choices": [choice], "usage": usage})
-            text = script(tokenizer.decode(body["prompt"]))
-            ids = tokenizer.encode(text)
-            logprobs = {"token_logprobs": [-0.5] * len(ids)}
-            choice = {"text": text, "token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}
-            return self.reply({"choices": [choice]})
+    def complete(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+        text = script(tokenizer.decode(json.loads(sent)["prompt"]))
+        ids = tokenizer.encode(text)
+        logprobs = {"token_logprobs": [-0.5] * len(ids)}
+        choice = {"text": text, "token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}
+        answering({"choices": [choice]}, "application/json")(handler, sent)
 
-        def reply(self, value: dict[str, Any]) -> None:
-            answering(value, "application/json")(self, b"")
-
-    with listening(Handler) as host:
+    models = answering({"data": [{"id": "tiny", "max_model_len": 4096}]}, "application/json")
+    routes = {"/v1/models": models, "/v1/chat/completions": chat, "/v1/completions": complete}
+    with routing(routes) as (host, _):
         yield f"http://{host}"
 
 

@@ -5,12 +5,9 @@ The internet is 127.0.0.2, providers are 127.0.0.1."""
 import asyncio
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from typing import Any
-
-import httpx
 
 from atommem.environment import EnvironmentFactory, environment_config, make_factory
 from atommem.envs.task import Document, Question, Task
@@ -21,7 +18,7 @@ from atommem.envs.web.tools import ToolResult, ToolSource
 from atommem.episode import Episode
 from atommem.rollout import EpisodeRunner
 from tests.fakes import ListPolicy, WordTokenizer, make_episode_runner
-from tests.loopback import Quiet, Route, answering, listening
+from tests.loopback import Route, routing
 
 INTERNET = "127.0.0.2"
 PAGES = (
@@ -118,22 +115,5 @@ class LoopbackDirect(Direct):
 DIRECT = f"{__name__}:LoopbackDirect"
 
 
-@contextmanager
-def serving(
-    routes: Mapping[str, Route], address: str = INTERNET
-) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the host:port of a server, and its requests: (method and path, headers, body)."""
-    asked: list[Any] = []
-
-    class Handler(Quiet):
-        def do_GET(self) -> None:  # noqa: N802  # the name that http.server calls
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            headers = httpx.Headers(dict(self.headers.items()))
-            asked.append((f"{self.command} {self.path}", headers, body))
-            path = self.path.partition("?")[0]
-            routes.get(path, answering("no such page", status=404))(self, body)
-
-        do_POST = do_GET  # noqa: N815
-
-    with listening(Handler, address) as host:
-        yield host, asked
+def serving(routes: Mapping[str, Route], address: str = INTERNET) -> Any:
+    return routing(routes, address)

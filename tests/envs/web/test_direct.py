@@ -26,7 +26,6 @@ from tests.envs.web.browsing import (
     DIRECT,
     INTERNET,
     LoopbackDirect,
-    answering,
     call,
     on_loopback,
     play,
@@ -34,6 +33,7 @@ from tests.envs.web.browsing import (
     serving,
     use,
 )
+from tests.loopback import answering
 
 PROSE = "Ann Gray lives in Oakrest, where she has made bells since the flood took her shop. " * 4
 PAGE = f"""<html><head><title>Ann Gray</title><script>var x = 'not text';</script></head><body>

@@ -9,7 +9,8 @@ from atommem.environment import environment_config
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, ToolResult
 from atommem.episode import StopReason
-from tests.envs.web.browsing import ANSWER, answering, call, play, serving, use
+from tests.envs.web.browsing import ANSWER, call, play, serving, use
+from tests.loopback import answering
 
 DENIED = "https://huggingface.co/datasets/x"
 HIT = Link("Ann Gray", "https://a.test/")
