@@ -321,7 +321,7 @@ async def delete_response(response: wire.Name, call: ThisCall) -> dict[str, Any]
             if item is not None:
                 await held.delete_item(str(item.item))
         others = await run_in_threadpool(call.log.items, conversation, ("ask",))
-    if not others and not conversation.startswith(LISTED):
+    if not conversation.startswith(LISTED) and not any(ask.response for ask in others):
         await call.server.erase(conversation, call.owner)
     return {"id": response, "object": "response", "deleted": True}
 

@@ -68,8 +68,8 @@ events = sa.Table(
 version, the second fails and retries on top of the first. Kinds: ``item`` (a text to read in
 ``chunks`` steps), ``ask`` (whose text is read in ``chunks`` steps after its answer), ``step`` (of
 the item or question ``parent``; ``tokens`` were sampled), ``answer`` and ``stopped`` (of
-``parent``), ``edit`` (by the owner), ``deleted`` (``parent``), ``fork``. Texts, questions and
-answers have an ``item`` id. ``operations`` are those of the memory's log that the event wrote."""
+``parent``), ``edit`` (by the owner), ``deleted`` (``parent``). Texts, questions and answers have an
+``item`` id. ``operations`` are those of the memory's log that the event wrote."""
 
 vectors = sa.Table(
     "vectors",
@@ -172,10 +172,7 @@ class LogState:
         if event.kind == "step":
             self.steps = event.step + 1
             self.sampled += event.tokens
-        if event.kind == "fork":
-            self.unread.clear()
-            self.asked.clear()
-        elif event.kind == "deleted":
+        if event.kind in ("stopped", "deleted"):
             self.asked.pop(event.parent, None)
         elif event.kind in ITEMS:
             self.unread |= self.asked

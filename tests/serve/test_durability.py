@@ -23,6 +23,7 @@ from tests.serve.kills import DATABASES, POSTGRES, as_user, connects, kill_under
 from tests.serve.servers import (
     KEYS,
     Running,
+    ask,
     entries,
     event_kinds,
     gated,
@@ -217,6 +218,31 @@ def test_failed_response_is_continued_where_it_began(tmp_path: Path) -> None:
             assert answer["status"] == "completed"
             written = zip(count_listed(server), before, strict=True)
             assert [new - old for new, old in written] == [0, 0, 0, 1]  # the answer
+
+
+def test_copy_reads_what_is_unread_and_a_part_of_it_says_so(tmp_path: Path) -> None:
+    with gated(tmp_path / "log.db") as (gate, _, http):
+        path = new_conversation(http, "Ann lives in Rome.", "Cid sings.")
+        ask(http, path, "I am Gus. Hi?")
+        gate.error = OutageError("gone")
+        http.post(f"{path}/items", json=items("Bob runs."))
+        gate.error = None
+        for at, expected in (({}, ["completed", "in_progress"]), ({"at": 1}, ["incomplete"])):
+            name = http.post(f"{path}/fork", params=at).json()["id"]
+            copy = f"/v1/conversations/{name}"
+            found = http.get(f"{copy}/items", params={"order": "asc"}).json()["data"]
+            assert [item["status"] for item in found][-len(expected) :] == expected
+            assert (ask(http, copy, "Who runs?")[1] == "Bob runs.") == (not at)
+
+
+def test_last_response_of_a_branch_takes_its_memory_along(tmp_path: Path) -> None:
+    with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
+        first = http.post("/v1/responses", json={"input": "I am Gus. Hi?"}).json()["id"]
+        body = {"input": "Who am I?", "previous_response_id": first}
+        others = [http.post("/v1/responses", json=body).json()["id"] for _ in range(3)]
+        for response in (first, *others):
+            http.delete(f"/v1/responses/{response}").raise_for_status()
+        assert count_listed(server)[0] == 0
 
 
 def count_listed(server: Running) -> list[int]:
