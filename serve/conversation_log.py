@@ -131,10 +131,8 @@ class ConversationLog:
             found = columns.metadata[name].as_string()
             query = query.where(found.is_(None) if value is None else found == value)
         if after:
-            known = columns.id == after, columns.owner == owner
-            found = self._rows(sa.select(columns.created_at).where(*known))
-            last = found[0].created_at if found else time_of(after)  # erased meanwhile
-            query = query.where(sa.tuple_(columns.created_at, columns.id) < sa.tuple_(last, after))
+            place = sa.tuple_(time_of(after), after)  # it may be erased meanwhile
+            query = query.where(sa.tuple_(columns.created_at, columns.id) < place)
         return [ConversationInfo(*tuple(row)) for row in self._rows(query)]
 
     def update(

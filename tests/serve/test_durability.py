@@ -25,7 +25,6 @@ from tests.serve.servers import (
     Running,
     ask,
     entries,
-    event_kinds,
     gated,
     items,
     make_conversations,
@@ -118,30 +117,6 @@ def test_every_write_with_a_key_happens_once(tmp_path: Path) -> None:
                 assert again.json().get("id") == first.json().get("id")
 
 
-@pytest.mark.slow
-def test_request_repeated_after_a_disconnect_continues_the_turn(tmp_path: Path) -> None:
-    with gated(tmp_path / "log.db") as (gate, server, http), ThreadPoolExecutor(1) as threads:
-        path = new_conversation(http, "Ann lives in Rome.")
-        name = path.rpartition("/")[2]
-        body = {"conversation": name, "input": "Where does Ann live?", "stream": True}
-        http.headers["Idempotency-Key"] = "once"
-        gate.shut()
-        timeout = httpx.Timeout(30, read=2)
-        sent = threads.submit(http.post, "/v1/responses", json=body, timeout=timeout)
-        assert gate.entered.wait(20)
-        assert isinstance(sent.exception(), httpx.ReadTimeout)
-        assert gate.cancelled.wait(10)
-        gate.open.set()
-        log = server.conversations.log
-        until(lambda: log.events(name, ("ask",)))
-        (question,) = log.events(name, ("ask",))
-        found = http.get(f"/v1/responses/{question.response}").json()
-        assert found["incomplete_details"] == {"reason": "interrupted"}
-        assert "Rome" in http.post("/v1/responses", json=body).raise_for_status().text
-        kinds = event_kinds(server.conversations, path)
-        assert [kind for kind in kinds if kind != "step"] == ["item", "ask", "answer"]
-
-
 def test_key_belongs_to_one_request_of_one_owner(tmp_path: Path) -> None:
     once = {"Idempotency-Key": "8e03978e-40d5-43dd-bc93-6894a57f9324"}
     owners = {key: owner for owner, key in KEYS.items()}
@@ -191,15 +166,15 @@ def test_equal_request_after_a_failure_writes_once(tmp_path: Path) -> None:
                     with suppress(httpx.ReadTimeout):
                         http.post(route, json=body, timeout=httpx.Timeout(30, read=0.3))
                     assert gate.cancelled.wait(10)
-                    time.sleep(0.2)  # until the failure is recorded
+                    time.sleep(0.5)  # until the failure is recorded
                     gate.open.set()
+                    for asked in server.conversations.log.events(name, ("ask",))[-1:]:
+                        left = http.get(f"/v1/responses/{asked.response}").json()
+                        status = left["incomplete_details"] or left["status"]
+                        assert status in ({"reason": "interrupted"}, "completed")
                 http.post(route, json=body).raise_for_status()
-                written.append(
-                    [
-                        after - count
-                        for after, count in zip(count_listed(server), before, strict=True)
-                    ]
-                )
+                after = zip(count_listed(server), before, strict=True)
+                written.append([new - old for new, old in after])
             assert written == [written[0]] * 4, route
 
 
