@@ -36,6 +36,7 @@ _SUMMARIES = {
     "trace": "replay an episode step by step in the terminal",
     "env": "list environments, or check one",
     "configs": "list the shipped recipes, suites and launchers",
+    "completion": "print what bash and zsh complete",
 }
 
 

@@ -115,7 +115,7 @@ def eval_parser(environment: str) -> Parser:
         "Evaluate a policy on a task file. All settings can also stand in a YAML file: --config "
         "FILE, or a shipped NAME (atommem configs). Several evaluations with one report: --suite "
         "FILE|NAME, whose own flags `atommem eval --suite --help` shows.",
-        usage="atommem eval --policy POLICY --data FILE --output_dir DIR [--SETTING VALUE ...]",
+        usage="atommem eval --policy POLICY --data FILE --output_dir DIR [--SETTING]",
     )
     parser.add_settings("evaluation", EvalConfig)
     add_run_settings(parser, environment)

@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import Counter, Histogram
 from starlette.concurrency import run_in_threadpool
 
-from atommem.config import EmbedderConfig, MemoryConfig, is_server, load_config
+from atommem.config import EmbedderConfig, MemoryConfig, is_server, load_config, shipped_policy
 from atommem.environment import find_environment
 from atommem.episode import Observation, Step
 from atommem.errors import ConfigError
@@ -57,7 +57,9 @@ class ServedModel:
         """Open a model; `settings` are those of `atommem.api.AsyncMemory`, as in the training."""
         names = [policy] if isinstance(policy, str) else list(policy)
         model = str(settings.get("model") or "")
-        folder = str(settings.get("tokenizer") or "") if is_server(names) else names[0]
+        folder = (
+            str(settings.get("tokenizer") or "") if is_server(names) else shipped_policy(names[0])
+        )
         trained = load_config(folder) if folder else {}
         check_settings(trained, settings, folder)
         runtime = Runtime.open(names, **settings)

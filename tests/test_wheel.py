@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 ROOMS = ("envs", "train", "eval", "serve", "demo", "integrations")
 COMMANDS = ["ask", "serve", "demo", "data", "corpus", "train", "eval", "compare"]
-COMMANDS += ["judge", "audit", "report", "trace", "env", "configs"]
+COMMANDS += ["judge", "audit", "report", "trace", "env", "configs", "completion"]
 LAUNCH = ["-m", "accelerate.commands.launch", "--num_processes", "1", "--cpu"]
 NOT_OURS = "raise SystemExit('{} is not ours, and was imported')\n"
 

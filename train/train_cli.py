@@ -17,7 +17,7 @@ stages:
   sft    cold start: supervised fine-tuning on traces
   async  GRPO that samples episodes while the trainer steps
   tinker GRPO by LoRA on a server of the Tinker API (--base_url)
-plot draws scores, action rates and store size of a run (its output folder).
+  plot   draw scores, action rates and store size of a run (its output folder)
 
 `atommem configs` lists the shipped recipes. Precedence: defaults < the model
 folder's atommem_config.json < the YAML file < flags. --resume continues from

@@ -1,6 +1,7 @@
 """The command `atommem`, its shipped files, and imports that stay light."""
 
 import json
+import shutil
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, version
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atommem import cli
+from atommem import cli, completion
 from atommem.arguments import load_yaml, split_config
 from atommem.errors import ConfigError
 from atommem.plugins import shipped_files
@@ -30,6 +31,43 @@ def test_cli_prints_commands_and_version(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == f"atommem {version('atommem')}\n"
     assert cli.main(["fly"]) == 2
     assert "fly: not a command" in capsys.readouterr().err
+
+
+def test_former_names_of_settings_are_refused_with_the_new_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old.yaml").write_text("max_tokens: 3\n")
+    command, called = ["eval", "--policy", "p", "--data", "d"], "max_completion_length"
+    for words, name in (
+        ([*command, "--out", "x"], "output_dir"),
+        (["eval", "--suite", "smoke", "--out", "x"], "output_dir"),
+        ([*command, "--output_dir", "x", "--max_tokens=3"], called),
+        ([*command, "--output_dir", "x", "--config", str(tmp_path / "old.yaml")], called),
+    ):
+        assert cli.main(words) == 2
+        assert f"this setting is called {name} now." in capsys.readouterr().err
+    (tmp_path / "atommem_config.json").write_text('{"max_tokens": 3}')
+    with pytest.raises(ConfigError, match=f"called {called} now"):
+        stored_settings(str(tmp_path))
+
+
+def test_completion_in_bash_needs_no_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert completion.main([]) == 0
+    script = tmp_path / "atommem.sh"
+    script.write_text(capsys.readouterr().out)
+    ask = 'source $0; COMP_LINE="$*"; COMP_WORDS=($*); COMP_CWORD=$(($# - 1)); _atommem'
+    bash = [str(shutil.which("bash")), "-c", f'{ask}; echo "${{COMPREPLY[*]}}"', str(script)]
+    for line, found in {
+        "atommem au": "audit",
+        "atommem train gr": "grpo",
+        "atommem train grpo --use_peft --learn": "--learning_rate",
+        "atommem eval --suite table1 --inp": "--input",
+        "atommem eval --policy ev": "",  # bash completes files
+    }.items():
+        done = subprocess.run([*bash, *line.split()], env={"PATH": ""}, stdout=subprocess.PIPE)
+        assert done.stdout.decode().strip() == found
 
 
 def test_settings_of_a_folder_reach_no_address_command_or_function(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ def test_settings_that_change_the_prompt_are_refused(run: Path) -> None:
     assert (model.agent.sampling.max_completion_length, model.name) == (4, "grpo")
     with pytest.raises(ConfigError, match=r"retrieve_k=.*trained with .*Leave out --retrieve_k"):
         ServedModel.open(str(run), retrieve_k=9)
+    with pytest.raises(ConfigError, match="retrieve_k=9: trained with 6"):
+        ServedModel.open("smollm2", retrieve_k=9)
 
 
 @pytest.mark.parametrize(

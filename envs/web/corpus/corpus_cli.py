@@ -52,7 +52,7 @@ def _build(argv: list[str]) -> int:
     parser = Parser(
         "atommem corpus build",
         "Make a corpus of files, or add files to one.",
-        usage="atommem corpus build --input FILE ... --output_dir DIR [--SETTING VALUE ...]",
+        usage="atommem corpus build --input FILE ... --output_dir DIR [--SETTING]",
     )
     rows = "JSON, JSON Lines or parquet; a row has text (or contents), and maybe title, url, id."
     parser.add_argument("--input", type=Path, nargs="+", required=True, metavar="FILE", help=rows)
