@@ -18,9 +18,11 @@ from atommem.errors import DataError
 _HTML_NAMES = (".html", ".htm", ".xhtml")
 _INVISIBLE = ("script", "style", "template", "noscript", "head", "datalist")
 _MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_DECLARED = re.compile(
-    rb"""<(?:meta\b[^>]*?\bcharset|\?xml\b[^>]*?\bencoding)\s*=\s*["']?\s*([^\s"'/>;]+)""", re.I
-)
+_COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
+_XML = re.compile(rb"""\s*<\?xml\b[^>]*?\sencoding\s*=\s*["']([^"'>]+)""", re.I)
+_META = re.compile(rb"""<meta[\s/]((?:[^>"']|"[^"]*"|'[^']*')*)""", re.I)
+_ATTRIBUTE = re.compile(rb"""([^\s"'/=]+)\s*=\s*("[^"]*"|'[^']*'|[^\s"'>]+)""")
+_CONTENT = re.compile(rb"""charset\s*=\s*["']?([^\s"';]+)""", re.I)
 _Reader = Callable[[bytes], tuple[str, list[str]]]
 _MEDIA = ("img", "svg", "canvas", "video", "audio", "iframe", "embed", "object")
 
@@ -97,9 +99,8 @@ def decode_declared(
     """
     import webencodings
 
-    inside = _DECLARED.search(raw) if is_html else None
     # A declaration in ASCII is not UTF-16, so the standard takes it for UTF-8.
-    label = re.sub("(?i)^utf-?16.*", "utf-8", inside[1].decode("latin-1")) if inside else ""
+    label = re.sub("(?i)^utf-?16.*", "utf-8", _declaration(raw, is_html))
     names = [name for name in (charset, label) if name]
     for name in tuple(names):
         with suppress(LookupError):
@@ -111,6 +112,21 @@ def decode_declared(
         encoding = webencodings.lookup("gb18030")
     text, found = webencodings.decode(raw, encoding or "utf-8")
     return str(text), str(found.name)
+
+
+def _declaration(raw: bytes, is_html: bool) -> str:
+    """Return the label of an encoding that a page or XML declares for itself, or ""."""
+    found = _XML.match(raw.removeprefix(codecs.BOM_UTF8))
+    labels = [found[1]] if found else []
+    for tag in _META.finditer(_COMMENT.sub(b"", raw[:65536])) if is_html else ():
+        pairs = _ATTRIBUTE.findall(tag[1])
+        values = {name.lower(): value.strip(b"\"' ") for name, value in reversed(pairs)}
+        if b"charset" in values:
+            labels.append(values[b"charset"])
+        elif values.get(b"http-equiv", b"").lower() == b"content-type":
+            labels += _CONTENT.findall(values.get(b"content", b""))
+    label = labels[0].strip().decode("latin-1") if labels else ""
+    return "windows-1252" if label.lower() == "x-user-defined" else label
 
 
 def _decode_text(raw: bytes, name: str) -> str:

@@ -37,30 +37,30 @@ def clean(text: str) -> str:
 
 
 def read_json(text: str, max_depth: int) -> Any:
-    r"""Read JSON that any other reader accepts, with its texts cleaned.
+    r"""Read JSON that any other reader accepts, with its texts cleaned; raises as `clean_json`.
 
-    An escape like ``\ud800`` spells what `clean` has removed. ValueError or RecursionError: it is
-    not JSON, holds NaN or infinity, or is nested more deeply than `max_depth`.
+    An escape like ``\ud800`` spells what `clean` has removed.
     """
-    return _cleaned(json.loads(text, parse_constant=_finite, parse_float=_finite), max_depth)
+    return clean_json(json.loads(text), max_depth)
 
 
-def _cleaned(value: Any, depth: int) -> Any:
-    if depth < 0:
+def clean_json(value: Any, max_depth: int) -> Any:
+    """Return a value of JSON with its texts cleaned.
+
+    ValueError or RecursionError: it is not JSON, holds NaN or infinity, or is nested more deeply
+    than `max_depth`.
+    """
+    if max_depth < 0:
         raise ValueError("nested too deeply")
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list):
-        return [_cleaned(item, depth - 1) for item in value]
+        return [clean_json(item, max_depth - 1) for item in value]
     if isinstance(value, dict):
-        return {clean(name): _cleaned(item, depth - 1) for name, item in value.items()}
+        return {clean(name): clean_json(item, max_depth - 1) for name, item in value.items()}
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError(f"{value} is not a finite number")
     return value
-
-
-def _finite(literal: str) -> float:
-    if not isfinite(number := float(literal)):
-        raise ValueError(f"{literal} is not a finite number")
-    return number
 
 
 def printable(text: str) -> str:

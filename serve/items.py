@@ -6,13 +6,12 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from math import isfinite
 from typing import Any
 
 from pydantic_core import PydanticCustomError
 
 from atommem.serve.schema import Event, question_id
-from atommem.text_safety import clean
+from atommem.text_safety import clean, clean_json
 
 Item = dict[str, Any]  # as OpenAI's API lists it, without the fields of `_SERVER`
 
@@ -24,15 +23,22 @@ _UNREAD = ("input_image", "image_url", "input_file", "file", "input_audio")
 _SERVER = {"status", "created_at", "incomplete_details"}  # fields that the server sets
 _CHAT = {"refusal", "annotations", "audio", "function_call", "tool_calls", "tool_call_id"}
 _CHAT |= {"reasoning_content", "reasoning"}
+MAX_DEPTH = 100  # of a request's JSON
 _ID = re.compile(r"[A-Za-z]+_[\w-]{1,60}")
 _MARKS = re.compile(r"^\s*(?:(?:[>*\-\u2022]|\d+[.)]|\[\d+\]|Memory \d+:)\s*)*")
 _QUOTES = " \t\"'`\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e"
-_QUESTION = re.compile(r"[^.,;:!?\n\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]*[?\u061f\uff1f]")
-
-
+_VERBS = (
+    "is|are|am|was|were|do|does|did|can|could|will|would|shall|should|may|might|must|have|has|had"
+)
+_BARE = re.compile(
+    r"(?:(?:and|in|on|at|by|for|from|to|with|of) )*"
+    rf"(?:(?:wh(?:o|om|ose|at|ich|en|ere|y)|how|{_VERBS})\b[^.,;:!?()\n\u2013\u2014]{{0,80}}|\w+)"
+    r"\?[?!]*",
+    re.IGNORECASE,
+)
 _TELLS = re.compile(
-    r"\b(know|remember|recall|note|hear|heard|aware|forget|mind) that\b"
-    r"|\bdid you (know|hear) (?!wh|how|if)",
+    r"\b(?:know|remember|recall|note|hear|heard|aware|forget|mind)\b(?! (?:of|wh\w+|how|if)\b|\?)"
+    rf"|\b(?!(?:{_VERBS})\b)[\w']+\W+(?:I|we)\b",
     re.IGNORECASE,
 )
 _HOSTED = """
@@ -107,13 +113,23 @@ def parse_items(value: Any) -> list[Item]:
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list):
         raise _refusal("", "not a text or a list of items")
-    return [item for number, each in enumerate(value) for item in _parse(each, f"[{number}]")]
+    found = []
+    for number, each in enumerate(value):
+        try:
+            found += _parse(clean_json(each, MAX_DEPTH), f"[{number}]")
+        except PydanticCustomError:
+            raise
+        except ValueError as error:
+            raise _refusal(f"[{number}]", str(error)) from error
+        except (AttributeError, TypeError) as error:
+            raise _refusal(f"[{number}]", "not of the form of an item") from error
+    return found
 
 
 def _parse(value: Any, place: str) -> list[Item]:
     if not isinstance(value, dict):
         raise _refusal(place, "not an object")
-    given = {name: part for name, part in cleaned(value).items() if part is not None}
+    given = {name: part for name, part in value.items() if part is not None}
     if given.get("role") in ("tool", "function") and "type" not in given:  # of a chat
         call = given.get("tool_call_id") or given.get("name")
         output = given.get("content", "")
@@ -125,7 +141,7 @@ def _parse(value: Any, place: str) -> list[Item]:
     found = [_call(call, place) for call in calls]
     if found and not given.get("content"):
         return found
-    kind = given.setdefault("type", "message")
+    kind = given.setdefault("type", "item_reference" if given.keys() == {"id"} else "message")
     if kind not in TYPES:
         raise _refusal(place, f"items of type {kind!r} are not supported. Leave them out")
     if kind == "message":
@@ -202,19 +218,6 @@ def _refusal(place: str, problem: str) -> PydanticCustomError:
     return PydanticCustomError("invalid_item", "{message}", {"message": message})
 
 
-def cleaned(value: Any) -> Any:
-    """Return a value of JSON with clean texts; refuse numbers that JSON cannot hold."""
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, list):
-        return [cleaned(part) for part in value]
-    if isinstance(value, dict):
-        return {clean(str(name)): cleaned(part) for name, part in value.items()}
-    if isinstance(value, float) and not isfinite(value):
-        raise _refusal("", f"{value} is no number of JSON")
-    return value
-
-
 def texts_of(item: Item) -> list[str]:
     """Return what the policy reads of an item, each text in steps of its own."""
     return TYPES[item["type"]].texts(item)
@@ -229,10 +232,10 @@ def unread_parts(item: Item) -> list[str]:
 
 
 def only_asks(item: Item) -> bool:
-    """Return whether the user asks one bare question, which tells nothing to remember."""
+    """Return whether the user asks one short question, which tells nothing to remember."""
     texts = texts_of(item) if item.get("role") == "user" else []
     text = texts[0].strip() if len(texts) == 1 else ""
-    return _QUESTION.fullmatch(text) is not None and not _TELLS.search(text)
+    return _BARE.fullmatch(text) is not None and not _TELLS.search(text)
 
 
 def repeats(item: Item, entries: Iterable[str]) -> bool:
@@ -262,9 +265,19 @@ def _prefix(item: Item) -> str:
 
 
 def signature(item: Item) -> str:
-    """Return what makes two items the same, whatever their ids: to match histories."""
-    own = {"id", "name", "note"} if item["type"] == "message" else {"id"}
-    return json.dumps({name: item[name] for name in sorted(item.keys() - own)}, sort_keys=True)
+    """Return what makes two items the same: what they say, not what clients note beside it."""
+    names = TYPES[item["type"]].fields or sorted(item.keys() - {"id"})
+    return json.dumps([item["type"], *(_said(item[name]) for name in names)], sort_keys=True)
+
+
+def _said(value: Any) -> Any:
+    if isinstance(value, str):
+        return " ".join(value.split())
+    if not isinstance(value, list):
+        return value
+    return [
+        _said(part[_TEXT[part["type"]]]) if part.get("type") in _TEXT else part for part in value
+    ]
 
 
 def new_items(held: Sequence[Item], items: Sequence[Item]) -> list[Item]:

@@ -5,7 +5,7 @@ which `remember` returns.
 """
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -28,7 +28,7 @@ from atommem.serve.conversations import Conversations
 from atommem.serve.items import text_item
 from atommem.serve.middleware import LOCAL, LOGGER, error_location
 from atommem.serve.openai_routes import response_id
-from atommem.serve.schema import RequestKey
+from atommem.serve.schema import NotFoundError, RequestKey
 from atommem.serve.wire import (
     CLEAN,
     SERVE_ERRORS,
@@ -36,6 +36,7 @@ from atommem.serve.wire import (
     Name,
     NonBlank,
     Text,
+    Value,
     public_error,
     scope_of,
 )
@@ -50,9 +51,9 @@ _Id = Annotated[
     ConversationId,
     Field(description="The conversation id that remember returned; or give a scope."),
 ]
-_User = Annotated[ConversationId, Field(description="Scope: whose memory. Use it in all calls.")]
-_Agent = Annotated[ConversationId, Field(description="Scope: the agent, if each has its own.")]
-_Session = Annotated[ConversationId, Field(description="Scope: the session, if each has its own.")]
+_User = Annotated[Value, Field(description="Scope: whose memory. Use it in all calls.")]
+_Agent = Annotated[Value, Field(description="Scope: the agent, if each has its own.")]
+_Session = Annotated[Value, Field(description="Scope: the session, if each has its own.")]
 _Text = Annotated[Text, Field(description="The text: a message, a page, a whole document.")]
 _NewId = Annotated[ConversationId, Field(description="Where; empty starts a new conversation.")]
 _Goal = Annotated[
@@ -72,6 +73,10 @@ class _Server(MCPServer[Any]):
         self, name: str, arguments: dict[str, Any], context: _Context | None = None
     ) -> Any:
         given = {key: value for key, value in arguments.items() if value is not None}
+        for tool in await self.list_tools():
+            unknown = given.keys() - tool.input_schema["properties"].keys()
+            if tool.name == name and unknown:
+                raise ToolError(f"{name}: it has no argument {min(unknown)}.")
         try:
             return await super().call_tool(name, given, context)
         except ToolError as error:
@@ -101,23 +106,31 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         encoded = [repr(part).encode() for part in ("mcp", *parts)]
         return await run_in_threadpool(server.log.request_key, encoded, False)
 
-    @asynccontextmanager
-    async def use(conversation: str, context: _Context) -> AsyncIterator[Conversation]:
-        async with _tool_errors(conversation), server.use(conversation, owner_of(context)) as held:
-            yield held
-
-    async def newest_of(
-        context: _Context, scope: dict[str, str], missing: str | None = None
-    ) -> str:
-        """Return the newest conversation of exactly this scope."""
-        if scope:
+    async def place(context: _Context, conversation: str, scope: Mapping[str, str]) -> str:
+        """Return the conversation, or else the newest of exactly this scope ("": there is none)."""
+        if conversation and scope:
+            info = await run_in_threadpool(server.log.info, conversation, owner_of(context))
+            if not scope.items() <= info.metadata.items():
+                raise DataError("the conversation is not of this scope. Give one of the two.")
+        elif scope:
             where = {name: scope.get(name) for name in SCOPE}
             infos = partial(server.log.conversations, owner_of(context), where=where, limit=1)
             for info in await run_in_threadpool(infos):
                 return info.id
-        if missing is None:
-            raise ToolError("there is no such conversation. Give its id, or a scope that was used.")
-        return missing
+        return conversation
+
+    @asynccontextmanager
+    async def use(
+        context: _Context, conversation: str, scope: Mapping[str, str] = {}
+    ) -> AsyncIterator[Conversation]:
+        async with _tool_errors():
+            name = await place(context, conversation, scope)
+            if not name:
+                raise NotFoundError("there is no such conversation. Give its id, or a used scope.")
+        async with _tool_errors(name), server.use(name, owner_of(context)) as held:
+            yield held
+
+    creating = anyio.Lock()  # calls at the same time create one conversation of a scope
 
     @mcp.tool()
     async def remember(
@@ -142,12 +155,13 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
             key = await request_key(
                 "remember", owner, conversation, goal, name, text, *scope.items()
             )
-            conversation = conversation or await newest_of(context, scope, missing="")
-            if not conversation:
-                metadata = {"goal": goal, **scope} if goal else scope
-                create = partial(server.log.create, owner, metadata, key.derive("conversation"))
-                conversation = (await run_in_threadpool(create)).id
-        async with use(conversation, context) as memory, server.settled(key):
+            async with creating:
+                conversation = await place(context, conversation, scope)
+                if not conversation:
+                    metadata = {"goal": goal, **scope} if goal else scope
+                    create = partial(server.log.create, owner, metadata, key.derive("conversation"))
+                    conversation = (await run_in_threadpool(create)).id
+        async with use(context, conversation) as memory, server.settled(key):
             (event,) = await memory.add([text_item(text, name)], key)
             async for step in memory.read():
                 written.append(written_and_cut(step))
@@ -167,12 +181,12 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
     ) -> list[dict[str, Any]]:
         """Return the entries for a query; calls no model. A scope has those of all that match."""
         scope = scope_of(user, agent, session)
-        if conversation or not scope:
-            async with use(conversation, context) as memory:
-                found = [(conversation, *hit) for hit in await memory.recall(query)]
-        else:
+        if scope and not conversation:
             async with _tool_errors():
                 found = await server.recall(owner_of(context), scope, query)
+        else:
+            async with use(context, conversation, scope) as memory:
+                found = [(memory.id, *hit) for hit in await memory.recall(query)]
         return [
             {
                 "id": entry.id,
@@ -191,7 +205,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         """Delete an entry, or all that was written while a text was read. The log keeps both."""
         if (entry is None) == (not source):
             raise ToolError("give an entry's id or a source's name, and not both.")
-        async with use(conversation, context) as memory:
+        async with use(context, conversation) as memory:
             done = await (memory.forget(source) if entry is None else memory.edit(entry, None))
         return {"entries": [item["entry_id"] for item in done if item["kind"] == "delete"]}
 
@@ -205,12 +219,13 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         session: _Session = "",
     ) -> dict[str, Any]:
         """Ask the memory. The policy searches it before it answers, or answers null."""
-        conversation = conversation or await newest_of(context, scope_of(user, agent, session))
-        async with _tool_errors(conversation):
-            key = await request_key("ask", owner_of(context), conversation, question)
+        scope = scope_of(user, agent, session)
+        async with use(context, conversation, scope) as memory:
+            key = await request_key("ask", memory.owner, memory.id, question)
             response = await response_id(server.log, key)
-        async with use(conversation, context) as memory, server.settled(key):
-            *_, answer = [event async for event in memory.ask(text_item(question), response, key)]
+            async with server.settled(key):
+                asked = memory.ask(text_item(question), response, key)
+                *_, answer = [event async for event in asked]
         assert isinstance(answer, Answer)
         entries = [entry.text for entry in answer.entries]
         note = {"note": answer.note} if answer.note else {}

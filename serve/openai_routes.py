@@ -7,6 +7,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Header, Query, Request
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from atommem.episode import cut_share, written_and_cut
@@ -34,6 +35,17 @@ class Call:
     def use(self, conversation: str) -> AbstractAsyncContextManager[Conversation]:
         return self.server.use(conversation, self.owner)
 
+    async def resolved(self, items: Sequence[Item]) -> list[Item]:
+        """Replace references by the items of this owner that they name."""
+        found = []
+        for item in items:
+            if item["type"] != "item_reference":
+                found.append(item)
+            elif not item["id"].startswith("rs_"):  # the steps of an answer, which are in the log
+                event = await run_in_threadpool(self.log.item, self.owner, item["id"])
+                found.append(item_of(event))
+        return found
+
     async def read(
         self,
         conversation: str,
@@ -47,6 +59,7 @@ class Call:
             return done, cut_share([written_and_cut(step) async for step in memory.read()])
 
 
+_HARMLESS_QUERY = {"include", "include[]", "api-version"}  # of OpenAI's and Azure's clients
 _RETRIES = "X-Stainless-Retry-Count"  # of OpenAI's clients
 _Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
 
@@ -55,6 +68,12 @@ async def get_call(
     request: Request, key: _Key = None, retries: Annotated[str, Header(alias=_RETRIES)] = "0"
 ) -> Call:
     call = Call(request, None)
+    if request.query_params:
+        routes = request.app.openapi()["paths"]
+        route = routes[request.scope["route"].path_format][request.method.lower()]
+        known = {each["name"] for each in route.get("parameters", ())} | _HARMLESS_QUERY
+        if unknown := sorted(request.query_params.keys() - known):
+            raise wire.unknown_parameter(unknown[0])
     if request.method == "POST":
         scope, owner = request.scope, call.owner.encode()
         parts = scope["raw_path"], scope["query_string"], await request.body()
@@ -80,15 +99,23 @@ Embedded = Body(embed=True)
 PageLimit = Annotated[int, Query(ge=1, le=100)]
 
 
+_Name = Annotated[wire.Value | None, Query(min_length=1)]
+_Metadata = Annotated[str, Field(pattern="^[^=]+="), wire.CLEAN]
+
+
 def get_scope(
-    user: wire.ConversationId = "",
-    agent: wire.ConversationId = "",
-    session: wire.ConversationId = "",
-    metadata: Annotated[list[str] | None, Query(description="KEY=VALUE")] = None,
+    user: _Name = None,
+    agent: _Name = None,
+    session: _Name = None,
+    metadata: Annotated[list[_Metadata] | None, Query(description="KEY=VALUE")] = None,
 ) -> dict[str, str]:
     """Return the metadata that conversations must have."""
-    parts = [text.partition("=") for text in metadata or ()]
-    return wire.scope_of(user, agent, session) | {name: value for name, _, value in parts}
+    scope = wire.scope_of(user, agent, session)
+    for text in metadata or ():
+        name, _, value = text.partition("=")
+        if scope.setdefault(name, value) != value:
+            raise DataError(f"metadata={text}: {name} is {scope[name]!r}, too. Give one of them.")
+    return scope
 
 
 Scope = Annotated[dict[str, str], Depends(get_scope)]
@@ -126,10 +153,11 @@ async def create_conversation(
     ``goal`` in the metadata, one question a line, is shown while reading. ``cut`` as of items.
     """
     body = body or wire.ConversationCreate()
+    new = await call.resolved(body.items or [])
     info = await run_in_threadpool(call.log.create, call.owner, body.metadata or {}, call.key)
     made = wire.conversation_object(info)
-    if body.items:
-        reading = call.read(info.id, body.items, call.key and call.key.derive("items"))
+    if new:
+        reading = call.read(info.id, new, call.key and call.key.derive("items"))
         _, made["cut"] = await until_disconnect(call.request, reading)
     return made
 
@@ -206,7 +234,8 @@ async def create_items(
     them; the same call does not add them again. ``cut`` is the share of what the policy wrote that
     limits of the memory cut.
     """
-    reading = call.read(conversation, body.items, call.key, body.replace)
+    new = await call.resolved(body.items)
+    reading = call.read(conversation, new, call.key, body.replace)
     done, cut = await until_disconnect(call.request, reading)
     return {**wire.page([listed(event) for event in done]), "cut": cut}
 
@@ -255,6 +284,8 @@ async def create_response(body: wire.ResponseCreate, call: ThisCall) -> Any:
     if body.previous_response_id:
         if conversation:
             raise DataError("conversation and previous_response_id: give one of them.")
+        if body.store is False:
+            raise DataError("store=false: what continues a response is stored. Leave it out.")
         find = partial(call.log.response, body.previous_response_id, call.owner)
         conversation, previous, _ = await run_in_threadpool(find)
     form = ResponseForm(response, call.server.model.name, conversation, body.echo)
@@ -325,7 +356,7 @@ async def _ask(
     server, key = call.server, call.key
     if body.model is not None:
         _check_model(server, body.model)
-    *new, last = await _with_references(call, body.messages)
+    *new, last = await call.resolved(body.messages)
     if last.get("role") != "user" or not texts_of(last):
         raise DataError("the last message asks: it must be a user's and not blank.")
     if skipped := unread_parts(last):
@@ -357,18 +388,6 @@ async def _ask(
                 yield event
     finally:
         server.answering.discard(response)
-
-
-async def _with_references(call: Call, items: Sequence[Item]) -> list[Item]:
-    """Replace references by the items of this owner that they name."""
-    found = []
-    for item in items:
-        if item["type"] != "item_reference":
-            found.append(item)
-        elif not item["id"].startswith("rs_"):  # the steps of an answer, which are in the log
-            event = await run_in_threadpool(call.log.item, call.owner, item["id"])
-            found.append(item_of(event))
-    return found
 
 
 def _check_model(server: Conversations, name: str) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Self
 
+from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 from sqlalchemy.exc import OperationalError
@@ -21,9 +22,9 @@ from atommem.memory.log import Entry
 from atommem.process import StepTimeoutError
 from atommem.saved_memory import SCOPE
 from atommem.serve.conversations import BusyError
-from atommem.serve.items import Item, cleaned, parse_items, texts_of, unread_parts
+from atommem.serve.items import MAX_DEPTH, Item, parse_items, texts_of, unread_parts
 from atommem.serve.schema import ConversationInfo, KeyReusedError, NotFoundError
-from atommem.text_safety import clean
+from atommem.text_safety import clean, clean_json
 
 _RETRY_AFTER = {429: "1", 503: "5"}  # seconds, by status
 _STATUS: list[tuple[type[Exception], int, str]] = [
@@ -50,8 +51,8 @@ NonBlank = Annotated[Text, Field(pattern=r"\S")]
 Name = Annotated[str, Field(max_length=1000), CLEAN]
 ConversationId = Annotated[str, Field(max_length=64), CLEAN]
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
-_Value = Annotated[str, Field(max_length=4096), CLEAN]
-Metadata = Annotated[dict[ConversationId, _Value], Field(max_length=16)]
+Value = Annotated[str, Field(max_length=4096), CLEAN]
+Metadata = Annotated[dict[ConversationId, Value], Field(max_length=16)]
 
 
 def _written(items: list[Item]) -> list[Item]:
@@ -124,10 +125,12 @@ class AskCreate(BaseModel, extra="allow"):
     def _check_parameters(self) -> Self:
         extra = self.model_extra or {}
         for name, value in extra.items():
-            extra[name] = cleaned(value)
+            extra[name] = clean_json(value, MAX_DEPTH)
             if name in ("text", "response_format") and isinstance(value, dict):
                 kind = value.get("format", value)
-                supported = not kind or kind.get("type", "text") == "text"
+                supported = not kind or (
+                    isinstance(kind, dict) and kind.get("type", "text") == "text"
+                )
             else:
                 supported = name in _HARMLESS or value in _SUPPORTED.get(name, ())
             if value is not None and not supported:
@@ -189,7 +192,12 @@ def error_response(status: int, code: str, message: str, param: str | None = Non
     return JSONResponse(body, status, headers)
 
 
-def scope_of(*values: str) -> dict[str, str]:
+def unknown_parameter(name: str) -> RequestValidationError:
+    error = {"type": "unknown_parameter", "loc": (name,), "msg": "not a parameter. Leave it out."}
+    return RequestValidationError([error])
+
+
+def scope_of(*values: str | None) -> dict[str, str]:
     """Return the metadata of `SCOPE` that conversations with these values have."""
     return {name: value for name, value in zip(SCOPE, values, strict=True) if value}
 

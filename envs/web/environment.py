@@ -265,6 +265,11 @@ class WebEnvironment:
 
     async def _show(self, call: str, result: ToolResult) -> None:
         text, shared = clean(result.text[:_MAX_TEXT]), self._shared
+        if more := len(result.text[_MAX_TEXT:]):
+            text += f"\n\n[cut here: {more:,} more characters]"
+        links = _first_links(result.links)
+        if more := len(result.links) - len(links):
+            text += f"\n\n[{more:,} more links are left out]"
         if result.is_error and len(text) > _MAX_FAILURE:
             text = f"{text[:_MAX_FAILURE]}..."
         parts, limit = [text], shared.config.chunk_tokens
@@ -272,7 +277,7 @@ class WebEnvironment:
         if len(text.encode()) > limit:
             parts = await asyncio.to_thread(chunk_text, text, shared.tokenizer, limit)
         title, origin = clean(result.title[:_MAX_NAME]), clean(result.origin)
-        result = replace(result, title=title, links=_first_links(result.links), origin=origin)
+        result = replace(result, title=title, links=links, origin=origin)
         self._display = _Display(call[:_MAX_NAME], result, parts or [""])
 
     def _observation(self) -> Observation:

@@ -18,6 +18,7 @@ from atommem.errors import ConfigError, OutageError
 
 _KEY = re.compile(r"\$\{(\w+)\}")
 _ATTEMPTS = 3
+_PASSING = (-32000, -32001, -32603)  # connection closed, no answer in time, internal error
 _WAIT_SECONDS = 0.5
 
 
@@ -131,7 +132,7 @@ class _Server:
             result = await self._retry(lambda client: client.call_tool(name, arguments))
         except MCPError as error:
             return ToolResult(self._redact(str(error)), is_error=True)
-        return ToolResult("\n".join(map(_part_text, result.content)), bool(result.is_error))
+        return ToolResult(_result_text(result), bool(result.is_error))
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -148,16 +149,31 @@ class _Server:
                 async with asyncio.timeout(self._seconds):
                     return await request(await asyncio.shield(client))
             except TimeoutError as error:
+                if not await self._answers(client):
+                    await self._drop(client)
                 raise OutageError(f"the MCP server {self._address} does not answer.") from error
             except Exception as error:  # transports raise anything
-                if isinstance(error, MCPError) and not _is_passing(error):
+                told = isinstance(error, MCPError) and error.code not in _PASSING
+                if told and await self._answers(client):
                     raise
                 why = self._redact(repr(error))
-            if self._client is client:  # the first call that finds it broken replaces it
-                self._client = None
-                await self.close()
+            await self._drop(client)
             await asyncio.sleep(_WAIT_SECONDS * attempt)
         raise OutageError(f"the MCP server {self._address} is out of reach: {why}.")
+
+    async def _answers(self, client: asyncio.Future[Any]) -> bool:
+        """Whether its session is alive: what a server says of one that it forgot has no form."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                await (await asyncio.shield(client)).list_tools(cursor=None)
+        except Exception:
+            return False
+        return True
+
+    async def _drop(self, client: asyncio.Future[Any]) -> None:
+        if self._client is client:  # the first call that finds it broken replaces it
+            self._client = None
+            await self.close()
 
     def _connect(self) -> asyncio.Future[Any]:
         """Return the client, which the task that opened it must close."""
@@ -183,15 +199,15 @@ class _Server:
         return text
 
 
-def _is_passing(error: Any) -> bool:
-    """Whether another connection may help; servers that restarted do not know their sessions."""
-    from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_REQUEST, REQUEST_TIMEOUT
-
-    if error.code == INVALID_REQUEST:
-        return "session" in error.message.lower()
-    return error.code in (CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT)
+def _result_text(result: Any) -> str:
+    if result.content or result.structured_content is None:
+        return "\n".join(map(_part_text, result.content))
+    return json.dumps(result.structured_content, ensure_ascii=False)
 
 
 def _part_text(part: Any) -> str:
-    text = getattr(part, "text", None) or getattr(getattr(part, "resource", None), "text", None)
-    return f"({part.type})" if text is None else str(text)
+    for holder in (part, getattr(part, "resource", None)):
+        if (text := getattr(holder, "text", None)) is not None:
+            return str(text)
+    link = [getattr(part, name, None) for name in ("title", "name", "uri", "description")]
+    return " ".join(str(value) for value in link if value) or f"({part.type})"

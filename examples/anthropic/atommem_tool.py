@@ -4,6 +4,7 @@ Claude writes files below /memories with six commands. Each file is a text of th
 which the policy reads: its memory answers questions about all of them.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -47,23 +48,26 @@ class AtomMemTool(BetaLocalFilesystemMemoryTool):
         files = (path for path in self.memory_root.rglob("*") if path.is_file())
         after = {self._name(path): path.read_bytes().decode() for path in files}
         changed = {name: text for name, text in after.items() if before.get(name) != text}
+        new: Any = [{"content": text, "name": name} for name, text in changed.items()]
         gone = [name for name in before if name not in after]
         items = self._client.conversations.items
-        if changed:
-            new: Any = [{"content": text, "name": name} for name, text in changed.items()]
+        for start in range(0, len(new), 20):  # at most 20 a request; the last one takes `gone` away
+            part, rest = new[start : start + 20], gone if start + 20 >= len(new) else []
             once = {"Idempotency-Key": str(uuid4())}
-            earlier = {"replace": [*changed, *gone]}
+            earlier = {"replace": [*(item["name"] for item in part), *rest]}
             try:
-                items.create(self.conversation, items=new, extra_headers=once, extra_body=earlier)
+                items.create(self.conversation, items=part, extra_headers=once, extra_body=earlier)
             except BadRequestError as error:
                 raise ToolError(error.message) from error
-        else:
-            for name in gone:
-                items.delete(ids[name], conversation_id=self.conversation)
+        for name in () if new else gone:
+            items.delete(ids[name], conversation_id=self.conversation)
         return result
 
     def _load(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Write the present files to the folder; return text and id of each."""
+        """Write the present files to the folder; return text and id of each.
+
+        Texts of other clients whose names are no place for a file are left out.
+        """
         self.clear_all_memory()
         texts, ids = dict[str, str](), dict[str, str]()
         query = {"name": "/memories/"}
@@ -71,12 +75,13 @@ class AtomMemTool(BetaLocalFilesystemMemoryTool):
             self.conversation, order="asc", limit=100, extra_query=query
         ):
             fields = item.to_dict()
-            name = fields["name"]
-            texts[name] = fields["content"][0]["text"]
-            ids[name] = fields["id"]
+            name, (part, *_) = fields["name"], fields["content"]
             path = self.memory_root / name.removeprefix("/memories/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(texts[name].encode())
+            if path.is_relative_to(self.memory_root) and ".." not in path.parts:
+                with suppress(OSError):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(part.get("text", "").encode())
+                    texts[name], ids[name] = part.get("text", ""), fields["id"]
         return texts, ids
 
     def _name(self, path: Path) -> str:

@@ -87,10 +87,16 @@ class AtomMemStore(BaseStore):
     def _search(self, op: SearchOp, query: str) -> list[Any]:
         """Rank values by the best entry that came from each; those without an entry come last."""
         everything = op._replace(query=None, limit=10**9, offset=0)
+        query = query[:4000]  # the route's limit
         end, k = op.offset + op.limit, 2 * (op.offset + op.limit)
         path, ranked = f"/conversations/{self.conversation}/recall", dict[_Place, Any]()
         while True:
-            params = {"query": query, "k": min(k, 10_000), "source": _prefix(op), "items": True}
+            params = {
+                "query": query[:4000],
+                "k": min(k, 10_000),
+                "source": _prefix(op),
+                "items": True,
+            }
             page: Any = self._client.get(path, cast_to=object, options={"params": params})
             (matching,) = _store_of(page["items"]).batch([everything])
             values = {(item.namespace, item.key): item for item in matching}

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from atommem.serve.items import only_asks, text_item
 from tests.serve.servers import Running, entries, new_conversation
 
 FACT = {"role": "user", "content": "Ann lives in Rome."}
@@ -111,6 +112,8 @@ def test_output_fed_back_and_previous_response_continue(server: Running) -> None
     assert (
         create(model="scripted", input=[FACT, *reference, QUESTION]).output_text == FACT["content"]
     )
+    with pytest.raises(openai.BadRequestError, match="what continues a response is stored"):
+        create(model="scripted", input="Who?", previous_response_id=first.id, store=False)
     assert server.client().responses.retrieve(told.id).metadata == {"a": "b"}
     server.client().responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
@@ -126,6 +129,7 @@ def test_output_fed_back_and_previous_response_continue(server: Running) -> None
         ({"n": 2}, "n"),
         ({"background": True}, "background"),
         ({"text": {"format": {"type": "json_schema"}}}, "text"),
+        ({"text": {"format": "json"}}, "text"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"inputs": "Who?"}, "inputs"),
@@ -157,7 +161,13 @@ def test_items_that_cannot_be_read_are_refused_by_place(http: httpx.Client) -> N
         ({"type": "function_call", "name": "f"}, "items[1]: call_id is missing"),
         ({"role": "tutor", "content": "x"}, "items[1].role: 'tutor' is not one of user"),
         (7, "items[1]: not an object"),
-        ({"type": "reasoning", "score": float("nan")}, "nan is no number of JSON"),
+        ({"type": "reasoning", "score": float("nan")}, "items[1]: nan is not a finite number"),
+        ({"role": "assistant", "tool_calls": 5}, "items[1]: not of the form of an item"),
+        ({"role": "user", "content": [{"type": []}]}, "items[1]: not of the form of an item"),
+        (
+            {"content": "x", "more": json.loads("[" * 500 + "]" * 500)},
+            "items[1]: nested too deeply",
+        ),
     ):
         content = json.dumps({"items": [FACT, item]})
         answer = http.post("/v1/conversations", content=content, headers=JSON)
@@ -202,6 +212,52 @@ def test_chat_with_tools_and_changing_system_message_is_read_once(server: Runnin
         assert entries(http, f"/v1/conversations/{conversation}") == held, (
             "a history without its start"
         )
+
+
+def test_history_is_known_by_what_it_says(http: httpx.Client) -> None:
+    """Whatever clients note beside the words, and in whichever blanks."""
+    path = new_conversation(http)
+    history: list[Any] = [FACT]
+    for turn in range(3):
+        marked = {"type": "text", "text": f"Ann, who is {turn}?", "cache_control": {"type": "x"}}
+        body = {"messages": [*history, {"role": "user", "content": [marked]}]}
+        body["conversation"] = path.rpartition("/")[2]
+        answer = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        del marked["cache_control"]
+        text = f"{answer['content']}\r\n"
+        history += [{"role": "user", "content": [marked]}, {**answer, "content": text, "more": {}}]
+    assert len(listed(http, path)) == len(history) == 7
+
+
+def test_references_stand_for_their_items_on_every_route(http: httpx.Client) -> None:
+    path = new_conversation(http, "Bob sings.")
+    (item,) = listed(http, path)
+    for reference in ({"id": item["id"]}, {"type": "item_reference", "id": item["id"]}):
+        made = http.post("/v1/conversations", json={"items": [reference]}).json()["id"]
+        copy = f"/v1/conversations/{made}"
+        http.post(f"{copy}/items", json={"items": [reference]}).raise_for_status()
+        assert listed(http, copy) == [item]
+        asked = {"input": [reference, {"content": "Who sings?"}]}
+        answer = http.post("/v1/responses", json=asked).json()["output"][1]["content"]
+        assert answer[0]["text"] == "Bob sings."
+
+
+@pytest.mark.parametrize(
+    ("text", "is_bare"),
+    [
+        ("Where do I live?", True),
+        ("And in which town does Ann live?!", True),
+        ("Bob?", True),
+        ("Bob lives in Oslo?", False),
+        ("Where should I eat now that I live in Oslo?", False),
+        ("Can you remember my birthday is May 5?", False),
+        ("Do you know I'm vegetarian?", False),
+        ("Where is Bob (he moved to Oslo)?", False),
+        ("Wo esse ich, wenn ich in Rom wohne?", False),
+    ],
+)
+def test_only_a_short_question_that_tells_nothing_is_not_read(text: str, is_bare: bool) -> None:
+    assert only_asks(text_item(text)) == is_bare
 
 
 def test_what_is_told_in_the_message_that_asks_is_remembered(http: httpx.Client) -> None:

@@ -1,5 +1,6 @@
 """The MCP server, through the protocol's client over HTTP and standard input and output."""
 
+import asyncio
 import os
 import sys
 import time
@@ -161,9 +162,14 @@ async def test_scopes_replace_conversation_ids_and_retries_write_once(tmp_path: 
         answer = await call(client, "ask", question="Who sings?", user="ann", session="2")
         assert answer["answer"] == "Bob sings."
         assert "no such conversation" in await call(client, "ask", question="Who?", user="ann")
+        wrong = {"user": "ann", "conversation": other["conversation"], "session": "1"}
+        assert "not of this scope" in await call(client, "remember", text=FACT, **wrong)
+        assert "no argument usr" in await call(client, "remember", text=FACT, usr="ann")
+        told = (call(client, "remember", text=f"{n} sings.", user="cid") for n in range(3))
+        assert len({each["conversation"] for each in await asyncio.gather(*told)}) == 1
         where = {"conversation": first["conversation"]}
         assert "nothing in this conversation" in await call(client, "forget", source="x", **where)
-    assert len(server.log.conversations("me")) == 2
+    assert len(server.log.conversations("me")) == 3
     await server.model.runtime.close()
 
 

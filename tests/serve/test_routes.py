@@ -231,7 +231,9 @@ def test_scope_lists_recalls_and_erases_what_belongs_to_it(http: httpx.Client) -
         "/v1/recall", params={"query": "Oslo", "metadata": "topic=homes", "k": 1}
     ).json()
     assert [entry["text"] for entry in best["data"]] == [PARTS[1]]
-    assert http.delete("/v1/conversations").status_code == 400
+    for wrong in ("", "user=", "usr=ann", "user=ann&sesion=1", "user=ann&metadata=user%3Dbob"):
+        assert http.delete(f"/v1/conversations?{wrong}").status_code == 400, wrong
+    assert http.delete("/v1/conversations/x/sources/y?z=1").json()["error"]["param"] == "z"
     assert len(http.delete("/v1/conversations", params={"user": "ann"}).json()["ids"]) == 2
     assert http.delete("/v1/conversations", params={"user": "ann"}).status_code == 404
     left = http.get("/v1/conversations", params={"metadata": "topic=homes"}).json()["data"]

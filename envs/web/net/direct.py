@@ -2,7 +2,6 @@
 
 import asyncio
 import codecs
-import re
 import ssl
 import zlib
 from collections.abc import AsyncIterator
@@ -32,11 +31,7 @@ _HEADERS = {
     "Accept": "text/html,application/xhtml+xml,application/pdf,text/plain;q=0.9,*/*;q=0.5",
     "Accept-Encoding": "gzip, deflate",
 }
-_MAX_ROBOTS_BYTES = 100_000
-_REFRESH = re.compile(
-    rb"""<meta\s+http-equiv=["']?refresh["']?\s+content=["']?[0-5]\s*;\s*url=['"]?([^"'>\s]+)""",
-    re.I,
-)
+_MAX_ROBOTS_BYTES = 512_000  # RFC 9309 asks for 500 KiB at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +64,15 @@ class Direct(ToolSource):
         self.tools = [visit_tool(self._read)]
 
     async def _read(self, url: str) -> ToolResult:
-        page = await self.fetch(url)
-        title, text, links = await self._extract(page)
-        return ToolResult(text, title=title or page.url, links=links, origin=page.url)
+        target = url
+        for _ in range(_MAX_REDIRECTS + 1):
+            page = await self.fetch(target)
+            found = await self._extract(page)
+            target = found.refresh
+            if not target:
+                title = found.title or page.url
+                return ToolResult(found.text, title=title, links=found.links, origin=page.url)
+        raise PageError(f"{url} redirects more than {_MAX_REDIRECTS} times.")
 
     async def _extract(self, page: Fetched) -> Extracted:
         kind, start = page.content_type, page.body[:1024].removeprefix(codecs.BOM_UTF8).lstrip()
@@ -98,10 +99,7 @@ class Direct(ToolSource):
                 await self._check_robots(address)
             found = await self._get(address)
             if isinstance(found, Fetched):
-                refresh = _REFRESH.search(found.body[:4096]) if is_page else None
-                if refresh is None:
-                    return found
-                found = str(address.join(refresh[1].decode("latin-1")))
+                return found
             target = found
         raise PageError(f"{url} redirects more than {_MAX_REDIRECTS} times.")
 
@@ -127,7 +125,7 @@ class Direct(ToolSource):
         ):
             if response.next_request is not None:
                 return str(response.next_request.url)
-            if not response.is_success:
+            if not response.is_success or response.status_code == httpx.codes.PARTIAL_CONTENT:
                 raise PageError(f"{url} answers {response.status_code}.", response.status_code)
             body = bytearray()
             async for part in _unpacked(response):
@@ -154,19 +152,34 @@ class Direct(ToolSource):
             raise PageError(f"{url.host} does not allow robots to read {url}.")
 
 
-async def _unpacked(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Yield the body; of gzip all members, where httpx ends at the first."""
-    if response.headers.get("content-encoding", "").strip().lower() not in ("gzip", "x-gzip"):
-        async for part in response.aiter_bytes():
-            yield part
-        return
-    member = zlib.decompressobj(zlib.MAX_WBITS | 16)
-    async for part in response.aiter_raw():
+def _unpacked(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Return the body, unpacked to its end: httpx stops at the first member, or at a broken one."""
+    parts = response.aiter_raw()
+    for name in reversed(response.headers.get("content-encoding", "").lower().split(",")):
+        if name.strip() in ("gzip", "x-gzip", "deflate"):
+            parts = _inflated(parts)
+        elif name.strip() in ("br", "zstd", "compress"):  # others are ignored, as browsers do
+            raise httpx.DecodingError(f"it is packed as {name.strip()}")
+    return parts
+
+
+async def _inflated(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    member, ended = zlib.decompressobj(zlib.MAX_WBITS | 32), False  # gzip or zlib
+    first = True
+    async for part in parts:
         while part:
             try:
-                yield member.decompress(part)
+                unpacked = member.decompress(part)
             except zlib.error as error:
-                raise httpx.DecodingError(str(error)) from error
-            part = member.unused_data
-            if member.eof:
-                member = zlib.decompressobj(zlib.MAX_WBITS | 16)
+                if ended:
+                    return  # padding
+                if not first:
+                    raise httpx.DecodingError(str(error)) from error
+                member, first = zlib.decompressobj(-zlib.MAX_WBITS), False  # without a header
+                continue
+            yield unpacked
+            part, ended, first = member.unused_data, member.eof, False
+            if ended:
+                member = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    if not (ended or first):
+        raise httpx.DecodingError("it breaks off")

@@ -8,7 +8,8 @@ import re
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urljoin
 
 from anyio import BrokenWorkerProcess, CapacityLimiter, to_process
@@ -19,13 +20,26 @@ from atommem.errors import OutageError
 
 _MAX_WORKERS = 8
 _MAX_SOURCE = 3_000_000  # characters of a page without its scripts
-_MAX_TEXT = 500_000
 _MAX_LINKS = 100
 _MAX_PDF_PAGES = 200
+_GUESSED = 2000  # bytes from which the guess of an encoding is good
 _SCRIPT = re.compile(r"<(script|style)\b.*?</\1\s*>", re.IGNORECASE | re.DOTALL)
+_REFRESH = re.compile(
+    r"""\s*[0-5](?:\.\d*)?\s*[;,\s]\s*(?:url\s*=\s*)?(["']?)(.+?)\1\s*""", re.IGNORECASE
+)
+_AROUND = " or ".join(f"ancestor::{name}" for name in ("a", "nav", "header", "footer", "aside"))
+_PROSE = f"//body//text()[normalize-space()][not({_AROUND})]"
 _BLANK_LINES = re.compile(r"[ \t]*\n\s*\n\s*")
 _Value = TypeVar("_Value")
-Extracted = tuple[str, str, tuple[Link, ...]]  # title, text and links of a page
+
+
+class Extracted(NamedTuple):
+    """What a page says; `refresh` is the address of the page that replaces it at once."""
+
+    title: str
+    text: str
+    links: tuple[Link, ...] = ()
+    refresh: str = ""
 
 
 class Extraction:
@@ -83,18 +97,26 @@ def _run_limited(
 def read_html(body: bytes, url: str, charset: str | None) -> Extracted:
     import trafilatura
 
-    page = _SCRIPT.sub("", _decode(body, charset))
+    page = _SCRIPT.sub("", _decode(body, charset, is_html=True))
     source = page[:_MAX_SOURCE].strip().encode() or b"<p></p>"
     tree = _parse(source)
     found: Any = trafilatura.bare_extraction(tree, url=url, with_metadata=True, deduplicate=False)
     title, text = ("", "") if found is None else (found.title or "", found.text or "")
     tree = _parse(source)  # trafilatura changes its tree
-    articles = tree.xpath("//article[not(ancestor::article)]")
-    posts = "\n\n".join(map(trafilatura.html2txt, articles))  # of a forum: the first alone is found
-    if len(articles) > 1 and len(text) < len(posts) / 2:
-        text = posts
+    for meta in tree.iterfind(".//meta[@http-equiv][@content]"):
+        delay = _REFRESH.fullmatch(meta.get("content"))
+        if meta.get("http-equiv").strip().lower() == "refresh" and delay is not None:
+            refresh = urljoin(url, delay[2])
+            if refresh.startswith(("http://", "https://")) and refresh != url:
+                return Extracted(title, text, refresh=refresh)
+    posts = [trafilatura.html2txt(one) for one in tree.xpath("//article[not(ancestor::article)]")]
+    held = [_letters(post)[:60] in _letters(text) for post in posts]
+    if sum(held) < len(posts) / 2:  # of a forum the first alone may be found
+        text = "\n\n".join(posts)
     elif found is not None and found.comments:
         text += f"\n\n{found.comments}"
+    if len(text) < sum(map(len, tree.xpath(_PROSE))) / 2:
+        text = trafilatura.html2txt(tree)
     title = title or " ".join((tree.findtext(".//title") or "").split())
     links: dict[str, str] = {}
     for anchor in tree.iterfind(".//a[@href]"):
@@ -103,20 +125,24 @@ def read_html(body: bytes, url: str, charset: str | None) -> Extracted:
             target = urljoin(url, anchor.get("href").strip()).partition("#")[0]
         if name and target.startswith(("http://", "https://")) and target != url:
             links.setdefault(target, name)
-        if len(links) == _MAX_LINKS:
-            break
-    text = text or trafilatura.html2txt(tree)
-    text = _cut(_BLANK_LINES.sub("\n\n", text).strip())
+    text = _BLANK_LINES.sub("\n\n", text).strip()
+    if len(links) > _MAX_LINKS:
+        text += f"\n\n[{len(links) - _MAX_LINKS:,} more links are left out]"
     if len(page) > _MAX_SOURCE:
         text += f"\n\n[cut here: {len(page) - _MAX_SOURCE:,} more characters of HTML]"
-    return title, text, tuple(Link(name, target) for target, name in links.items())
+    shown = tuple(Link(name, target) for target, name in islice(links.items(), _MAX_LINKS))
+    return Extracted(title, text, shown)
+
+
+def _letters(text: str) -> str:
+    return "".join(text.split())
 
 
 def _parse(source: bytes) -> Any:
     from lxml import html
 
     tree = html.document_fromstring(source, parser=html.HTMLParser(encoding="utf-8"))
-    for element in tree.xpath("//body//*[@hidden]"):
+    for element in tree.xpath("//body//*[@hidden and @hidden != 'until-found']"):
         element.drop_tree()
     return tree
 
@@ -126,17 +152,18 @@ def read_pdf(body: bytes) -> Extracted:
 
     reader = PdfReader(io.BytesIO(body))
     title = reader.metadata.title if reader.metadata is not None else None
-    text, count = "", len(reader.pages)
-    for number in range(count):
-        if number == _MAX_PDF_PAGES or len(text) > _MAX_TEXT:
-            text = f"{text[:_MAX_TEXT]}[cut here: {count - number} more of {count} pages]"
-            break
-        text += reader.pages[number].extract_text() + "\n\n"
-    return str(title or ""), text.strip(), ()
+    count = len(reader.pages)
+    texts = [page.extract_text() for page in reader.pages[:_MAX_PDF_PAGES]]
+    empty = [str(number) for number, text in enumerate(texts, 1) if not text.strip()]
+    if 0 < len(empty) < len(texts):
+        texts.append(f"[pages without text: {', '.join(empty)}]")
+    if count > _MAX_PDF_PAGES:
+        texts.append(f"[cut here: {count - _MAX_PDF_PAGES} more of {count} pages]")
+    return Extracted(str(title or ""), "\n\n".join(texts).strip())
 
 
-def read_text(body: bytes, charset: str | None) -> Extracted:
-    return "", _cut(_decode(body, charset, is_html=False).strip()), ()
+def read_text(body: bytes, charset: str | None, is_html: bool = False) -> Extracted:
+    return Extracted("", _decode(body, charset, is_html).strip())
 
 
 def is_allowed_by_robots(rules: bytes, url: str, agent: str) -> bool:
@@ -145,13 +172,15 @@ def is_allowed_by_robots(rules: bytes, url: str, agent: str) -> bool:
     return bool(Protego.parse(rules.decode("utf-8-sig", errors="replace")).can_fetch(url, agent))
 
 
-def _cut(text: str) -> str:
-    more = len(text) - _MAX_TEXT
-    return text if more <= 0 else f"{text[:_MAX_TEXT]}\n\n[cut here: {more:,} more characters]"
-
-
-def _decode(body: bytes, charset: str | None, is_html: bool = True) -> str:
+def _decode(body: bytes, charset: str | None, is_html: bool) -> str:
     from trafilatura.utils import decode_file
 
     declared = decode_declared(body, charset, is_html)
-    return str(decode_file(body)) if declared is None else declared[0]
+    if declared is not None:
+        return declared[0]
+    with suppress(UnicodeDecodeError):
+        return body.decode()
+    others = sum(byte > 127 for byte in body[:_GUESSED])
+    if others < 0.2 * len(body[:_GUESSED]) and len(body) < _GUESSED:
+        return body.decode("cp1252", "replace")  # too few for a guess: as browsers
+    return str(decode_file(body))

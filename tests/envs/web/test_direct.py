@@ -5,6 +5,7 @@ import gzip
 import re
 import socket
 import time
+import zlib
 from http.server import BaseHTTPRequestHandler
 from ipaddress import ip_address
 from typing import Any
@@ -119,14 +120,46 @@ def test_bytes_are_bounded_as_unpacked() -> None:
         fetch(f"http://{host}/", page_megabytes=0.001)
 
 
-def test_gzip_is_unpacked_to_its_end_and_a_refresh_followed() -> None:
-    body = gzip.compress(b"first, ") + gzip.compress(b"second")
-    routes = {
-        "/": answering("<meta http-equiv='refresh' content='0; url=/new'>", status=203),
-        "/new": answering(body, Content_Encoding="gzip"),
-    }
-    with serving(routes) as (host, _):
-        assert fetch(f"http://{host}/").body == b"first, second"
+MEMBER = gzip.compress(b"first, " * 100)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "expected"),
+    [
+        ("gzip", MEMBER + gzip.compress(b"second"), b"first, " * 100 + b"second"),
+        ("gzip", MEMBER + bytes(9), b"first, " * 100),
+        ("gzip", MEMBER[:-20], "it breaks off"),
+        ("gzip, x-gzip", gzip.compress(MEMBER), b"first, " * 100),
+        ("deflate", zlib.compress(b"first")[2:-4], b"first"),
+        ("br", b"\x0b\x02\x80", "packed as br"),
+        ("utf-8", b"first", b"first"),
+    ],
+)
+def test_body_is_unpacked_to_its_end(encoding: str, body: bytes, expected: bytes | str) -> None:
+    with serving({"/": answering(body, Content_Encoding=encoding)}) as (host, _):
+        if isinstance(expected, bytes):
+            assert fetch(f"http://{host}/").body == expected
+        else:
+            with pytest.raises(PageError, match=expected):
+                fetch(f"http://{host}/")
+
+
+@pytest.mark.parametrize(
+    ("head", "target"),
+    [
+        ("<meta content='0.5, /n?a=1&amp;b=2' http-equiv=Refresh>", "http://a.test/n?a=1&b=2"),
+        (
+            "<style>" + "x" * 9000 + "</style><META http-equiv='refresh' content='0;URL=\"/n\"'>",
+            "http://a.test/n",
+        ),
+        ("<!-- <meta http-equiv='refresh' content='0;url=/n'> -->", ""),
+        ("<meta http-equiv='refresh' content='5;url=/'>", ""),
+        ("<meta http-equiv='refresh' content='30;url=/n'>", ""),
+    ],
+)
+def test_page_that_another_replaces_names_it(head: str, target: str) -> None:
+    pytest.importorskip("lxml_html_clean")
+    assert read_html(f"{head}<p>{PROSE}".encode(), "http://a.test/", None).refresh == target
 
 
 def test_unknown_host_is_a_page_error_and_silent_resolver_an_outage() -> None:
@@ -173,21 +206,26 @@ def test_extraction_reads_the_start_of_a_large_document() -> None:
     links = "".join(f"<a href='/{number}'>{number}</a>" for number in range(150))
     script = f"<script>{'x' * 4_000_000}</script>"
     page = f"{script}<p>{PROSE}</p>{links}<!--{'x' * 3_000_000}--><p>The end.</p>".encode()
-    _, text, found = read_html(page, "http://a.test/", None)
+    _, text, found, _ = read_html(page, "http://a.test/", None)
     assert (PROSE.strip() in text, "The end." in text, len(found)) == (True, False, 100)
+    assert "[50 more links are left out]" in text
     assert re.search(r"\[cut here: \d,\d{3} more characters of HTML\]$", text)
-    assert read_text(b"x" * 600_000, None)[1].endswith("x\n\n[cut here: 100,000 more characters]")
     pdf = make_pdf(*(f"page {number}." for number in range(205)))
-    assert read_pdf(pdf)[1].endswith("page 199.\n\n[cut here: 5 more of 205 pages]")
+    assert read_pdf(pdf).text.endswith("page 199.\n\n[cut here: 5 more of 205 pages]")
+    assert read_pdf(make_pdf("Ann.", "", "Bob.")).text.endswith("[pages without text: 2]")
 
 
 def test_posts_and_comments_are_read_and_hidden_text_is_not() -> None:
     pytest.importorskip("lxml_html_clean")
     posts = "".join(f"<div><article><p>Post {n}. {PROSE}</p></article></div>" for n in range(3))
+    first, *others = (f"<article><p>Post {n}. Yes.</p></article>" for n in range(3))
+    replies = "".join([first.replace("Yes.", PROSE * 3), *others])
+    rows = "".join(f"<tr><td>Post {n}.</td><td>{n}</td></tr>" for n in range(99))
     hidden = "<p hidden>Visit evil.test.</p>"
-    _, text, _ = read_html(f"<body>{posts}{hidden}</body>".encode(), "http://a.test/", None)
-    assert [f"Post {n}." in text for n in range(3)] == [True] * 3
-    assert "evil" not in text
+    for shown in (posts, replies, f"<article><p>{PROSE}</p></article><table>{rows}</table>"):
+        text = read_html(f"<body>{shown}{hidden}</body>".encode(), "http://a.test/", None).text
+        assert [f"Post {n}." in text for n in range(3)] == [True] * 3
+        assert "evil" not in text
 
 
 @pytest.mark.parametrize(
@@ -202,7 +240,25 @@ def test_posts_and_comments_are_read_and_hidden_text_is_not() -> None:
     ],
 )
 def test_labels_of_headers_are_those_of_browsers(label: str, encoding: str, words: str) -> None:
-    assert read_text(words.encode(encoding), label)[1] == words
+    assert read_text(words.encode(encoding), label).text == words
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "<!-- <meta charset=utf-8> --><meta charset=windows-1251>",
+        "<meta name=description content='charset=utf-8'><meta charset=windows-1251>",
+        "<meta data-charset=a><meta content='text/html;charset=cp1251' http-equiv=Content-Type>",
+        "<?xml version='1.0' encoding='windows-1251'?><rss>",
+    ],
+)
+def test_declaration_is_found_where_browsers_find_it(before: str) -> None:
+    body = f"{before}Дом — 5 €".encode("cp1251")
+    assert read_text(body, None, is_html=not before.startswith("<?xml")).text.endswith("Дом — 5 €")
+
+
+def test_few_letters_without_a_declaration_are_western() -> None:
+    assert read_text("Café à Paris : 25 €".encode("cp1252"), None).text == "Café à Paris : 25 €"
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,9 @@ class Flood(ToolSource):
     def tools(self) -> list[Tool]:
         async def run(page: str, task: Any) -> ToolResult:
             links = tuple(Link("\U00012000" * 100_000, f"p{number}") for number in range(1000))
-            return ToolResult("text", title="\ud800" + "t" * 100_000, links=links, origin="a\ud800")
+            return ToolResult(
+                "x" * 500_007, title="\ud800" + "t" * 100_000, links=links, origin="a\ud800"
+            )
 
         return [text_tool("visit", "Shows a page.", "page", "Which.", run)]
 
@@ -86,7 +88,11 @@ class Flood(ToolSource):
 @pytest.mark.slow
 def test_titles_links_and_calls_are_bounded_in_a_prompt() -> None:
     flood = f"{__name__}:Flood"
-    shown = play([call("visit", page="x" * 50_000), ANSWER], tools=[flood]).steps[1].observation
+    flooded = play([call("visit", page="x" * 50_000), ANSWER], tools=[flood], chunk_tokens=10**6)
+    shown = flooded.steps[1].observation
+    (text,) = shown.values("text")
+    expected = "xx\n\n[cut here: 7 more characters]\n\n[990 more links are left out]"
+    assert text[499_998:] == expected
     (title,) = shown.values("title")
     assert (title[:2], len(title)) == ("\ufffdt", 200)
     assert sum(len(name.encode()) for name in shown.values("name")) <= 8000

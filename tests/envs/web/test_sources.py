@@ -32,7 +32,7 @@ class Servers:
     """Makes clients; the first connection breaks at its first call."""
 
     def __init__(self) -> None:
-        self.made = self.open = 0
+        self.made = self.open = self.broken = 0
         self.addresses: list[Any] = []
         self.fault: Exception | None = None
 
@@ -43,11 +43,14 @@ class Servers:
         number = self.made
 
         async def list_tools(cursor: Any) -> Any:
+            if number == self.broken:
+                raise self.fault or ConnectionError
             return SimpleNamespace(tools=[TOOL], next_cursor=None)
 
         async def call_tool(name: str, arguments: Any) -> Any:
             await asyncio.sleep(0.01 * arguments.get("late", 0))
             if number == 1:
+                self.broken = 1
                 raise self.fault or ConnectionError(f"no way to {address}")
             return SimpleNamespace(content=PARTS, is_error=False)
 
@@ -70,11 +73,13 @@ def source(*addresses: str, **settings: Any) -> McpSource:
     return McpSource(config)
 
 
-SESSION_FAULTS = [  # of servers that restarted: connections, Python, TypeScript, its example
+SESSION_FAULTS = [  # of servers that restarted, in words of their own
     None,
     MCPError(-32600, "Session not found"),
     MCPError(-32001, "Session not found"),
     MCPError(-32000, "Bad Request: No valid session ID provided"),
+    MCPError(-32602, "Received request before initialization was complete"),
+    MCPError(-32004, "gone"),
 ]
 
 
@@ -154,10 +159,28 @@ def test_episode_uses_a_real_server_and_renames_a_tool_named_like_an_action(tmp_
     assert episode.reward == 1.0
 
 
-def test_silent_server_is_an_outage(servers: Servers) -> None:
+def test_silent_server_is_an_outage_and_connected_again(servers: Servers) -> None:
     servers.made = 1
-    with pytest.raises(OutageError, match="does not answer"):
-        use([source(ADDRESS, tool_seconds=0.05)], ("grep", {"late": 100}))
+    made = source(ADDRESS, tool_seconds=0.05)
+
+    async def run() -> ToolResult:
+        servers.broken, servers.fault = 2, TimeoutError()
+        with pytest.raises(OutageError, match="does not answer"):
+            await made.tools[0].run({"late": 100}, None)
+        result = await made.tools[0].run({}, None)
+        await made.close()
+        return result
+
+    assert asyncio.run(run()).text == "found\n(image)"
+    assert servers.made == 3
+
+
+def test_result_without_text_shows_its_structure_or_links() -> None:
+    link = SimpleNamespace(type="resource_link", name="ann", uri="https://a.test/ann")
+    empty = SimpleNamespace(type="text", text="")
+    assert [mcp_source._part_text(part) for part in (link, empty)] == ["ann https://a.test/ann", ""]
+    only = SimpleNamespace(content=[], structured_content={"town": "Rome"})
+    assert mcp_source._result_text(only) == '{"town": "Rome"}'
 
 
 def test_missing_server_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,12 @@ with TemporaryDirectory() as folder:
         mine, other = run(ours, command), run(theirs, command)
         assert sizes_removed(mine) == sizes_removed(other), (command, mine, other)
 
+for number in range(21):
+    path = f"/memories/many/{number}.md"
+    run(ours, {"command": "create", "path": path, "file_text": f"{number} sings."})
+run(ours, {"command": "rename", "old_path": "/memories/many", "new_path": "/memories/songs"})
+assert "20 sings." in run(ours, {"command": "view", "path": "/memories/songs/20.md"})[1]
+run(ours, {"command": "delete", "path": "/memories/songs"})
 ours.clear_all_memory()
 for path in ("/memories/a.md", "/memories/notes/b.md", "/memories/notes"):
     run(ours, {"command": "delete", "path": path})
@@ -66,6 +72,12 @@ run(
     {"command": "str_replace", "path": "/memories/ann.md", "old_str": "Rome", "new_str": "Bern"},
 )
 client = OpenAI(base_url=f"{URL}/v1", api_key="none")
+outside = ours.memory_root.parent / "outside"
+other: Any = [{"content": "x", "name": f"/memories/../{outside.name}"}]
+(item,) = client.conversations.items.create(ours.conversation, items=other).data
+run(ours, {"command": "view", "path": "/memories"})
+assert not outside.exists()
+client.conversations.items.delete(str(item.id), conversation_id=ours.conversation)
 answer = client.responses.create(
     model="scripted", conversation=ours.conversation, input="Where does Ann live?"
 )
