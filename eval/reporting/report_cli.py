@@ -180,10 +180,12 @@ def make_charts(results: Results) -> Charts:
     for (column, name), own in scores.groupby(["column", "label"], sort=False):
         for cost in ("model calls", "tokens"):
             if own[cost].min() > 0 and own[cost].max() > 1.1 * own[cost].min():
-                charts[f"{name} against {cost}: {column}"] = _scatter(own, cost, name)
+                x = alt.X(cost, title=f"{cost} per task", scale=alt.Scale(type="log", padding=14))
+                charts[f"{name} against {cost}: {column}"] = _against(own, x, name, joined=False)
     for (dataset, name), own in scores.groupby(["dataset", "label"], sort=False):
         if own["documents"].nunique() > 1:
-            charts[f"{name} against documents: {dataset}"] = _curves(own, name)
+            x = alt.X("documents:O")
+            charts[f"{name} against documents: {dataset}"] = _against(own, x, name, joined=True)
     gray = "#808080"  # on white and on black
     looks = {"labelColor": gray, "titleColor": gray, "labelFontSize": 13, "titleFontSize": 13}
     return {
@@ -235,23 +237,12 @@ def _dots(scores: pd.DataFrame) -> alt.LayerChart | alt.FacetChart:
     return panels.facet(row=alt.Row("column", title=None, sort=None))
 
 
-def _scatter(scores: pd.DataFrame, cost: str, name: str) -> alt.LayerChart:
-    base = alt.Chart(scores[["row", cost, "mean", "low", "high"]]).encode(
-        x=alt.X(cost, title=f"{cost} per task", scale=alt.Scale(type="log", padding=14)),
-        color=alt.Color("row", scale=_PALETTE, sort=None, title=None),
-    )
+def _against(scores: pd.DataFrame, x: alt.X, name: str, joined: bool) -> alt.LayerChart:
+    """Draw the scores of each row, with their intervals, as points or a line."""
+    color = alt.Color("row", scale=_PALETTE, sort=None, title=None)
+    base = alt.Chart(scores).encode(x=x, color=color)
+    marks = base.mark_line(point=True) if joined else base.mark_point(size=80, filled=True)
     y = alt.Y("mean", title=f"{name}, percent", scale=alt.Scale(domain=[0, 100]))
-    marks = base.mark_point(size=80, filled=True)
     marks = marks.encode(y=y, shape=alt.Shape("row", sort=None, legend=None))
     drawn: alt.LayerChart = base.mark_rule().encode(y="low", y2="high") + marks
-    return drawn.properties(width=420, height=260)
-
-
-def _curves(scores: pd.DataFrame, name: str) -> alt.LayerChart:
-    base = alt.Chart(scores[["row", "documents", "mean", "low", "high"]]).encode(
-        x=alt.X("documents:O"), color=alt.Color("row", scale=_PALETTE, sort=None, title=None)
-    )
-    title = f"{name}, percent"
-    bars = base.mark_rule().encode(y=alt.Y("low", title=title), y2="high")
-    drawn: alt.LayerChart = bars + base.mark_line(point=True).encode(y=alt.Y("mean", title=title))
     return drawn.properties(width=420, height=260)
