@@ -16,13 +16,14 @@ from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.dialects import Dialect, get_dialect
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.environment import (
+    GROUP,
     EnvironmentConfig,
     EnvironmentFactory,
-    environment_names,
     find_environment,
 )
 from atommem.episode import Episode, StopReason
 from atommem.memory.log import MemoryView
+from atommem.plugins import names
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.prompts import PromptBuilder
 from atommem.rollout import Agent, EpisodeRunner, Limits
@@ -243,7 +244,7 @@ def _run_check(argv: list[str]) -> int:
 
 def _run_list(argv: list[str]) -> int:
     Parser("atommem env list").parse_args(argv)
-    for name in environment_names():
+    for name in names(GROUP):
         summary = (find_environment(name).__doc__ or "").strip().partition("\n")[0]
         print(f"{name:<12} {summary}")
     return 0

@@ -247,11 +247,6 @@ def find_environment(name: str) -> type[EnvironmentFactory]:
     return found
 
 
-def environment_names() -> list[str]:
-    """Return the names of installed environments."""
-    return plugins.names(GROUP)
-
-
 def environment_config(name: str, **settings: Any) -> EnvironmentConfig:
     """Return the settings of an environment."""
     return find_environment(name).config_class(**{**settings, "environment": name})

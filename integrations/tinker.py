@@ -12,15 +12,13 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import tinker
 from safetensors import safe_open
 
-from atommem.config import is_loopback
 from atommem.errors import ConfigError
-from atommem.servers.client import PLAIN_HTTP
+from atommem.servers.client import check_key_is_safe
 from atommem.train.objective.rows import Row
 
 KEY = "TINKER_API_KEY"
@@ -36,12 +34,8 @@ def connect(base_url: str | None) -> tinker.ServiceClient:
         if not key:
             raise ConfigError(f"{KEY}: hosted Tinker needs one. Set it, or give --base_url.")
         return tinker.ServiceClient()
-    plain = urlsplit(base_url).scheme != "https" and not is_loopback(base_url)
-    if key and plain and os.environ.get(PLAIN_HTTP) != "1":
-        raise ConfigError(
-            f"base_url={base_url}: {KEY} would cross the network unencrypted. Use https, unset "
-            f"it, or set {PLAIN_HTTP}=1 on a private network."
-        )
+    if key:
+        check_key_is_safe(KEY, base_url)
     return tinker.ServiceClient(base_url=base_url, api_key=key or "tml-none")
 
 

@@ -57,7 +57,6 @@ from atommem.train.objective.rows import Row, Tokens, merge_equal_rows
 from atommem.train.rollout.rollouts import (
     TaskOrder,
     gather_outcomes,
-    outcome_log,
     plan_groups,
     run_groups,
 )
@@ -223,8 +222,7 @@ class TinkerTrainer:
         episodes = [episode for group in groups for episode in group.episodes]
         every = [e for group in groups for e in (*group.episodes, *group.replaced)]
         sums = self._rollout_log.sums(every, self.runner.agent.activity)
-        rewards, replaced, _ = gather_outcomes(groups, args.overlong_filtering)
-        log = outcome_log(rewards, replaced, args)
+        _, _, log = gather_outcomes(groups, args)
         log["seconds/rollout"] = time.perf_counter() - started
         return episodes, rollout_entry(self.state, [sums], log)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ import yaml
 from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import TextKind, Vectors
+from atommem.envs.benchmarks.rows import read_rows
 from atommem.errors import DataError
 from atommem.files import replacing
 
@@ -46,18 +46,8 @@ def find_user_file(folder: Path, places: Sequence[str], source: str) -> Path:
 
 
 def read_json_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the objects of a JSON array or of JSON Lines; DataError for another file."""
-    text = path.read_text(encoding="utf-8")
-    try:
-        if text.lstrip().startswith("["):
-            rows = json.loads(text)
-        else:
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON or JSON Lines ({error}).") from error
-    if not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"{path}: each row must be an object.")
-    return list(rows)
+    """Read the rows of a file, of which null is absent; DataError for another file."""
+    return [row.values for row in read_rows(path)]
 
 
 def add_embedder_flag(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,7 @@
 All processes write a checkpoint to ``output_dir/.partial/checkpoint-N``. When every file is there,
 a manifest of file sizes is added and the folder is renamed to ``output_dir/checkpoint-N``. A
 process that is killed at any moment therefore leaves complete checkpoints and a ``.partial``
-folder, which the next start cleans up.
+folder, which the next start removes.
 """
 
 import json
@@ -79,16 +79,6 @@ def prune_checkpoints(output_dir: Path, limit: int | None, best: str | None = No
         remove_checkpoint(folder)
 
 
-def clean_up(output_dir: str | Path) -> None:
-    """Finish or remove what a killed process left in the ``.partial`` folder."""
-    partial = Path(output_dir) / PARTIAL
-    for folder in sorted(partial.glob(name_of("*"))):
-        final = Path(output_dir) / folder.name
-        if find_damage(folder) is None and not final.exists():
-            folder.rename(final)
-    shutil.rmtree(partial, ignore_errors=True)
-
-
 def find_damage(folder: Path) -> str | None:
     """Describe what is missing from a checkpoint; None if it is complete."""
     manifest = _read_manifest(folder)
@@ -131,7 +121,7 @@ def checkpoint_to_resume(args: Any, memory: MemoryConfig) -> str | None:
     mix its checkpoints with those of an earlier run.
     """
     with PartialState().main_process_first():
-        clean_up(args.output_dir)
+        shutil.rmtree(Path(args.output_dir) / PARTIAL, ignore_errors=True)
     choice = str(args.resume_from_checkpoint or "false")
     folder = next(reversed(list_checkpoints(args.output_dir)), None)
     if choice.lower() == "false" and folder is not None:

@@ -13,6 +13,7 @@ import numpy as np
 from atommem.embedding.embedder import TextKind, Vectors, unit_rows
 from atommem.errors import ConfigError
 from atommem.plugins import hub_name, not_loaded, only_here
+from atommem.process import wait_for
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.text_safety import clean
 
@@ -84,9 +85,7 @@ class HttpEmbedder:
         options = {"timeout": 60.0, "max_in_flight": 16, **options}
         self._client = ServerClient(base_url, service="embedder", **options)
         self.dim = 0
-        # In a thread with its own event loop: a loop may already run in this one.
-        with ThreadPoolExecutor(max_workers=1) as thread:
-            self.dim = thread.submit(asyncio.run, self._measure_dim()).result()
+        self.dim = wait_for(self._measure_dim())
         self.id = f"http/{model}/{self.dim}"
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:

@@ -118,7 +118,6 @@ class ServerPool:
             )
         self.patience = patience
         self.adapter: Adapter | None = None
-        self.drops = 0
         self._send_seeds = send_seeds
         self._backoff = backoff
         self._homes: OrderedDict[str, PooledServer] = OrderedDict()
@@ -243,7 +242,6 @@ class ServerPool:
         return home
 
     def _drop(self, server: PooledServer) -> None:
-        self.drops += server.serving
         server.serving = False
         server.adapter = None
         server.scaling_checked = False  # it may return with other options

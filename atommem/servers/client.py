@@ -256,6 +256,12 @@ def _key_header(service: Service, base_url: str) -> dict[str, str]:
     key = os.environ.get(variable, "").strip()
     if not key:
         return {}
+    check_key_is_safe(variable, base_url)
+    return {"X-API-KEY": key} if service == "serper" else {"Authorization": f"Bearer {key}"}
+
+
+def check_key_is_safe(variable: str, base_url: str) -> None:
+    """Raise ConfigError if the key in an environment variable would cross a network in plain."""
     plain = urlsplit(base_url).scheme != "https" and not is_loopback(base_url)
     if plain and os.environ.get(PLAIN_HTTP) != "1":
         raise ConfigError(
@@ -263,7 +269,6 @@ def _key_header(service: Service, base_url: str) -> dict[str, str]:
             f"could be read on the way. Use an https URL or a tunnel, unset {variable}, or set "
             f"{PLAIN_HTTP}=1 on a private network."
         )
-    return {"X-API-KEY": key} if service == "serper" else {"Authorization": f"Bearer {key}"}
 
 
 def _is_http_url(url: str) -> bool:

@@ -45,7 +45,7 @@ class EhrAgent(Agent):
         found: dict[str, StreamRow] = {}
         try:
             for row in [*rows, *(asked[place] for place in rng.permutation(len(asked)))]:
-                answer, output = row["answer"], None
+                answer, output = row.get("answer"), None
                 text = ", ".join(map(str, answer)) if isinstance(answer, list) else str(answer)
                 if len(found) < len(rows):
                     output = json.dumps(

@@ -169,8 +169,9 @@ def test_engine_calls_have_the_order_of_trl(
     monkeypatch.setattr(clear, lambda: double.record("empty"))
     checked: list[Any] = []
 
-    async def check(adapter: Any, sample: Any) -> None:
-        checked.append(await sample(adapter))
+    async def check(adapter: Any, policy: Any, load: Any) -> None:
+        await load(adapter)
+        checked.append(await policy.complete([1], Sampling(max_completion_length=1)))
 
     monkeypatch.setattr("atommem.train.rollout.colocate_backend.check_adapter", check)
     make_model().save_pretrained(tmp_path / "model")

@@ -77,21 +77,14 @@ def test_checkpoint_to_resume_names_the_damage_and_a_complete_one(tmp_path: Path
 def test_checkpoint_to_resume_with_other_prompts_or_updates_is_refused(tmp_path: Path) -> None:
     """Tasks and seeds follow from the number of the update."""
     save_checkpoint(tmp_path, 3)
+    write_partial(tmp_path, 4)  # killed before the manifest
     assert to_resume("auto", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
     with pytest.raises(ConfigError, match=r"episodes_per_update=16: .* was trained with 8"):
         to_resume("auto", tmp_path, per_device_train_batch_size=16)
     config = make_config(tmp_path, resume_from_checkpoint="true")
     with pytest.raises(ConfigError, match=r"dialect='paper'.*trained with 'released'"):
         checkpoints.checkpoint_to_resume(config, MemoryConfig())
-
-
-def test_clean_up_publishes_complete_checkpoints_and_removes_the_rest(tmp_path: Path) -> None:
-    complete = save_checkpoint(tmp_path, 2)
-    (tmp_path / PARTIAL).mkdir(exist_ok=True)
-    complete.rename(tmp_path / PARTIAL / complete.name)  # killed between manifest and rename
-    write_partial(tmp_path, 4)  # killed before the manifest
-    checkpoints.clean_up(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
 
 
 def test_prune_checkpoints_keeps_the_last_the_best_and_renamed_copies(tmp_path: Path) -> None:

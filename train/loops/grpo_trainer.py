@@ -39,7 +39,6 @@ from atommem.train.rollout.backends import Backend
 from atommem.train.rollout.rollouts import (
     TaskOrder,
     gather_outcomes,
-    outcome_log,
     plan_groups,
     run_groups,
 )
@@ -122,8 +121,7 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         runner = self.rollout_runner(rollout)
         self.publish()
         self.run_rollout(lambda on_episode: run_groups(runner, groups, on_episode), size)
-        rewards, replaced, sizes = gather_outcomes(groups, args.overlong_filtering)
-        log = outcome_log(rewards, replaced, args)
+        rewards, sizes, log = gather_outcomes(groups, args)
         log["seconds/rollout"] = time.perf_counter() - started
         every = [e for group in groups for e in (*group.episodes, *group.replaced)]
         sums = self._rollout_log.sums(every, self.runner.agent.activity)

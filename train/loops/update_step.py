@@ -15,7 +15,7 @@ from transformers import logging
 from atommem.episode import Episode
 from atommem.train.errors import MemoryFault
 from atommem.train.loops.models import reduce_in_float32, use_reference
-from atommem.train.objective.loss import CORRECTION, PolicyLoss, sums_by_length
+from atommem.train.objective.loss import CORRECTION, PolicyLoss, corrections_by_length
 from atommem.train.objective.rows import (
     EpisodeSize,
     Row,
@@ -156,10 +156,7 @@ class UpdateStep:
             lambda: torch.zeros((), device=self.accelerator.device)
         )
         micro_batches = self._plan(batch.rows)
-        quartiles: list[float] = []
-        if self.loss.vllm_importance_sampling_mode is not None:
-            lengths = gather_object([len(row.logprobs) for row in batch.rows])
-            quartiles = np.quantile(lengths or [0], [0.25, 0.5, 0.75]).tolist()
+        corrected: list[torch.Tensor] = []  # of each row, for `corrections_by_length`
         alone = self.accelerator.num_processes == 1
         by_rank = self.accelerator.distributed_type in _PASSES_BY_RANK
         shortage = ""
@@ -174,7 +171,7 @@ class UpdateStep:
                 self.accelerator.sync_gradients = last
                 try:
                     with self._accumulating(model, last):
-                        found = self._backward(model, rows, batch.normalizer, quartiles)
+                        found = self._backward(model, rows, batch.normalizer, corrected)
                 except torch.OutOfMemoryError as error:
                     if not alone and (last or not by_rank):
                         raise
@@ -192,10 +189,8 @@ class UpdateStep:
         loss_mean = log.pop("loss") / self.accelerator.num_processes
         packing_ratio, weight = log.pop("raw") / log.pop("computed"), log.pop("weight")
         means = {name: total / weight for name, total in log.items()}
-        for quarter in ("q1", "q2", "q3", "q4") if quartiles else ():
-            total, of_quarter = means.pop(quarter), means.pop(f"weight_{quarter}")
-            if of_quarter:
-                means[f"{CORRECTION}_{quarter}"] = total / of_quarter
+        if corrected:
+            means |= corrections_by_length(gather_object(torch.stack(corrected).tolist()))
         corrections = [value for name, value in means.items() if name.startswith(CORRECTION)]
         if corrections and not 0.9 <= min(corrections) <= max(corrections) <= 1.1:
             logger.warning_once(
@@ -247,7 +242,7 @@ class UpdateStep:
         return inputs.to(self.accelerator.device)
 
     def _backward(
-        self, model: Any, rows: list[Row], normalizer: float, quartiles: Sequence[float]
+        self, model: Any, rows: list[Row], normalizer: float, corrected: list[torch.Tensor]
     ) -> dict[str, Any]:
         """Run the passes of one micro-batch; returns sums over its tokens by log name."""
         raw = sum(len(row) for row in rows if row.weight)
@@ -266,8 +261,9 @@ class UpdateStep:
         difference = (logps.detach() - tokens.logprobs).abs()
         log |= {"entropy": entropies.detach(), DIFFERENCE: difference}
         sums = {name: (tokens.weights * value).sum() for name, value in log.items()}
-        if quartiles:
-            sums |= sums_by_length(log[CORRECTION], tokens, quartiles)
+        if CORRECTION in log:
+            parts = (torch.ones_like(logps), tokens.weights, tokens.weights * log[CORRECTION])
+            corrected += (of_row.sum(1) for of_row in torch.stack(parts).split(tokens.counts, 1))
         return sums | {
             "loss": loss.detach(),
             "weight": tokens.weights.sum(),

@@ -20,6 +20,7 @@ logged means with TRL's.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from atommem.train.objective.rows import Tokens
@@ -120,18 +121,15 @@ def reduce_by_row(
     return torch.cat([reduce(row).expand(len(row)) for row in values.split(list(counts))])
 
 
-def sums_by_length(
-    values: torch.Tensor, tokens: Tokens, bounds: Sequence[float]
-) -> dict[str, torch.Tensor]:
-    """Return the weighted sum of `values` (q1, ...), and of weights (weight_q1, ...), by length.
+def corrections_by_length(rows: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Return the mean correction in each quarter of the rows by length.
 
-    `bounds` divide the rows by their completion tokens.
+    `rows` are (tokens, weight, weighted correction) each, sums over the row.
     """
-    lengths = torch.tensor(tokens.counts, device=values.device)
-    quarter = torch.bucketize(lengths, torch.tensor(bounds, device=values.device))
-    quarter = quarter.repeat_interleave(lengths)
-    sums: dict[str, torch.Tensor] = {}
-    for index in range(len(bounds) + 1):
-        weights = tokens.weights * (quarter == index)
-        sums |= {f"q{index + 1}": (weights * values).sum(), f"weight_q{index + 1}": weights.sum()}
-    return sums
+    lengths, weights, sums = np.array([row for row in rows if row[1]]).T
+    quarter = np.searchsorted(np.quantile(lengths, [0.25, 0.5, 0.75]), lengths)
+    means = {}
+    for index in set(quarter.tolist()):
+        part = quarter == index
+        means[f"{CORRECTION}_q{index + 1}"] = float(sums[part].sum() / weights[part].sum())
+    return means

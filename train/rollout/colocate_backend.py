@@ -13,14 +13,17 @@ from accelerate import PartialState
 from peft import PeftModel
 
 from atommem.errors import ConfigError
-from atommem.policy.contract import Completion
 from atommem.policy.server_pool import Adapter
 from atommem.policy.vllm_engine import VllmEnginePolicy
 from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.backends import Backend
-from atommem.train.rollout.canary import PROBE, PROBE_IDS, check_adapter
 from atommem.train.rollout.rollouts import Rollouts
-from atommem.train.rollout.weight_sync import AdapterPublisher, check_servable, named_weights
+from atommem.train.rollout.weight_sync import (
+    AdapterPublisher,
+    check_adapter,
+    check_servable,
+    named_weights,
+)
 from atommem.train.train_config import TrainConfig
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's; a smaller adapter fits, too
@@ -64,15 +67,14 @@ class ColocateBackend(Backend):
             self._asleep = False
         if self._adapter is not None and not self._checked:
             if trainer.accelerator.is_main_process:
-                asyncio.run(check_adapter(self._adapter, self._sample))
+                asyncio.run(check_adapter(self._adapter, self.policy, self._use))
                 self.policy.use_adapter(self._adapter)
             self._checked = True
         yield
         self._sleep()
 
-    async def _sample(self, adapter: Adapter) -> Completion:
+    async def _use(self, adapter: Adapter) -> None:
         self.policy.use_adapter(adapter)
-        return await self.policy.complete(PROBE_IDS, PROBE)
 
     def _sleep(self) -> None:
         if self._sleeps:

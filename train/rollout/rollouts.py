@@ -92,17 +92,6 @@ class RolloutGroup:
     episodes: list[Episode] = field(default_factory=list)  # of the last task
     replaced: list[Episode] = field(default_factory=list)  # of the tasks before it
 
-    async def run(
-        self, runner: EpisodeRunner, on_episode: Callable[[int, Episode], None] | None = None
-    ) -> None:
-        """Run the episodes, then those of replacements while they have no variance."""
-        for task in self.tasks:
-            self.replaced += self.episodes
-            jobs = [(task, sample) for sample in self.samples]
-            self.episodes = await runner.run_all(jobs, on_episode)
-            if has_variance([episode.reward for episode in self.episodes]):
-                return
-
 
 def plan_groups(
     args: Any, order: TaskOrder, tasks: Sequence[Any], update: int, own: range
@@ -132,39 +121,40 @@ async def run_groups(
     groups: Sequence[RolloutGroup],
     on_episode: Callable[[int, Episode], None] | None = None,
 ) -> None:
-    """Run `groups` concurrently; the runner's limit of episodes holds for all together."""
+    """Run `groups` concurrently, each with its replacements while it has no variance.
+
+    The runner's limit of episodes holds for all together.
+    """
 
     async def run(group: RolloutGroup, _: int) -> None:
-        await group.run(runner, on_episode)
+        for task in group.tasks:
+            group.replaced += group.episodes
+            jobs = [(task, sample) for sample in group.samples]
+            group.episodes = await runner.run_all(jobs, on_episode)
+            if has_variance([episode.reward for episode in group.episodes]):
+                return
 
     await run_jobs(run, [(group, 0) for group in groups])
 
 
 def gather_outcomes(
-    groups: Sequence[RolloutGroup], overlong_filtering: bool
-) -> tuple[list[float | None], list[int], list[EpisodeSize]]:
-    """Return reward, groups that its own replaced, and size, of every episode; collective."""
+    groups: Sequence[RolloutGroup], args: Any
+) -> tuple[list[float | None], list[EpisodeSize], dict[str, float]]:
+    """Return reward and size of every episode of all ranks, and what is logged; collective."""
     own = [
         (
             episode.reward,
+            EpisodeSize.of(episode, args.overlong_filtering),
             len(group.replaced) // len(group.samples),
-            EpisodeSize.of(episode, overlong_filtering),
         )
         for group in groups
         for episode in group.episodes
     ]
-    rewards, replaced, sizes = zip(*gather_object(own), strict=True)
-    return list(rewards), list(replaced), list(sizes)
-
-
-def outcome_log(
-    rewards: Sequence[float | None], replaced: Sequence[int], args: Any
-) -> dict[str, float]:
-    """Return what is logged of `gather_outcomes`."""
+    rewards, sizes, replaced = (list(column) for column in zip(*gather_object(own), strict=True))
     size = args.num_generations or 1
     starts = range(0, len(rewards), size)
     flat = [bool(replaced[i]) or not has_variance(rewards[i : i + size]) for i in starts]
     log = {"frac_reward_zero_std": sum(flat) / len(flat)}
     if args.dynamic_sampling:
         log["dynamic_sampling/replaced_groups"] = float(sum(replaced[i] for i in starts))
-    return log
+    return rewards, sizes, log

@@ -15,13 +15,16 @@ from accelerate.utils import broadcast_object_list
 from peft import PeftModel
 
 from atommem.errors import ConfigError, OutageError
-from atommem.policy.contract import Completion
 from atommem.policy.server_pool import Adapter, PooledServer, ServerPool
 from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.backends import Backend
-from atommem.train.rollout.canary import PROBE, PROBE_IDS, check_adapter
 from atommem.train.rollout.rollouts import Rollouts
-from atommem.train.rollout.weight_sync import KEPT, AdapterPublisher, named_weights
+from atommem.train.rollout.weight_sync import (
+    KEPT,
+    AdapterPublisher,
+    check_adapter,
+    named_weights,
+)
 from atommem.train.rollout.weight_transfer import connect_nccl
 from atommem.train.train_config import TrainConfig
 
@@ -61,15 +64,8 @@ class AdapterSync:
 
 
 async def _check_server(server: PooledServer, adapter: Adapter) -> None:
-    async def sample(other: Adapter) -> Completion:
-        await server.load_adapter(other)
-        completion = await server.complete(PROBE_IDS, PROBE)
-        if other != adapter:
-            await server.unload_adapter(other.name)
-        return completion
-
     try:
-        await check_adapter(adapter, sample)
+        await check_adapter(adapter, server, server.load_adapter, server.unload_adapter)
     finally:
         await server.load_adapter(adapter)
 

@@ -2,19 +2,22 @@
 
 import secrets
 import shutil
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from peft import PeftType
+from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 
-from atommem.errors import ConfigError, OutageError
+from atommem.errors import ConfigError, OutageError, PolicyError
 from atommem.files import let_others_read
+from atommem.policy.contract import Sampling
 from atommem.policy.server_pool import Adapter
 from atommem.train.errors import WRITE_ERRORS
 
@@ -163,3 +166,63 @@ def vllm_name(name: str) -> str:
     for added in ("_checkpoint_wrapped_module.", "_orig_mod.", "base_layer."):
         name = name.replace(added, "")
     return name
+
+
+# Whether vLLM applies an adapter: it may ignore modules that its model names otherwise (as in a
+# vision-language wrapper around a text model), and training then changes nothing that is sampled.
+
+_PROBE = Sampling(temperature=0.0, max_completion_length=8)
+_PROBE_IDS = list(range(1, 9))  # a prompt of any vocabulary
+STANDARD_DEVIATION = 0.1
+"""Of the random weights: they change completions more than rounding, and stay finite."""
+LEAST_CHANGE = 1e-3  # nats
+_WEIGHTS = "adapter_model.safetensors"
+
+
+async def check_adapter(
+    adapter: Adapter,
+    policy: Any,
+    load: Callable[[Adapter], Awaitable[None]],
+    unload: Callable[[str], Awaitable[None]] | None = None,
+) -> None:
+    """Raise PolicyError if a module of `adapter` has no effect on a completion of `policy`.
+
+    `load` makes it use an adapter: this one, then copies with random weights in all modules of one
+    name (``q_proj``), beside the adapter's folder.
+    """
+    weights = load_file(Path(adapter.path) / _WEIGHTS)
+    modules: dict[str, list[str]] = defaultdict(list)
+    for key in weights:
+        if ".lora_B." in key:
+            modules[key.partition(".lora_B.")[0].rpartition(".")[2]].append(key)
+    await load(adapter)
+    expected, ignored = await policy.complete(_PROBE_IDS, _PROBE), list[str]()
+    generator = torch.Generator().manual_seed(0)
+    for name, keys in modules.items():
+        canary = Adapter(f"{adapter.name}-{name}", f"{adapter.path}-{name}")
+        shutil.copytree(adapter.path, canary.path)
+        noise = {
+            key: (STANDARD_DEVIATION * torch.randn(weights[key].shape, generator=generator)).to(
+                weights[key].dtype
+            )
+            for key in keys
+        }
+        save_file(weights | noise, Path(canary.path) / _WEIGHTS)
+        try:
+            await load(canary)
+            found = await policy.complete(_PROBE_IDS, _PROBE)
+        finally:
+            shutil.rmtree(canary.path)
+            if unload is not None:
+                await unload(canary.name)
+        if found.token_ids == expected.token_ids and np.allclose(
+            found.logprobs, expected.logprobs, rtol=0, atol=LEAST_CHANGE
+        ):
+            ignored += keys
+    if ignored:
+        raise PolicyError(
+            f"vLLM ignores {len(ignored)} of the adapter's weights, such as {ignored[0]}: random "
+            "ones change no completion. Its model has other names for these modules, or does not "
+            "adapt them. Serve the checkpoint that is trained, or leave them out of "
+            "lora_target_modules."
+        )
