@@ -30,6 +30,7 @@ from atommem.serve.items import (
     with_id,
 )
 from atommem.serve.schema import (
+    ITEMS,
     ConflictError,
     Event,
     LogState,
@@ -277,27 +278,19 @@ class Conversation:
         return await self._commit_edit([_edit({}, written)], request)
 
     @_repeated
-    async def forget(self, source: str) -> Operations:
-        """Delete the items of a source, with what was written while they were read.
+    async def forget(self, source: str = "", item: str = "") -> Operations:
+        """Delete the texts of a source, or one item, with what was written at their steps.
 
         Raises NotFoundError if nothing came from it.
         """
-        items = await run_in_threadpool(self._log.items, self.id, ("item", "ask"))
-        found = [item for item in items if item.has_source(source)]
-        if found:
-            return await self._commit_edit(await self._deleted(found, source))
-        written = await self.session.memory.forget(source, self._last_step)
+        kinds, ids = (ITEMS, [item]) if item else (("item", "ask"), [])
+        items = await run_in_threadpool(self._log.items, self.id, kinds, ids=ids)
+        if found := [each for each in items if item or each.has_source(source)]:
+            return await self._commit_edit(await self._deleted(found, source or found[0].source))
+        written = await self.session.memory.forget(source, self._last_step) if source else ()
         if not written:
-            raise NotFoundError(f"nothing in this conversation came from {source!r}.")
+            raise NotFoundError(f"nothing in this conversation came from {source or item!r}.")
         return await self._commit_edit([_edit({"forget": source}, written)])
-
-    @_repeated
-    async def delete_item(self, item_id: str) -> Operations:
-        """Delete a text, question or answer, with what was written at its steps."""
-        found = await run_in_threadpool(self._log.items, self.id, ids=[item_id])
-        if not found:
-            raise NotFoundError(f"there is no item {item_id!r} in this conversation.")
-        return await self._commit_edit(await self._deleted(found, found[0].source))
 
     async def _deleted(self, items: Sequence[Event], source: str) -> list[Event]:
         """Forget what was written while items were read; return the events of their deletion."""
@@ -310,8 +303,7 @@ class Conversation:
     async def _commit_edit(
         self, new: Sequence[Event], request: RequestKey | None = None
     ) -> Operations:
-        await self._commit(new, request)
-        return new[0].operations
+        return (await self._commit(new, request))[0].operations
 
     @property
     def _last_step(self) -> int:

@@ -1,6 +1,6 @@
 """Durable log of all conversations: events, memory operations, and cached vectors."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -45,6 +45,7 @@ from atommem.serve.schema import (
     vectors,
 )
 
+_MADE = ("created_at", "checkpoint", "embedder")
 _Create = Callable[[sa.Connection], ConversationInfo]
 _Write = tuple[Callable[[sa.Connection], None], "Future[None]"]
 
@@ -130,10 +131,8 @@ class ConversationLog:
             found = columns.metadata[name].as_string()
             query = query.where(found.is_(None) if value is None else found == value)
         if after:
-            known = columns.id == after, columns.owner == owner
-            found = self._rows(sa.select(columns.created_at).where(*known))
-            last = found[0].created_at if found else time_of(after)  # erased meanwhile
-            query = query.where(sa.tuple_(columns.created_at, columns.id) < sa.tuple_(last, after))
+            place = sa.tuple_(time_of(after), after)  # it may be erased meanwhile
+            query = query.where(sa.tuple_(columns.created_at, columns.id) < place)
         return [ConversationInfo(*tuple(row)) for row in self._rows(query)]
 
     def update(
@@ -306,8 +305,7 @@ class ConversationLog:
         columns = [column for column in STATE if column.name != "operations"]
         version, kind, here = events.c.version, events.c.kind, events.c.conversation == conversation
         last = sa.select(sa.func.max(version)).where(here, kind.in_(ITEMS)).scalar_subquery()
-        matters = version.in_(versions) | events.c.parent.in_(versions) | (kind == "fork")
-        matters |= version == last
+        matters = version.in_(versions) | events.c.parent.in_(versions) | (version == last)
         query = events_of(conversation, *columns).where(matters)
         return {v: left for v, left in state_of(self._rows(query)).unread.items() if v in versions}
 
@@ -325,33 +323,27 @@ class ConversationLog:
     def fork(
         self, conversation: str, owner: str, at: int | None, request: RequestKey | None = None
     ) -> ConversationInfo:
-        """Copy a conversation as it was after `at` operations (unset: all), with nothing unread."""
+        """Copy a conversation, or (`at`) as it was after some operations, where nothing goes on."""
 
         def fork(connection: sa.Connection) -> ConversationInfo:
             source = find_conversation(connection, conversation, owner)
-            info = insert_conversation(connection, owner, source.metadata)
-            rows, copied = [], 0
-            for row in connection.execute(events_of(conversation)).mappings():
-                if at is not None and copied >= at:
-                    break
-                written = row["operations"][: None if at is None else at - copied]
-                copied += len(written)
-                # Responses stay with the conversation that gave them.
-                changed = {"conversation": info.id, "response": None, "operations": written}
-                rows.append({**row, **changed})
-            if at is not None and copied < at:
-                raise DataError(f"at={at}: this conversation has {copied} operations.")
-            if not rows:
-                return info
-            made = {name: rows[-1][name] for name in ("checkpoint", "embedder")}
-            made |= {"version": rows[-1]["version"] + 1, "created_at": info.created_at}
-            event = Event("fork", {"conversation": conversation, "at": at}, **made)
-            rows.append({"conversation": info.id, **vars(event)})
-            connection.execute(events.insert(), rows)
-            held = sa.select(sa.literal(info.id), *[*vectors.c][1:])
-            held = held.where(vectors.c.conversation == conversation)
-            connection.execute(vectors.insert().from_select(vectors.c.keys(), held))
-            return info
+            found, left, state = list[Event](), at, LogState()
+            for event in map(event_of, connection.execute(events_of(conversation))):
+                if left is not None:
+                    if not left:
+                        break
+                    event = replace(event, operations=event.operations[:left])
+                    left -= len(event.operations)
+                state.advance(event)
+                found.append(event)
+            if left:
+                raise DataError(f"at={at}: this conversation has {(at or 0) - left} operations.")
+            body = {"reason": "the copy ends before it", "unread": True}
+            for parent in () if at is None else (*state.unread, *state.asked):
+                stop = Event("stopped", body, parent=parent, version=found[-1].version + 1)
+                made = {name: getattr(found[-1], name) for name in _MADE}
+                found.append(replace(stop, **made))
+            return _copy(connection, conversation, found, owner, source.metadata, LISTED)
 
         return self._create(owner, request, fork)
 
@@ -366,11 +358,8 @@ class ConversationLog:
         end = min(event.version for event in later if event.kind != "answer")
 
         def branch(connection: sa.Connection) -> ConversationInfo:
-            info = insert_conversation(connection, owner, {}, "resp_")
             rows = connection.execute(events_of(conversation).where(events.c.version < end))
-            made = {"conversation": info.id, "response": None}
-            connection.execute(events.insert(), [{**row, **made} for row in rows.mappings()])
-            return info
+            return _copy(connection, conversation, map(event_of, rows), owner, {}, "resp_")
 
         return self._create(owner, key, branch).id
 
@@ -398,3 +387,16 @@ class ConversationLog:
     def _rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         with self.engine.begin() as connection:
             return connection.execute(query).all()
+
+
+def _copy(
+    connection: sa.Connection, conversation: str, found: Iterable[Event], *of: Any
+) -> ConversationInfo:
+    """Make a conversation of events; responses stay with the conversation that gave them."""
+    info = insert_conversation(connection, *of)
+    if rows := [{**vars(event), "conversation": info.id, "response": None} for event in found]:
+        connection.execute(events.insert(), rows)
+    held = sa.select(sa.literal(info.id), *[*vectors.c][1:])
+    held = held.where(vectors.c.conversation == conversation)
+    connection.execute(vectors.insert().from_select(vectors.c.keys(), held))
+    return info

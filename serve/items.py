@@ -3,8 +3,7 @@
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -50,55 +49,17 @@ _HOSTED = """
 """Types of tools that OpenAI runs: kept as they are, and only an ``output`` in words is read."""
 
 
-@dataclass(frozen=True)
-class ItemType:
-    """A type of items: its required fields, and the texts of an item that the policy reads."""
-
-    fields: tuple[str, ...]
-    texts: Callable[[Item], list[str]]
-
-
-def _message_texts(item: Item) -> list[str]:
-    if item["role"] in ("system", "developer"):  # instructions
-        return []
-    return _after(item["role"], _part_texts(item["content"]))
-
-
-def _part_texts(parts: Any) -> list[str]:
-    if isinstance(parts, str):
-        parts = [{"type": "text", "text": parts}]
-    texts = [str(part[_TEXT[part["type"]]]) for part in parts if part["type"] in _TEXT]
-    return [text for text in texts if text.strip()]
-
-
-def _after(role: str, texts: list[str]) -> list[str]:
-    """Put the role in front of texts that are not the user's."""
-    return texts if role == "user" else [f"{role}: {text}" for text in texts[:1]] + texts[1:]
-
-
-def _output_texts(output: Any) -> list[str]:
-    return _after("tool", _part_texts(output)) if isinstance(output, str) else []
-
-
-TYPES = {
-    "message": ItemType(("role", "content"), _message_texts),
-    "function_call": ItemType(
-        ("call_id", "name", "arguments"),
-        lambda item: [f"assistant: {item['name']}({item['arguments']})"],
-    ),
-    "function_call_output": ItemType(
-        ("call_id", "output"), lambda item: _after("tool", _part_texts(item["output"]))
-    ),
-    "custom_tool_call": ItemType(
-        ("call_id", "name", "input"), lambda item: [f"assistant: {item['name']}({item['input']})"]
-    ),
-    "custom_tool_call_output": ItemType(
-        ("call_id", "output"), lambda item: _after("tool", _part_texts(item["output"]))
-    ),
-    "reasoning": ItemType((), lambda item: []),
-    "item_reference": ItemType(("id",), lambda item: []),
-    **dict.fromkeys(_HOSTED, ItemType((), lambda item: _output_texts(item.get("output")))),
+TYPES: dict[str, tuple[str, ...]] = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
+    "reasoning": (),
+    "item_reference": ("id",),
+    **dict.fromkeys(_HOSTED, ()),
 }
+"""Types of items, with their required fields."""
 
 
 def text_item(text: str, name: str = "") -> Item:
@@ -121,7 +82,7 @@ def parse_items(value: Any) -> list[Item]:
             raise
         except ValueError as error:
             raise _refusal(f"[{number}]", str(error)) from error
-        except (AttributeError, TypeError) as error:
+        except (AttributeError, LookupError, TypeError) as error:
             raise _refusal(f"[{number}]", "not of the form of an item") from error
     return found
 
@@ -130,34 +91,37 @@ def _parse(value: Any, place: str) -> list[Item]:
     if not isinstance(value, dict):
         raise _refusal(place, "not an object")
     given = {name: part for name, part in value.items() if part is not None}
-    if given.get("role") in ("tool", "function") and "type" not in given:  # of a chat
-        call = given.get("tool_call_id") or given.get("name")
-        output = given.get("content", "")
-        output = output if isinstance(output, str) else _parts(output, "input_text", place)
-        return [{"type": "function_call_output", "call_id": str(call), "output": output}]
     calls = given.get("tool_calls") or []
-    if given.get("function_call"):
-        calls = [{"id": given["function_call"].get("name"), "function": given["function_call"]}]
-    found = [_call(call, place) for call in calls]
-    if found and not given.get("content"):
-        return found
-    kind = given.setdefault("type", "item_reference" if given.keys() == {"id"} else "message")
+    if given.get("role") in ("tool", "function") and "type" not in given:  # of a chat
+        call, output = given.get("tool_call_id") or given.get("name"), given.get("content", "")
+        given = {"type": "function_call_output", "call_id": str(call), "output": output}
+    elif legacy := given.get("function_call"):
+        calls = [{"id": legacy["name"], "function": legacy}]
+    found = [_call(call) for call in calls]
+    if not found or given.get("content"):
+        is_reference = given.keys() == {"id"}
+        found.insert(0, {"type": "item_reference" if is_reference else "message", **given})
+    return [_checked(item, place) for item in found]
+
+
+def _checked(given: Item, place: str) -> Item:
+    kind = given["type"]
     if kind not in TYPES:
         raise _refusal(place, f"items of type {kind!r} are not supported. Leave them out")
     if kind == "message":
         given = _message(given, place)
-    for name in TYPES[kind].fields:
+    for name in TYPES[kind]:
         if name not in given:
             raise _refusal(place, f"{name} is missing")
         if not isinstance(given[name], (str, list) if name in ("content", "output") else str):
             raise _refusal(f"{place}.{name}", "not a text")
-    if "output" in TYPES[kind].fields and isinstance(given["output"], list):
+    if "output" in TYPES[kind] and isinstance(given["output"], list):
         given["output"] = _parts(given["output"], "input_text", f"{place}.output")
     if len(str(given.get("name", ""))) > 1000:
         raise _refusal(f"{place}.name", "more than 1000 characters")
     if not _ID.fullmatch(str(given.get("id", ""))) and kind != "item_reference":
         given.pop("id", None)
-    return [{name: part for name, part in given.items() if name not in _SERVER}, *found]
+    return {name: part for name, part in given.items() if name not in _SERVER}
 
 
 def _message(given: Item, place: str) -> Item:
@@ -201,14 +165,10 @@ def _parts(value: Any, kind: str, place: str) -> list[dict[str, Any]]:
     return parts
 
 
-def _call(call: Any, place: str) -> Item:
+def _call(call: Any) -> Item:
     """Return the call of a chat's message as an item."""
-    name = "function" if isinstance(call, dict) and "function" in call else "custom"
-    body = call.get(name) if isinstance(call, dict) else None
-    field = "arguments" if name == "function" else "input"
-    if not isinstance(body, dict) or not all(isinstance(body.get(k), str) for k in ("name", field)):
-        raise _refusal(f"{place}.tool_calls", "not calls with a name and arguments")
-    kind = "function_call" if name == "function" else "custom_tool_call"
+    kind = "function_call" if "function" in call else "custom_tool_call"
+    body, field = call["function" if "function" in call else "custom"], TYPES[kind][-1]
     made = {"call_id": str(call.get("id")), "name": body["name"], field: body[field]}
     return {"type": kind, **made}
 
@@ -220,7 +180,27 @@ def _refusal(place: str, problem: str) -> PydanticCustomError:
 
 def texts_of(item: Item) -> list[str]:
     """Return what the policy reads of an item, each text in steps of its own."""
-    return TYPES[item["type"]].texts(item)
+    fields, output = TYPES[item["type"]], item.get("output")
+    if "content" in fields:
+        role = item["role"]
+        is_instruction = role in ("system", "developer")
+        return [] if is_instruction else _after(role, _part_texts(item["content"]))
+    if "name" in fields:
+        return [f"assistant: {item['name']}({item[fields[-1]]})"]
+    is_read = "output" in fields or isinstance(output, str)
+    return _after("tool", _part_texts(output)) if is_read else []
+
+
+def _part_texts(parts: Any) -> list[str]:
+    if isinstance(parts, str):
+        parts = [{"type": "text", "text": parts}]
+    texts = [str(part[_TEXT[part["type"]]]) for part in parts if part["type"] in _TEXT]
+    return [text for text in texts if text.strip()]
+
+
+def _after(role: str, texts: list[str]) -> list[str]:
+    """Put the role in front of texts that are not the user's."""
+    return texts if role == "user" else [f"{role}: {text}" for text in texts[:1]] + texts[1:]
 
 
 def unread_parts(item: Item) -> list[str]:
@@ -256,17 +236,13 @@ def _bare(line: str) -> str:
 
 def with_id(item: Item) -> Item:
     """Return an item with its id, or a new one."""
-    return {"id": f"{_prefix(item)}_{secrets.token_hex(16)}", **item}
-
-
-def _prefix(item: Item) -> str:
-    kinds = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
-    return kinds.get(item["type"], "item")
+    prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}.get(item["type"], "item")
+    return {"id": f"{prefix}_{secrets.token_hex(16)}", **item}
 
 
 def signature(item: Item) -> str:
     """Return what makes two items the same: what they say, not what clients note beside it."""
-    names = TYPES[item["type"]].fields or sorted(item.keys() - {"id"})
+    names = TYPES[item["type"]] or sorted(item.keys() - {"id"})
     return json.dumps([item["type"], *(_said(item[name]) for name in names)], sort_keys=True)
 
 

@@ -133,7 +133,7 @@ async def delete_source(conversation: ConversationId, name: Text, call: ThisCall
 async def delete_item(info: Info, item: str, call: ThisCall) -> dict[str, Any]:
     """Delete a text, with what was written while it was read."""
     async with call.use(info.id) as held:
-        await held.delete_item(item)
+        await held.forget(item=item)
     return conversation_object(info)
 
 

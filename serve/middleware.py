@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client import Counter
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -111,24 +112,24 @@ class RequestMiddleware:
             LOGGER.log(logging.ERROR if location else logging.INFO, line | location)
 
     def _check(self, scope: Scope) -> Response | None:
-        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        host = headers.get(b"host", "").lower()
+        headers = Headers(scope=scope)
+        host = headers.get("host", "").lower()
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if "*" not in self._hosts and name not in self._hosts:
             message = "this server is not known by this name. Add it with --hosts."
             return error_response(421, "wrong_host", message)
-        origin = headers.get(b"origin")
+        origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != host:
             message = "pages of other sites may not send requests to this server."
             return error_response(403, "wrong_origin", message)
-        owner = self._owner(headers.get(b"authorization", ""))
+        owner = self._owner(headers.get("authorization", ""))
         public = scope["path"] in _PUBLIC or scope["path"].startswith("/ui/")
         if owner is None and not public:
             message = "the key is missing or unknown. Send Authorization: Bearer KEY."
             return error_response(401, "invalid_api_key", message)
         scope.setdefault("state", {})["owner"] = owner
-        has_body = headers.get(b"content-length", "0") != "0" or b"transfer-encoding" in headers
-        kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
+        has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and has_body and not kind.endswith("json"):
             message = "the body must be JSON. Send Content-Type: application/json."
             return error_response(415, "not_json", message)
@@ -147,10 +148,9 @@ class RequestMiddleware:
 class JsonFormatter(logging.Formatter):
     """Formats records as JSON lines, without messages of exceptions: they may quote clients."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {"time": round(record.created, 3), "level": record.levelname.lower()}
-        line |= record.msg if isinstance(record.msg, dict) else {"event": record.getMessage()}
-        return json.dumps(line)
+    def format(self, record: Any) -> str:
+        head = {"time": round(record.created, 3), "level": record.levelname.lower()}
+        return json.dumps({**head, **record.msg})
 
 
 def error_location(error: Exception) -> dict[str, Any]:

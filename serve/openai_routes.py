@@ -319,9 +319,9 @@ async def delete_response(response: wire.Name, call: ThisCall) -> dict[str, Any]
     async with call.use(conversation) as held:
         for item in items:
             if item is not None:
-                await held.delete_item(str(item.item))
+                await held.forget(item=str(item.item))
         others = await run_in_threadpool(call.log.items, conversation, ("ask",))
-    if not others and not conversation.startswith(LISTED):
+    if not conversation.startswith(LISTED) and not any(ask.response for ask in others):
         await call.server.erase(conversation, call.owner)
     return {"id": response, "object": "response", "deleted": True}
 

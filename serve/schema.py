@@ -68,8 +68,8 @@ events = sa.Table(
 version, the second fails and retries on top of the first. Kinds: ``item`` (a text to read in
 ``chunks`` steps), ``ask`` (whose text is read in ``chunks`` steps after its answer), ``step`` (of
 the item or question ``parent``; ``tokens`` were sampled), ``answer`` and ``stopped`` (of
-``parent``), ``edit`` (by the owner), ``deleted`` (``parent``), ``fork``. Texts, questions and
-answers have an ``item`` id. ``operations`` are those of the memory's log that the event wrote."""
+``parent``), ``edit`` (by the owner), ``deleted`` (``parent``). Texts, questions and answers have an
+``item`` id. ``operations`` are those of the memory's log that the event wrote."""
 
 vectors = sa.Table(
     "vectors",
@@ -172,10 +172,7 @@ class LogState:
         if event.kind == "step":
             self.steps = event.step + 1
             self.sampled += event.tokens
-        if event.kind == "fork":
-            self.unread.clear()
-            self.asked.clear()
-        elif event.kind == "deleted":
+        if event.kind in ("stopped", "deleted"):
             self.asked.pop(event.parent, None)
         elif event.kind in ITEMS:
             self.unread |= self.asked
@@ -379,22 +376,19 @@ def _create_tables(engine: sa.Engine, seconds: float) -> int | None:
     end = time.monotonic() + seconds
     while True:
         try:
-            return _try_create_tables(engine)
+            with engine.execution_options(writes=True).begin() as connection:
+                if connection.dialect.name == "postgresql":  # gateways that start at the same time
+                    connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7061)")
+                tables = sa.inspect(connection).get_table_names()
+                if schema_version.name in tables:
+                    return connection.scalar(sa.select(schema_version.c.version))
+                if conversations.name in tables:
+                    return None
+                metadata.create_all(connection)
+                connection.execute(schema_version.insert().values(version=VERSION))
+                return VERSION
         except sa.exc.OperationalError as error:
             final = engine.dialect.name == "sqlite" or _REFUSED.search(str(error.orig))
             if final or time.monotonic() > end:
                 raise
         time.sleep(0.5)
-
-
-def _try_create_tables(engine: sa.Engine) -> int | None:
-    with engine.execution_options(writes=True).begin() as connection:
-        if connection.dialect.name == "postgresql":  # gateways that start at the same time
-            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7061)")
-        tables = sa.inspect(connection).get_table_names()
-        if not {conversations.name, schema_version.name} & {*tables}:
-            metadata.create_all(connection)
-            connection.execute(schema_version.insert().values(version=VERSION))
-        elif schema_version.name not in tables:
-            return None
-        return connection.scalar(sa.select(schema_version.c.version))

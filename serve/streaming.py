@@ -30,28 +30,21 @@ class ClientDisconnectedError(Exception):
 async def until_disconnect(request: Request, work: Awaitable[_Result]) -> _Result:
     """Await `work`; cancel it, and raise ClientDisconnectedError, when the client disconnects."""
     task = asyncio.ensure_future(work)
-    disconnect = asyncio.ensure_future(_disconnect(request))
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        task.cancel()
+
+    watching = asyncio.create_task(watch())
     try:
-        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return await task
-        raise ClientDisconnectedError
+        return await task
+    except asyncio.CancelledError:
+        if watching.done():
+            raise ClientDisconnectedError from None
+        raise
     finally:
-        disconnect.cancel()
-        await _cancel(task)
-
-
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _cancel(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait until it has released what it holds."""
-    task.cancel()
-    await asyncio.wait((task,))
-    if not task.cancelled():
-        task.exception()  # retrieved, so that asyncio does not report it
+        watching.cancel()
 
 
 class ResponseForm:
@@ -262,7 +255,10 @@ async def respond(
                     text = ": ping\n\n"  # proxies cut silent streams
             await task  # raises
         finally:
-            await _cancel(task)
+            task.cancel()
+            await asyncio.wait((task,))  # cancelled itself, this leaves the task to its end
+            if not task.cancelled():
+                task.exception()  # retrieved, so that asyncio does not report it
 
     if not streams:
         return JSONResponse(await until_disconnect(request, whole()))

@@ -9,7 +9,6 @@ import pytest
 from atommem.dialects import get_dialect
 from atommem.envs.data_cli import main
 from atommem.envs.synthetic import ledger
-from atommem.envs.synthetic.expert import NotesExpert
 from atommem.envs.synthetic.ledger import LedgerConfig
 from atommem.envs.synthetic.told import RELATIONS, ToldConfig, generate
 from atommem.envs.synthetic.writing import SPLITS
@@ -18,7 +17,7 @@ from atommem.envs.task_files import load_tasks
 from atommem.episode import Episode
 from atommem.errors import ConfigError
 from tests.envs.test_synthetic import run_expert
-from tests.fakes import WordTokenizer, longdoc
+from tests.fakes import WordTokenizer, load_script, longdoc
 
 
 def tasks_of(split: str, count: int, **settings: object) -> list[Task]:
@@ -27,7 +26,7 @@ def tasks_of(split: str, count: int, **settings: object) -> list[Task]:
 
 
 def read(tasks: list[Task]) -> list[Episode]:
-    expert = NotesExpert(get_dialect("paper"))
+    expert = load_script("gold_demonstrations").NotesExpert(get_dialect("paper"))
     factory = longdoc(WordTokenizer(), chunking="documents", max_reads=0)
     episodes = []
     for task in tasks:

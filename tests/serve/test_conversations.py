@@ -123,7 +123,7 @@ async def test_deleted_item_and_forgotten_source_are_not_read(conversations: Con
     texts = ("Ann lives in Rome.", "Bob lives in Oslo.", "Cid sings.")
     async with conversations.use(name, "local") as held:
         *_, item = await held.add([text_item(text, text.split()[0]) for text in texts])
-        await held.delete_item(item.item)
+        await held.forget(item=item.item)
         await held.forget("Ann")
         [step async for step in held.read()]
         found = [entry.text for entry in held.session.memory.contents.entries.values()]

@@ -19,39 +19,31 @@ _OWN = ("created_at", "status", "incomplete_details")
 
 text = st.text(max_size=20)
 words = st.text(min_size=1, max_size=20).filter(str.strip)
-part = st.one_of(
-    st.fixed_dictionaries({"type": st.just("input_text"), "text": words}),
-    st.fixed_dictionaries({"type": st.just("output_text"), "text": text}),
-    st.fixed_dictionaries({"type": st.just("refusal"), "refusal": text}),
-    st.fixed_dictionaries({"type": st.just("input_image"), "image_url": text}),
+
+
+def made(**fields: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """Return objects whose fields are constants or come from strategies."""
+    of = {
+        name: st.just(value) if isinstance(value, str) else value for name, value in fields.items()
+    }
+    return st.fixed_dictionaries(of)
+
+
+part = (
+    made(type="input_text", text=words)
+    | made(type="output_text", text=text)
+    | made(type="refusal", refusal=text)
+    | made(type="input_image", image_url=text)
 )
-items = st.one_of(
-    st.fixed_dictionaries(
-        {"role": st.sampled_from(["assistant", "system", "developer"])},
-        optional={"content": st.one_of(st.none(), text, st.lists(part, max_size=3))},
-    ),
-    st.fixed_dictionaries(
-        {
-            "role": st.just("user"),
-            "content": st.one_of(
-                words,
-                st.lists(part, max_size=2).map(
-                    lambda parts: [*parts, {"type": "text", "text": "x"}]
-                ),
-            ),
-        }
-    ),
-    st.fixed_dictionaries(
-        {"type": st.just("function_call"), "call_id": words, "name": words, "arguments": text}
-    ),
-    st.fixed_dictionaries(
-        {
-            "type": st.just("function_call_output"),
-            "call_id": words,
-            "output": st.one_of(text, st.lists(part, max_size=2)),
-        }
-    ),
-    st.fixed_dictionaries({"type": st.just("reasoning"), "summary": st.just([])}),
+roles = st.sampled_from(["assistant", "system", "developer"])
+spoken = st.lists(part, max_size=2).map(lambda parts: [*parts, {"type": "text", "text": "x"}])
+items = (
+    made(role=roles)
+    | made(role=roles, content=st.none() | text | st.lists(part, max_size=3))
+    | made(role="user", content=words | spoken)
+    | made(type="function_call", call_id=words, name=words, arguments=text)
+    | made(type="function_call_output", call_id=words, output=text | st.lists(part, max_size=2))
+    | made(type="reasoning", summary=st.just([]))
 )
 
 
@@ -219,13 +211,14 @@ def test_history_is_known_by_what_it_says(http: httpx.Client) -> None:
     path = new_conversation(http)
     history: list[Any] = [FACT]
     for turn in range(3):
-        marked = {"type": "text", "text": f"Ann, who is {turn}?", "cache_control": {"type": "x"}}
-        body = {"messages": [*history, {"role": "user", "content": [marked]}]}
+        marked = {"type": "text", "text": f"Who is {turn}?", "cache_control": {"type": "x"}}
+        asked = {"role": "user", "content": [{"type": "text", "text": "I am Ann."}, marked]}
+        body = {"messages": [*history, asked]}
         body["conversation"] = path.rpartition("/")[2]
         answer = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
         del marked["cache_control"]
         text = f"{answer['content']}\r\n"
-        history += [{"role": "user", "content": [marked]}, {**answer, "content": text, "more": {}}]
+        history += [asked, {**answer, "content": text, "more": {}}]
     assert len(listed(http, path)) == len(history) == 7
 
 

@@ -117,21 +117,6 @@ def test_chat_reads_new_messages_once_and_streams(server: Running) -> None:
     assert items.retrieve(last.id, conversation_id=conversation) == last
 
 
-def test_chat_question_of_several_parts_is_not_read_again(server: Running) -> None:
-    create: Any = server.client().chat.completions.create
-    conversation = server.client().conversations.create().id
-    parts = [{"type": "text", "text": text} for text in ("I am Ann.", "Who am I?")]
-    history: list[Any] = [{"role": "user", "content": parts}]
-    for _ in range(2):
-        answer = create(
-            model="scripted", messages=history, extra_body={"conversation": conversation}
-        )
-        text = answer.choices[0].message.content
-        history += [{"role": "assistant", "content": text}, {"role": "user", "content": "Who?"}]
-    listed: Any = server.client().conversations.items.list(conversation, order="asc").data
-    assert [item.role for item in listed] == ["user", "assistant"] * 2
-
-
 def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Client) -> None:
     client = server.client()
     assert client.models.retrieve("scripted").id == "scripted"
