@@ -24,7 +24,7 @@ _MOST_RANKS = 2  # each needs its own core, and a third gains little
 
 def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
-    args.output_dir = args.output_dir or Path("runs") / "_".join(filter(None, ("demo", args.world)))
+    args.output_dir = args.output_dir or Path("runs", "_".join(filter(None, ("demo", args.world))))
     ranks = args.processes
     if ranks is None:
         ranks = 1 if args.quick else min(_MOST_RANKS, os.cpu_count() or 1)
@@ -86,9 +86,8 @@ def _run(args: argparse.Namespace) -> None:
     is_main = os.environ.get("RANK", "0") == "0"
     if is_main:
         check_out(args.output_dir)
-    run_demo(
-        recipe, args.output_dir, args.seed, Console(highlight=False, quiet=not is_main), started
-    )
+    console = Console(highlight=False, quiet=not is_main)
+    run_demo(recipe, args.output_dir, args.seed, console, started)
 
 
 def _parser() -> Parser:

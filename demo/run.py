@@ -259,9 +259,7 @@ def check_out(out: Path) -> None:
     """Raise `ConfigError` if the demo would replace folders that are not a demo's."""
     found = [name for name in _FOLDERS if (out / name).exists()]
     if found and not any((out / name).is_file() for name in (HELDOUT_FILE, results.SUMMARY_FILE)):
-        raise ConfigError(
-            f"output_dir={out}: {', '.join(found)} in it would be lost. Give a new folder."
-        )
+        raise ConfigError(f"output_dir={out}: its {', '.join(found)} would be lost. Give another.")
 
 
 def run_demo(

@@ -12,11 +12,11 @@ from scipy.sparse import csr_array, vstack
 from scipy.sparse.csgraph import connected_components
 
 from atommem.arguments import Parser, given_flags, make
-from atommem.config import EmbedderConfig
+from atommem.config import EmbedderConfig, check_least
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.envs.benchmarks.rows import read_rows
-from atommem.errors import ConfigError, DataError, TraceError, check_writable
+from atommem.errors import DataError, TraceError, check_writable
 from atommem.files import write_json
 from atommem.memory.log import Entry, Source, replay
 from atommem.memory.rules import Candidate, StoreState, make_rule
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     parser = Parser(
         "atommem audit",
         "Inspect a memory: near-duplicates, entries never shown, and the entries that each rule "
-        "would evict at a capacity. Read-only.",
+        "would evict at a --capacity. Read-only.",
     )
     parser.add_argument("store", type=Path, help="Saved memory, trace, or JSON Lines.")
     parser.add_argument("--capacity", type=int, help="Number of entries to keep.")
@@ -63,8 +63,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, help="Write everything as JSON.")
     args = parser.parse_args(argv)
     check_writable("out", args.out, folder=False)
-    if args.capacity is not None and args.capacity < 1:
-        raise ConfigError(f"capacity={args.capacity}: must be at least 1.")
+    check_least(args, capacity=1)
     for rule in args.retention:
         make_rule("retention", rule)  # reject wrong rules before loading a model
     config = make(EmbedderConfig, args)
@@ -73,9 +72,8 @@ def main(argv: list[str]) -> int:
         config = make(EmbedderConfig, {**stored, **given_flags(argv, args)})
         args.store = _file_of(args.store, args.scope)
     entries = read_store(args.store, args.scope)
-    found = asyncio.run(
-        audit(entries, make_embedder(config), args.same, args.capacity, args.retention)
-    )
+    options = args.same, args.capacity, args.retention
+    found = asyncio.run(audit(entries, make_embedder(config), *options))
     print(*_format(entries, found), sep="\n")
     if args.out is not None:
         write_json(args.out, asdict(found))

@@ -52,12 +52,9 @@ async def _run(evaluation: eval_config.EvalRun) -> EvalResult:
     tasks = environment.read_tasks(config.data)[: config.limit]
     async with eval_config.EvalContext() as context:
         method, settings = await context.open(evaluation)
+        episodes = config.num_generations
         return await evaluate(
-            tasks,
-            method,
-            config.output_dir,
-            num_generations=config.num_generations,
-            settings=settings,
+            tasks, method, config.output_dir, num_generations=episodes, settings=settings
         )
 
 

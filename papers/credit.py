@@ -207,9 +207,8 @@ def main() -> int:
         options.updates, options.arms, recipe = 1, ["rerolls"], quick(BOUNDED)
     recipe = replace(recipe, updates=options.updates)
     cold_start = options.start / "cold_start"
-    result: dict[str, Any] = {
-        "cold start": measure(recipe, cold_start, options.output_dir / "before")
-    }
+    before = measure(recipe, cold_start, options.output_dir / "before")
+    result: dict[str, Any] = {"cold start": before}
     for arm in options.arms:
         folder = options.output_dir / arm
         if not (folder / "grpo" / "model.safetensors").is_file():

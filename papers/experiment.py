@@ -35,9 +35,8 @@ def main(
     def command() -> int:
         parser = Parser(f"python -m papers.{name}", description)
         parser.add_argument("--check", action="store_true", help="Exit with 1 if a check fails.")
-        parser.add_argument(
-            "--output_dir", type=Path, metavar="FOLDER", help="Write NAME.json, NAME.md."
-        )
+        written = "Write NAME.json, NAME.md."
+        parser.add_argument("--output_dir", type=Path, metavar="FOLDER", help=written)
         parser.add_argument(
             "--cache",
             type=Path,
@@ -52,11 +51,9 @@ def main(
         settings = {key: of for key, of in vars(arguments).items() if key not in NOT_INPUTS}
         with resumable(arguments.cache, name, settings) as journal:
             report = run(arguments, journal)
-        if arguments.output_dir is not None:
-            write_json(
-                arguments.output_dir / f"{name}.json", {"holds": report.holds, **asdict(report)}
-            )
-            write_text(arguments.output_dir / f"{name}.md", report.markdown())
+        if out := arguments.output_dir:
+            write_json(out / f"{name}.json", {"holds": report.holds, **asdict(report)})
+            write_text(out / f"{name}.md", report.markdown())
         print(report.markdown())
         print(json.dumps(report.verdict()))
         return int(arguments.check and not report.holds)

@@ -18,7 +18,6 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +103,7 @@ def timed(search: Callable[[Array], Any], queries: Array) -> list[float]:
     return times
 
 
-async def measure_corpus(
-    data: Path, folder: Path, model: str | None, limit: int | None
-) -> dict[str, Any]:
+async def measure_corpus(data: Path, folder: Path, model: str | None) -> dict[str, Any]:
     """Build the sample corpus and search it by every question in every mode."""
     files = [data / BENCHMARK / f"{split}.json" for split in ("dev", "train")]
 
@@ -116,11 +113,10 @@ async def measure_corpus(
             for row in get_benchmark(BENCHMARK).read(file):
                 yield from (Page(one.text, one.title) for one in row.paragraphs)
 
-    rows = [row for file in files for row in get_benchmark(BENCHMARK).read(file)][:limit]
+    rows = [row for file in files for row in get_benchmark(BENCHMARK).read(file)]
     embedder = EmbedderConfig("sentence_transformer", model) if model else EmbedderConfig("hashing")
     began = time.perf_counter()
-    given = islice(pages(), limit), folder, embedder
-    result: dict[str, Any] = await asyncio.to_thread(build_corpus, *given)
+    result: dict[str, Any] = await asyncio.to_thread(build_corpus, pages(), folder, embedder)
     result |= {"build_s": round(time.perf_counter() - began, 1), "questions": len(rows)}
     corpus = Corpus(folder)
     for mode in corpus.modes:
@@ -139,7 +135,7 @@ async def measure_corpus(
 
 def main() -> int:
     sizes = {"vectors": (1_000_000, 5000), "dim": (384, 32), "queries": (200, 20)}
-    args = read_options(__doc__, **sizes, corpus=Path, embedder_model=str, limit=int)
+    args = read_options(__doc__, **sizes, corpus=Path, embedder_model=str)
     if args.quick:
         vectors.FLAT_BELOW = 1000
     result: dict[str, Any] = {"vectors": args.vectors, "dim": args.dim}
@@ -157,7 +153,7 @@ def main() -> int:
                 holds.append(measured["p50_ms"] < measured["exact_p50_ms"] / 10)
         result["peak_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         if args.corpus is not None:
-            given = args.corpus, Path(scratch) / "corpus", args.embedder_model, args.limit
+            given = args.corpus, Path(scratch) / "corpus", args.embedder_model
             result["corpus"] = found = asyncio.run(measure_corpus(*given))
             holds.append(found["hybrid"]["recall@10"] >= found["dense"]["recall@10"])
     return last_line({"bench": "corpus", **result, "holds": all(holds)})

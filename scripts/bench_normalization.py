@@ -94,10 +94,8 @@ def train(recipe: Recipe, folder: Path, seed: int, start: Path | None = None) ->
 
 
 def main() -> int:
-    out = Path("runs/bench_normalization")
-    options = read_options(
-        __doc__, worlds=[*WORLDS], shares=False, tasks=(64, 4), seeds=1, output_dir=out
-    )
+    sizes = {"tasks": (64, 4), "seeds": 1, "output_dir": Path("runs/bench_normalization")}
+    options = read_options(__doc__, worlds=[*WORLDS], shares=False, **sizes)
     runs: list[dict[str, Any]] = []
     shares_of: dict[str, Any] = {}
     for world in options.worlds:

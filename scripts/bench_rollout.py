@@ -167,7 +167,7 @@ def compare_layouts(
 def main() -> int:
     sizes = {"chunks": (3, 2), "group": (16, 2), "no_long": (False, True)}
     options = read_options(__doc__, **sizes, model=Path, output_dir=Path("runs/bench_rollout"))
-    model = options.model or models.smollm2()
+    model = options.model or models.fetch("smollm2")
     tokenizer = AutoTokenizer.from_pretrained(model)
     found: dict[int, dict[str, Any]] = {}
     with serve(model, options.output_dir / "server.log", 2048) as server:

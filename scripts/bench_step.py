@@ -125,7 +125,7 @@ class Recipes:
         task = long_task(self.tokenizer, options.chunk * options.steps)
         inner: Any = HashingEmbedder(64)
         if not options.quick:
-            inner = SentenceTransformerEmbedder(options.minilm or models.minilm())
+            inner = SentenceTransformerEmbedder(options.minilm or models.fetch("minilm"))
         embedder: Any = MicroBatcher(inner) if ours else OneAfterAnother(inner)
         episodes = None if ours else options.group
         clock = Clock()
@@ -186,7 +186,7 @@ def main() -> int:
         **{"model": Path, "minilm": Path, "output_dir": Path("runs/bench_step")},
         trained_steps=([*range(8)], [0]),
     )
-    folder = options.model or models.smollm2()
+    folder = options.model or models.fetch("smollm2")
     tune_lm_head_for_cpu("cpu")
     seconds: dict[str, dict[str, np.ndarray]] = {}
     passes, tokens, completions = {}, {}, {}

@@ -32,7 +32,7 @@ WORDS = [f"word{number}" for number in range(500)]
 def run_embedder(port: int, name: str) -> None:
     """Serve embeddings until the process ends."""
     import uvicorn
-    from models import minilm
+    from models import fetch
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import JSONResponse
@@ -41,7 +41,9 @@ def run_embedder(port: int, name: str) -> None:
     from atommem.config import EmbedderConfig
     from atommem.embedding import make_embedder
 
-    kind, model = ("hashing", "") if name == "hashing" else ("sentence_transformer", str(minilm()))
+    kind, model = "hashing", ""
+    if name == "minilm":
+        kind, model = "sentence_transformer", str(fetch(name))
     embedder = make_embedder(EmbedderConfig(kind, model, embedder_dim=384))
 
     async def embed(request: Request) -> JSONResponse:

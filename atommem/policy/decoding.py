@@ -43,11 +43,8 @@ class Row:
     @property
     def finished(self) -> bool:
         """Whether it ended: by end of sequence, by length, or abandoned."""
-        return (
-            self.stopped
-            or len(self.token_ids) >= self.sampling.max_completion_length
-            or self.abandoned()
-        )
+        is_cut = len(self.token_ids) >= self.sampling.max_completion_length
+        return self.stopped or is_cut or self.abandoned()
 
     def append(self, token_id: int, logprob: float, eos_ids: Collection[int]) -> None:
         self.token_ids.append(token_id)
@@ -249,9 +246,8 @@ def _uniforms(rows: Sequence[Row]) -> np.ndarray:
     for stream, row in zip(streams, rows, strict=True):
         seed = row.sampling.seed
         generator = np.random.default_rng(None if seed is None else seed % 2**64)
-        stream[: row.sampling.max_completion_length] = generator.random(
-            row.sampling.max_completion_length
-        )
+        longest = row.sampling.max_completion_length
+        stream[:longest] = generator.random(longest)
     return streams
 
 

@@ -106,9 +106,8 @@ class LocalPolicy:
     async def _complete_all(self, waiting: list[Waiting[_Request, Completion]]) -> None:
         # Prompts arrive in any order; equal prompts must make equal batches.
         waiting.sort(key=lambda item: (item.request[0], item.request[1].seed or 0))
-        lengths = [
-            (len(item.request[0]), item.request[1].max_completion_length) for item in waiting
-        ]
+        requests = [item.request for item in waiting]
+        lengths = [(len(ids), sampling.max_completion_length) for ids, sampling in requests]
         for indices in plan_batches(lengths, self.max_batch_size, self.max_batch_tokens):
             batch = [waiting[index] for index in indices]
             rows = [Row(*item.request, abandoned=item.future.done) for item in batch]

@@ -40,12 +40,8 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     folders = "Output folder of `atommem eval` with its row's name, or a folder with results.json."
     add("evaluations", nargs="+", metavar="[NAME=]FOLDER", help=folders)
-    add(
-        "--output_dir",
-        type=Path,
-        required=True,
-        help="Folder of report.html, tables, plots and results.",
-    )
+    written = "Folder of report.html, tables, plots and results."
+    add("--output_dir", type=Path, required=True, help=written)
     add("--title", default="Evaluation", help="Title of tables and page.")
     add("--reference", help="Row that every other row is tested against.")
     add("--paper", help="Published table to show beside ours: table1, table2, ...")

@@ -155,16 +155,8 @@ def run_worlds(args: argparse.Namespace) -> int:
     out: Path = args.output_dir.absolute()
     first, chosen, columns = out / "policy_0", args.n // 3, worlds.make_columns(args.capacities)
     if not (first / "summary.json").is_file():
-        command = [
-            sys.executable,
-            "-m",
-            "atommem.cli",
-            "demo",
-            "--bounded",
-            "--output_dir",
-            str(first),
-        ]
-        subprocess.run([*command, *["--quick"] * args.quick], check=True)
+        words = ["demo", "--bounded", "--output_dir", str(first), *["--quick"] * args.quick]
+        subprocess.run([sys.executable, "-m", "atommem.cli", *words], check=True)
     recipe = quick(BOUNDED) if args.quick else BOUNDED
     trained = {out / f"policy_{seed}": (seed, recipe) for seed in range(1, args.seeds)}
     for capacity in args.capacities:

@@ -22,7 +22,7 @@ import time
 import tomllib
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -84,12 +84,9 @@ def name_entry_points(target: Path) -> None:
 def machine() -> dict[str, Any]:
     import torch
 
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "missing"
+    # Reversed: the first of a name is the one that is imported.
+    known = {found.name.lower(): found.version for found in reversed([*distributions()])}
+    versions = {name: known.get(name, "missing") for name in PACKAGES}
     found: dict[str, Any] = {"python": platform.python_version(), **versions}
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)

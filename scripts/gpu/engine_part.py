@@ -32,7 +32,7 @@ from atommem.train.objective.rows import Row
 from atommem.train.packing.micro_batch import pad_rows
 from atommem.train.packing.tree_attention import describe_kernel
 from atommem.train.rollout import colocate_backend
-from atommem.train.rollout.server_backend import ServerBackend
+from atommem.train.rollout.server_backend import AdapterBackend, FullWeightBackend
 
 SHARE, LENGTH, TINY_LENGTH = 0.4, 8192, 2048
 LIMITS = {torch.bfloat16: 0.1, torch.float32: 1e-3}
@@ -190,7 +190,8 @@ def main() -> None:
         probe = Probe(part, LIMITS[torch.float32 if part.tiny else torch.bfloat16])
         if needs_server:
             with server(part, trained, folder / "model", part.arguments.out.parent / "vllm") as own:
-                found = measured_training.run([*flags, *own], ServerBackend, probe)
+                backend = FullWeightBackend if trained == "full" else AdapterBackend
+                found = measured_training.run([*flags, *own], backend, probe)
         else:
             flags += ["--vllm_mode", "colocate", "--vllm_enable_sleep_mode", str(sleeps).lower()]
             flags += ["--vllm_gpu_memory_utilization", str(SHARE)]

@@ -113,9 +113,7 @@ def test_similar_prompts_share_a_prefill(
 
 @pytest.mark.slow
 def test_seeded_request_samples_the_same_in_any_batch(policy: LocalPolicy) -> None:
-    samplings = [
-        Sampling(temperature=1.0, max_completion_length=10, seed=100 + i) for i in range(8)
-    ]
+    samplings = [Sampling(1.0, max_completion_length=10, seed=100 + i) for i in range(8)]
     together = complete_all(policy, samplings)
     assert complete_all(policy, samplings) == together
     alone = [complete_all(policy, [s], [p])[0] for p, s in zip(PROMPTS, samplings, strict=True)]

@@ -207,9 +207,8 @@ async def test_requests_have_affinity_seeds_and_token_limits() -> None:
     assert len({sampling.seed for sampling in [*first, *other]}) == 6
     assert {sampling.seed for sampling in await requests(sampling=Sampling())} == {None}
     # The last completion gets only the tokens that are left.
-    limited = await requests(
-        limits=Limits(max_tokens=100), sampling=Sampling(max_completion_length=98)
-    )
+    sampling = Sampling(max_completion_length=98)
+    limited = await requests(limits=Limits(max_tokens=100), sampling=sampling)
     assert [sampling.max_completion_length for sampling in limited] == [98, 97, 94]
 
 

@@ -33,7 +33,7 @@ def test_demo_in_a_folder_of_other_files_is_refused(
 ) -> None:
     (tmp_path / "eval").mkdir()
     assert cli.main(["demo", "--quick", "--output_dir", str(tmp_path)]) == 2
-    assert "eval in it would be lost" in capsys.readouterr().err
+    assert "its eval would be lost" in capsys.readouterr().err
     assert (tmp_path / "eval").is_dir()
 
 

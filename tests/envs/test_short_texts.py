@@ -40,16 +40,8 @@ def test_short_rows_writes_rows_and_single_hops_with_notes(
     write_json(tmp_path / "2wikimultihopqa" / "train.json", [_ROW])
     write_lines(tmp_path / "musique" / "musique_ans_v1.0_train.jsonl", [{"answerable": False}])
     out = tmp_path / "out.jsonl"
-    arguments = [
-        "--split",
-        "train",
-        "--tokenizer",
-        "-",
-        "--documents",
-        "2-3",
-        "--most_tokens",
-        "15",
-    ]
+    arguments = ["--split", "train", "--tokenizer", "-"]
+    arguments += ["--documents", "2-3", "--most_tokens", "15"]
     assert main([str(tmp_path), str(out), *arguments]) == 0
     tasks = {task.questions[0].text: task for task in load_tasks(out)}
     hops = {"Who directed The Long Ferry?", "When was Ada Crane born?"}

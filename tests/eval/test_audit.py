@@ -21,9 +21,8 @@ TEXTS = [*["Ann lives in Brent"] * 2, "Bob likes tea", "Ann lives in Lorne now",
 
 async def test_audit_finds_duplicates_and_evictions(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
-    found = await audit(
-        read_store(path), HashingEmbedder(256), capacity=3, rules=("fifo", "reject")
-    )
+    entries, rules = read_store(path), ("fifo", "reject")
+    found = await audit(entries, HashingEmbedder(256), capacity=3, rules=rules)
     assert (found.entries, found.duplicates, found.never_shown) == (5, [[1, 2]], None)
     assert found.evicted["fifo"] == [1, 2]
     assert found.evicted["reject"] == [5, 4]

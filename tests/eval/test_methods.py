@@ -145,10 +145,8 @@ async def play(
     task: Task | None = None,
     room: int = 32_768,
 ) -> Episode:
-    settings = {
-        "memory": MemoryConfig(retrieve_k=1),
-        "sampling": Sampling(max_completion_length=16),
-    }
+    sampling = Sampling(max_completion_length=16)
+    settings = {"memory": MemoryConfig(retrieve_k=1), "sampling": sampling}
     setup, own = make_setup(environment=environment_config("web"), context_tokens=room, **settings)
     policy = ListPolicy(own.tokenizer, list(completions))
     return await make_method(method, replace(setup, policy=policy)).run(task or make_task())

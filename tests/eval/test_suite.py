@@ -131,11 +131,8 @@ def differences(table: Mapping[str, Any], suite: suites.Suite, runs: Any) -> Ite
         if run.row.name in rows:
             own = rows[run.row.name].get("settings", {})
             values = run.evaluation.to_flat()
-            wanted = {
-                **paper["settings"],
-                "max_completion_length": paper["code"]["max_completion_length"],
-                **own,
-            }
+            longest = "max_completion_length"
+            wanted = {**paper["settings"], longest: paper["code"][longest], **own}
             for key, value in wanted.items():
                 if key in values and values[key] != value:
                     of = f" of {run.row.name}" if key in own else ""

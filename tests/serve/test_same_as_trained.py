@@ -54,12 +54,10 @@ async def test_training_evaluation_and_serving_give_the_same_tokens(
     policy: Any = ScriptedPolicy(tokenizer, note_taker)
     policy.tokenizer = tokenizer
 
-    run = RunConfig(
-        memory=MEMORY, environment=environment, sampling=Sampling(max_completion_length=200)
-    )
-    args: Any = SimpleNamespace(
-        episode_max_tokens=None, episode_max_seconds=None, max_inflight_tasks=-1
-    )
+    sampling = Sampling(max_completion_length=200)
+    run = RunConfig(memory=MEMORY, environment=environment, sampling=sampling)
+    limits = {"episode_max_tokens": None, "episode_max_seconds": None, "max_inflight_tasks": -1}
+    args: Any = SimpleNamespace(**limits)
     trained = await Rollouts(args, run, tokenizer, embedder).runner(policy).run(task)
 
     factory = make_factory(environment, tokenizer)

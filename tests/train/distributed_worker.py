@@ -8,6 +8,7 @@ its run goes on. What each rank found goes to FOLDER/PART-RANK.pt.
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from peft import LoraConfig
 
 from atommem.episode import Episode
 from atommem.train.errors import CheckpointError, MemoryFault, RolloutFailedError
-from atommem.train.rollout.server_backend import AdapterSync
+from atommem.train.rollout.server_backend import AdapterBackend
 from atommem.train.rollout.weight_sync import AdapterPublisher
 from tests.fake_vllm import Cluster
 from tests.train.harness import make_config, make_trainer, whole
@@ -85,9 +86,9 @@ def train_adapters(folder: Path, down: Sequence[str]) -> dict[str, Any]:
     cluster = Cluster("a", "b")
     for name in down:
         cluster[name].up = False
-    sync = AdapterSync(AdapterPublisher(folder / "adapters"))
+    make = partial(AdapterBackend, publisher=AdapterPublisher(folder / "adapters"))
     trainer = make_server_trainer(
-        folder, cluster, sync, updates=3, episodes=4, tasks=6, peft_config=LORA
+        folder, cluster, make, updates=3, episodes=4, tasks=6, peft_config=LORA
     )
     error = ""
     try:

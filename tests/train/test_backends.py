@@ -27,10 +27,8 @@ from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.colocate_backend import make_colocate_backend
 from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.rollout.server_backend import (
-    AdapterSync,
-    FullWeightSync,
-    ServerBackend,
-    WeightSync,
+    AdapterBackend,
+    FullWeightBackend,
 )
 from atommem.train.rollout.weight_sync import AdapterPublisher, describe_weights
 from tests.fake_vllm import Cluster
@@ -45,7 +43,7 @@ LORA = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_t
 def make_server_trainer(
     folder: Path,
     cluster: Cluster,
-    sync: WeightSync,
+    make_backend: Any,
     updates: int = 1,
     episodes: int = 8,
     **arguments: Any,
@@ -56,8 +54,8 @@ def make_server_trainer(
     runner.agent.policy = pool
     settings = {"max_steps": updates, "per_device_train_batch_size": episodes}
     config = make_config(folder, use_vllm=True, vllm_mode="server", **settings)
-    backend = ServerBackend(runner, pool, sync)
-    return make_trainer(make_model(), config, mixed_episode, backend=backend, **arguments)[0]
+    arguments["backend"] = make_backend(runner)
+    return make_trainer(make_model(), config, mixed_episode, **arguments)[0]
 
 
 class FakeTransfer:
@@ -77,14 +75,14 @@ def test_full_weights_go_to_the_server_and_a_lost_one_is_joined_again(tmp_path: 
     clients: list[FakeTransfer] = []
 
     def lose_it(update: int, episodes: object) -> None:
-        trainer.backend.pool.servers[0].serving = update != 1  # type: ignore[attr-defined]
+        trainer.backend.policy.servers[0].serving = update != 1
 
     def connect(*arguments: Any) -> FakeTransfer:
         clients.append(FakeTransfer(*arguments))
         return clients[-1]
 
-    sync = FullWeightSync(1.0, connect)
-    trainer = make_server_trainer(tmp_path, Cluster("a"), sync, updates=3, on_episodes=lose_it)
+    make = partial(FullWeightBackend, timeout=1.0, connect=connect)
+    trainer = make_server_trainer(tmp_path, Cluster("a"), make, updates=3, on_episodes=lose_it)
     trainer.train()
     trainer.close()
     first, second = clients
@@ -108,7 +106,8 @@ def test_broken_transfer_ends_the_run_after_all_gathers(tmp_path: Path) -> None:
             next(iterator)
             raise RuntimeError("NCCL went away")
 
-    trainer = make_server_trainer(tmp_path, Cluster("a"), FullWeightSync(1.0, Breaks))
+    make = partial(FullWeightBackend, timeout=1.0, connect=Breaks)
+    trainer = make_server_trainer(tmp_path, Cluster("a"), make)
     with pytest.raises(RolloutFailedError, match=r"broke during a weight transfer: .*NCCL"):
         trainer.train()
     assert next(sent[0], None) is None
@@ -133,9 +132,10 @@ def test_broken_transfer_whose_thread_still_sends_is_an_outage(
     monkeypatch.setattr("atommem.train.rollout.server_backend.named_weights", gathered)
     trainer = SimpleNamespace(accelerator=SimpleNamespace(is_main_process=True))
     client = mock.Mock(send=send)
-    pool = ServerPool(["http://a"], tokenizer=WordTokenizer())
+    runner: Any = WrittenRunner(mixed_episode)
+    runner.agent.policy = ServerPool(["http://a"], tokenizer=WordTokenizer())
     with pytest.raises(OutageError, match=r"broke during a weight transfer: .*500"):
-        FullWeightSync(1.0, lambda *arguments: client).publish(trainer, pool)
+        FullWeightBackend(runner, 1.0, lambda *arguments: client).publish(trainer)
 
 
 @pytest.fixture
@@ -219,8 +219,8 @@ def test_adapter_that_a_server_ignores_ends_the_run(tmp_path: Path, ignored: str
     """An adapter is 0 at first, so that its copies with random weights show what it can do."""
     cluster = Cluster("a", "b")
     cluster["b"].ignored = ignored
-    sync = AdapterSync(AdapterPublisher(tmp_path / "adapters"))
-    trainer = make_server_trainer(tmp_path, cluster, sync, updates=2, peft_config=LORA)
+    make = partial(AdapterBackend, publisher=AdapterPublisher(tmp_path / "adapters"))
+    trainer = make_server_trainer(tmp_path, cluster, make, updates=2, peft_config=LORA)
     with nullcontext() if ignored is None else pytest.raises(RolloutFailedError) as failure:
         trainer.train()
     trainer.close()

@@ -26,8 +26,9 @@ from atommem.train.loops.models import load_model
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
 from atommem.train.loops.update_step import Batch, batch_of
 from atommem.train.objective.rows import has_variance
+from atommem.train.rollout.backends import Backend
 from atommem.train.rollout.rollouts import Rollouts, TaskOrder
-from atommem.train.rollout.server_backend import WeightSync, make_server_pool, make_weight_sync
+from atommem.train.rollout.server_backend import make_server_backend, make_server_pool
 from atommem.train.rollout.weight_sync import check_servable, named_weights
 from atommem.train.train_config import AsyncTrainConfig
 
@@ -72,15 +73,14 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         super().__init__(model, args, tasks, processing_class, update=update, **kwargs)
         # One adapter more than requests may name: a version is loaded before the oldest one goes.
         kept = args.max_staleness + 2
-        self._weight_sync: WeightSync | CopySync = (
-            make_weight_sync(args, lora, kept) if args.use_vllm else CopySync()
-        )
+        runner = make_runner(args.device) if args.process_index == 0 else None
+        self.backend = CopyBackend(runner)
+        if args.use_vllm:
+            self.backend = make_server_backend(args, runner, lora, kept)
         self.model_version = 0  # how often the weights were published
         self._published = -1  # by this many updates
         self._rollout_log = RolloutLog([], MemoryConfig())
-        self.rollout_worker: Any = None
-        if args.process_index == 0:
-            self.rollout_worker = self._make_worker(make_runner(args.device))
+        self.rollout_worker: Any = None if runner is None else self._make_worker(runner)
         if args.use_vllm and lora:
             check_servable(self.accelerator.unwrap_model(self.model))
 
@@ -106,12 +106,8 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
             total=groups * args.max_steps,
             first=lambda: self.state.global_step * groups,
             max_in_flight=args.max_inflight_tasks,
-            release=self._weight_sync.close,
+            close=self.backend.close,
         )
-
-    @property
-    def runner(self) -> EpisodeRunner | None:
-        return self.rollout_worker and self.rollout_worker.runner
 
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
@@ -174,10 +170,6 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
             self.rollout_worker.update_model_version(self.model_version)
             self.rollout_worker.start()
 
-    def send_weights(self) -> None:
-        policy: Any = self.runner and self.runner.agent.policy
-        self._weight_sync.publish(self, policy)
-
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         return self.rollout_worker.spawn(work).result()
 
@@ -200,23 +192,20 @@ class CopyPolicy(LocalPolicy):
                 self.model.get_parameter(name).copy_(tensor)
 
 
-class CopySync:
+class CopyBackend(Backend):
     """Copies the trained weights, with a merged adapter, into the main process's `CopyPolicy`."""
 
-    async def close(self, policy: Any) -> None:
-        """Do nothing: the copy goes with its policy."""
-
-    def publish(self, trainer: Any, policy: CopyPolicy | None) -> None:
+    def publish(self, trainer: Any) -> None:
         model = trainer.accelerator.unwrap_model(trainer.model)
         adapted = isinstance(model, PeftModel)
         if adapted:
             model.merge_adapter()
         try:
             weights = named_weights(trainer)
-            if policy is None:
+            if self.policy is None:
                 deque(weights, maxlen=0)  # gathering a parameter takes all ranks
             else:
-                policy.load_weights(weights)
+                self.policy.load_weights(weights)
         finally:
             if adapted:
                 model.unmerge_adapter()

@@ -18,7 +18,6 @@ from trl import SyncRefModelCallback
 from atommem.envs.scoring.records import EpisodeRecord, record_of, summarize
 from atommem.episode import Episode
 from atommem.errors import ConfigError, OutageError, PolicyError
-from atommem.rollout import EpisodeRunner
 from atommem.train.episode_logs import (
     SYNC,
     WAIT,
@@ -31,6 +30,7 @@ from atommem.train.loops.models import make_policy, make_reference, tune_lm_head
 from atommem.train.loops.update_step import Batch, UpdateStep, policy_loss
 from atommem.train.objective.rows import signal_report
 from atommem.train.resumable_trainer import ResumableTrainer
+from atommem.train.rollout.backends import Backend
 from atommem.train.rollout.rollouts import TaskOrder
 
 Result = TypeVar("Result")
@@ -44,6 +44,7 @@ class EpisodeTrainer(ResumableTrainer):
     tasks `held_out` as `eval_strategy` says. Other arguments are transformers' `Trainer`'s.
     """
 
+    backend: Backend
     _order: TaskOrder
     _rollout_log: RolloutLog
 
@@ -102,16 +103,12 @@ class EpisodeTrainer(ResumableTrainer):
         return loss
 
     @property
-    def runner(self) -> EpisodeRunner | None:
+    def runner(self) -> Any:
         """The episodes' runner of this rank; None where another rank samples for it."""
-        raise NotImplementedError
+        return self.backend.runner
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine in the event loop of the episodes."""
-        raise NotImplementedError
-
-    def send_weights(self) -> None:
-        """Send the current weights to the sampling side; collective."""
         raise NotImplementedError
 
     def sampling(self, episodes: int, name: str) -> AbstractContextManager[Any]:
@@ -123,7 +120,7 @@ class EpisodeTrainer(ResumableTrainer):
         broken = None
         with self._rollout_log.clock.busy(SYNC):
             try:
-                self.send_weights()
+                self.backend.publish(self)
             except (OutageError, PolicyError) as error:
                 broken = error
         self.sync_stop(broken)

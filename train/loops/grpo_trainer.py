@@ -89,10 +89,6 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         self.run_async(self.runner.agent.embedder.close())
         self._loop.close()
 
-    @property
-    def runner(self) -> EpisodeRunner:
-        return self.backend.runner
-
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         return self._loop.run(work)
 
@@ -150,9 +146,6 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         sampling = self.runner.agent.sampling
         seed = self._order.seed(rollout * self._order.groups_per_update)
         return self.runner.copy(sampling=replace(sampling, seed=seed))
-
-    def send_weights(self) -> None:
-        self.backend.publish(self)
 
     @contextmanager
     def sampling(self, episodes: int, name: str) -> Iterator[Any]:

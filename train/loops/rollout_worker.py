@@ -63,8 +63,8 @@ class RolloutWorker:
     new version those of one more. The trainer takes groups by number, so each is fresh enough, and
     with ``max_staleness=0`` the worker waits for every update.
 
-    Policy and embedder of the runner are closed when the worker stops; `release` gets the policy
-    before.
+    Policy and embedder of the runner are closed when the worker stops; `close` replaces the
+    policy's.
     """
 
     runner: EpisodeRunner
@@ -76,7 +76,7 @@ class RolloutWorker:
     total: int  # groups of the whole run
     first: Callable[[], int] = lambda: 0  # the first group, when the worker starts after a resume
     max_in_flight: int = -1  # unlimited
-    release: Callable[[Any], Coroutine[Any, Any, None]] | None = None
+    close: Callable[[], Coroutine[Any, Any, None]] | None = None
 
     def __post_init__(self) -> None:
         self.rollout_buffer: queue.Queue[Group] = queue.Queue()
@@ -188,10 +188,7 @@ class RolloutWorker:
         self.rollout_buffer.put(Group(index, episodes, versions))
 
     async def _close(self) -> None:
-        policy = self.runner.agent.policy
-        if self.release is not None:
-            await self.release(policy)
-        await policy.close()
+        await (self.close or self.runner.agent.policy.close)()
         await self.runner.agent.embedder.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:

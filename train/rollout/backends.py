@@ -17,12 +17,13 @@ from atommem.train.train_config import TrainConfig
 class Backend:
     """Samples episodes from the weights that are being trained.
 
-    `runner` runs this rank's episodes. Ranks make different numbers of model calls, so nothing in
-    it may be a collective operation.
+    `runner` runs this rank's episodes; None where another rank samples for it. Ranks make different
+    numbers of model calls, so nothing in it may be a collective operation.
     """
 
-    def __init__(self, runner: EpisodeRunner) -> None:
+    def __init__(self, runner: EpisodeRunner | None) -> None:
         self.runner = runner
+        self.policy: Any = runner and runner.agent.policy
 
     def publish(self, trainer: Any) -> None:
         """Give the sampling side the trainer's weights; all ranks, before every rollout."""
@@ -33,7 +34,7 @@ class Backend:
 
     async def close(self) -> None:
         """Free what the backend holds, with its runner's policy."""
-        await self.runner.agent.policy.close()
+        await self.policy.close()
 
 
 class LocalBackend(Backend):

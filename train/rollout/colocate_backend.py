@@ -41,7 +41,6 @@ class ColocateBackend(Backend):
         self, runner: EpisodeRunner, publisher: AdapterPublisher | None, sleeps: bool
     ) -> None:
         super().__init__(runner)
-        self.policy: Any = runner.agent.policy
         self._publisher = publisher
         self._sleeps = sleeps
         self._asleep = self._loaded = False

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
-from peft import PeftModel
 
 from atommem.errors import ConfigError, OutageError
 from atommem.policy.server_pool import Adapter, PooledServer, ServerPool
@@ -26,17 +25,20 @@ from atommem.train.rollout.weight_sync import (
     named_weights,
 )
 from atommem.train.rollout.weight_transfer import connect_nccl
-from atommem.train.train_config import TrainConfig
 
 
-class AdapterSync:
-    """LoRA: the adapter is saved to a folder, and every server loads it under a new name."""
+class AdapterBackend(Backend):
+    """LoRA: the adapter is saved to a folder, and every server loads it under a new name.
 
-    def __init__(self, publisher: AdapterPublisher) -> None:
+    The policy is a `ServerPool`; every rank that has one talks to the servers by itself.
+    """
+
+    def __init__(self, runner: EpisodeRunner | None, publisher: AdapterPublisher) -> None:
+        super().__init__(runner)
         self._publisher = publisher
         self._main = self._checked = False
 
-    def publish(self, trainer: Any, pool: ServerPool | None) -> None:
+    def publish(self, trainer: Any) -> None:
         """Save and load the adapter, and unload outdated ones; all ranks together.
 
         Every rank with a pool makes all servers load it: loading twice is a no-op, and ranks need
@@ -44,23 +46,24 @@ class AdapterSync:
         that servers apply the first one (`check_adapter`).
         """
         adapter, outdated = self._publisher.save(trainer)
-        if pool is None:
+        if self.policy is None:
             return
-        trainer.run_async(pool.use_adapter(adapter))
+        trainer.run_async(self.policy.use_adapter(adapter))
         self._main = trainer.accelerator.is_main_process
         if self._main and not self._checked:
-            for server in pool.serving:
+            for server in self.policy.serving:
                 with suppress(OutageError):  # the pool drops it at the next request
                     trainer.run_async(_check_server(server, adapter))
             self._checked = True
         if self._main:
             for old in outdated:
-                trainer.run_async(_unload(pool, old.name))
+                trainer.run_async(_unload(self.policy, old.name))
 
-    async def close(self, pool: ServerPool) -> None:
+    async def close(self) -> None:
         if self._main:
             for old in self._publisher.close():
-                await _unload(pool, old.name)
+                await _unload(self.policy, old.name)
+        await super().close()
 
 
 async def _check_server(server: PooledServer, adapter: Adapter) -> None:
@@ -74,20 +77,27 @@ async def _unload(pool: ServerPool, name: str) -> None:
     await asyncio.gather(*(server.unload_adapter(name) for server in pool.serving))
 
 
-class FullWeightSync:
+class FullWeightBackend(Backend):
     """Sends all parameters of the trained model to a server.
 
     A server that was lost is connected again before the next update; one that breaks during a
     transfer ends the run.
     """
 
-    def __init__(self, timeout: float, connect: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self,
+        runner: EpisodeRunner | None,
+        timeout: float,
+        connect: Callable[..., Any] | None = None,
+    ) -> None:
+        super().__init__(runner)
         self._timeout = timeout
         self._connect = connect or connect_nccl
         self._client: Any = None
 
-    def publish(self, trainer: Any, pool: ServerPool | None) -> None:
+    def publish(self, trainer: Any) -> None:
         """Send every parameter; all ranks together, of which the main one has a pool."""
+        pool: ServerPool | None = self.policy
         problem: Exception | None = None
         if pool is not None and trainer.accelerator.is_main_process:
             try:
@@ -124,16 +134,14 @@ class FullWeightSync:
             self._leave()
             self._client = self._connect(server.url, trainer, self._timeout)
 
-    async def close(self, pool: ServerPool) -> None:
+    async def close(self) -> None:
         self._leave()
+        await super().close()
 
     def _leave(self) -> None:
         if self._client is not None:
             self._client.close()
         self._client = None
-
-
-WeightSync = AdapterSync | FullWeightSync
 
 
 class _SharedIterator(Iterator[Any]):
@@ -148,29 +156,6 @@ class _SharedIterator(Iterator[Any]):
             return next(self._iterator)
 
 
-class ServerBackend(Backend):
-    """Samples from vLLM servers; every rank talks to them by itself."""
-
-    def __init__(self, runner: EpisodeRunner, pool: ServerPool, sync: WeightSync) -> None:
-        super().__init__(runner)
-        self.pool = pool
-        self._sync = sync
-
-    def publish(self, trainer: Any) -> None:
-        self._sync.publish(trainer, self.pool)
-
-    async def close(self) -> None:
-        await self._sync.close(self.pool)
-        await self.pool.close()
-
-
-def make_server_backend(rollouts: Rollouts, model: Any) -> ServerBackend:
-    args: TrainConfig = rollouts.args
-    pool = make_server_pool(rollouts, max_in_flight=1024)  # servers queue the rest
-    sync = make_weight_sync(args, isinstance(model, PeftModel))
-    return ServerBackend(rollouts.runner(pool), pool, sync)
-
-
 def make_server_pool(rollouts: Rollouts, **settings: Any) -> ServerPool:
     return ServerPool(
         rollouts.args.vllm_server_urls,
@@ -182,8 +167,10 @@ def make_server_pool(rollouts: Rollouts, **settings: Any) -> ServerPool:
     )
 
 
-def make_weight_sync(args: Any, lora: bool, kept: int = KEPT) -> WeightSync:
-    """Make what sends the trained weights; `kept` versions of an adapter stay loaded."""
+def make_server_backend(
+    args: Any, runner: EpisodeRunner | None, lora: bool, kept: int = KEPT
+) -> Backend:
+    """Make the backend of servers; `kept` versions of an adapter stay loaded."""
     if lora:
-        return AdapterSync(AdapterPublisher(Path(args.output_dir) / "adapters", kept))
-    return FullWeightSync(args.vllm_server_timeout)
+        return AdapterBackend(runner, AdapterPublisher(Path(args.output_dir) / "adapters", kept))
+    return FullWeightBackend(runner, args.vllm_server_timeout)
