@@ -15,9 +15,6 @@ from atommem.policy.contract import Completion, Sampling
 from atommem.rollout import Agent, EpisodeRunner, Limits, Session
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, longdoc, reading
 
-CREATE, READ, UPDATE = "create", "read", "update"
-DELETE, SCRATCHPAD = "delete", "scratchpad"
-
 TASK = Task(
     "t1",
     (Question("Where does Ann live?", ("Rome",)),),
@@ -75,11 +72,9 @@ class RandomPolicy:
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
         self.tokenizer = tokenizer
-        self.asked: list[tuple[str, Sampling]] = []
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
-        self.asked.append((prompt, sampling))
         rng = random.Random(f"{prompt}/{sampling.seed}")
         text = " ".join(
             template.format(words=" ".join(rng.choices(WORDS, k=3)), handle=rng.randrange(1, 4))
