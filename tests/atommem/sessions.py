@@ -11,7 +11,7 @@ from atommem.envs.task import Document, Question, Task
 from atommem.episode import Step
 from atommem.memory.log import POLICY, Operation
 from atommem.memory.memory import WorkingMemory
-from atommem.policy.contract import Completion, Sampling
+from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.rollout import Agent, EpisodeRunner, Limits, Session
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, longdoc, reading
 
@@ -67,7 +67,7 @@ class Embeds(HashingEmbedder):
         return await super().embed(texts, kind)
 
 
-class RandomPolicy:
+class RandomPolicy(Policy):
     """A policy whose completion depends on prompt and seed only."""
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
@@ -82,9 +82,6 @@ class RandomPolicy:
         )
         ids = [*self.tokenizer.encode(text), 0]
         return Completion(ids, [-0.5] * len(ids), text, "stop")
-
-    async def close(self) -> None:
-        return None
 
 
 def saying(*texts: str | Exception) -> Callable[[WordTokenizer], ListPolicy]:
