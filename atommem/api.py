@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
@@ -20,7 +21,7 @@ from atommem.policy.contract import Policy
 from atommem.process import wait_for
 from atommem.rollout import Session
 from atommem.run import Runtime
-from atommem.saved_memory import MEMORY_FILE, SCOPE, Reading, SavedMemory, scope_files, text_of
+from atommem.saved_memory import MEMORY_FILE, Reading, SavedMemory, scope_files, scope_key, text_of
 from atommem.session_state import SessionState
 
 Progress = Callable[[int, int], None]  # called with the number of chunks that were read, and of all
@@ -259,12 +260,12 @@ class AsyncMemory(_Contents):
             self._readings[:] = left
             return done
 
-    def scope(self, *, user: str = "", agent: str = "", session: str = "") -> Self:
-        """Return the memory of a user, agent or session: entries of its own, the same policy.
+    def scope(self, **names: str) -> Self:
+        """Return the memory of a ``user``, ``agent`` or ``session``, with entries of its own.
 
         It is empty at first, and saved with the original, which alone is closed.
         """
-        key = user, agent, session
+        key = scope_key(names)
         if key not in self._scopes:
             self._scopes[key] = type(self)(self._runtime, Session(self._runtime.agent))
         return self._scopes[key]
@@ -275,9 +276,10 @@ class AsyncMemory(_Contents):
         With ``user``, ``agent`` or ``session``, those of all scopes that match.
         """
         memories = {(): self} if not scope else self._scopes
+        wanted = scope_key(scope) if scope else ()
         found: list[Found] = []
         for key, memory in memories.items():
-            if scope.items() <= dict(zip(SCOPE, key, strict=False)).items():
+            if all(name in ("", held) for name, held in zip(wanted, key, strict=True)):
                 found += await memory._session.memory.search(query, k)
         k = k or self._runtime.run.memory.retrieve_k
         return sorted(found, key=lambda hit: -hit[1])[:k]
@@ -308,6 +310,8 @@ class AsyncMemory(_Contents):
             policy = None if run.policy is None else asdict(run.policy)
             saved = SavedMemory(policy, self._runtime.given, asdict(run.embedder), self.readings)
             path = await asyncio.to_thread(saved.write, folder, self._session.state(vectors=True))
+        for key in scope_files(path).keys() - self._scopes.keys():  # saved there before
+            shutil.rmtree(scope_files(path)[key].parent)
         for key, memory in self._scopes.items():
             name = ",".join(quote(part, safe="") for part in key)
             await memory.save(path / "scopes" / name)

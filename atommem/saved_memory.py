@@ -104,6 +104,14 @@ class SavedMemory:
         return Runtime.open(policy, stored=stored, **given)
 
 
+def scope_key(names: Mapping[str, str]) -> tuple[str, ...]:
+    """Return names in the order of `SCOPE`; ConfigError for others, or if they name nobody."""
+    texts = [name for name in names.values() if isinstance(name, str)]
+    if not names.keys() <= {*SCOPE} or len(texts) < len(names) or not any(texts):
+        raise ConfigError(f"scope={dict(names)}: give texts for {', '.join(SCOPE)}.")
+    return tuple(names.get(name, "") for name in SCOPE)
+
+
 def scope_files(folder: str | os.PathLike[str]) -> dict[tuple[str, ...], Path]:
     """Return the files of a saved memory's scopes by user, agent and session."""
     paths = sorted(Path(folder).glob(f"scopes/*/{MEMORY_FILE}"))

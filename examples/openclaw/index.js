@@ -19,15 +19,17 @@ export default {
       return answer.json()
     }
 
-    const found = new Map() // the conversation of each agent
+    const found = new Map() // the conversation of each agent, as a promise: hooks run at once
 
-    async function conversation({ agentId = "main" }) {
-      if (!found.has(agentId)) {
-        const metadata = { agent: agentId }
-        const { data } = await call(`conversations?${new URLSearchParams({ limit: 1, ...metadata })}`)
-        found.set(agentId, (data[0] ?? (await call("conversations", { metadata }))).id)
-      }
-      return `conversations/${found.get(agentId)}`
+    function conversation({ agentId = "main" }) {
+      if (!found.has(agentId)) found.set(agentId, open({ agent: agentId }))
+      found.get(agentId).catch(() => found.delete(agentId))
+      return found.get(agentId)
+    }
+
+    async function open(metadata) {
+      const { data } = await call(`conversations?${new URLSearchParams({ limit: 1, ...metadata })}`)
+      return `conversations/${(data[0] ?? (await call("conversations", { metadata }))).id}`
     }
 
     api.on("before_prompt_build", async (event, context) => {

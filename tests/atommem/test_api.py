@@ -261,6 +261,13 @@ async def test_scopes_are_apart_searched_together_and_saved(tmp_path: Path) -> N
         assert "four" in found[0][0].text
         assert len(await one.search("six", user="b/o,b")) == 1
         assert await one.search("six", user="cid") == []
+    for wrong in ({"usr": "ann"}, {"user": None}, {"user": ""}):
+        with pytest.raises(ConfigError, match="give texts for user, agent, session"):
+            await memory.search("six", **wrong)
+        with pytest.raises(ConfigError):
+            memory.scope(**wrong)
+    await (await make(entry_tokens=5)).save(tmp_path / "m")
+    assert await (await load(tmp_path / "m")).search("six", user="b/o,b") == [], "replaced"
     with pytest.raises(DataError, match="nothing in this memory came from it"):
         await ann.forget("x")
     assert await ann.forget("n")

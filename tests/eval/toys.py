@@ -99,30 +99,27 @@ class ToyPolicy(TextPolicy):
     """
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
-        super().__init__(tokenizer, self._answer)
+        super().__init__(tokenizer, self._reply)
         self.errors: dict[str, AtomMemError] = {}
         self.wrong: set[str] = set()
         self.asked: list[str] = []  # the tasks of all requests
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
-        found = re.search(r"say-(\w+)-\d+", prompt)
-        assert found is not None
-        name = found[1]
         await asyncio.sleep(0)  # as every real one, it lets the other episodes go on
-        self.asked.append(name)
-        if name in self.errors:
-            raise self.errors[name]
         return await super().complete(prompt_ids, sampling)
 
-    def _answer(self, prompt: str) -> str:
+    def _reply(self, prompt: str) -> str | Exception:
+        found = re.search(r"say-((\w+)-\d+)", prompt)
+        assert found is not None
+        answer, name = found.groups()
+        self.asked.append(name)
+        if name in self.errors:
+            return self.errors[name]
         if "document." in prompt:
             return "<create_memory>seen</create_memory>"
-        found = re.search(r"say-(\S+)", prompt)
-        assert found is not None
-        name = found[1].rsplit("-", 1)[0]
-        answer = "wrong" if name in self.wrong else found[1]
-        return f"<final_answer>\\boxed{{{answer}}}</final_answer>"
+        return (
+            f"<final_answer>\\boxed{{{'wrong' if name in self.wrong else answer}}}</final_answer>"
+        )
 
 
 def make_runner(

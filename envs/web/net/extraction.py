@@ -2,6 +2,7 @@
 
 The workers import this module: it must not import anything heavy at the top."""
 
+import html
 import io
 import os
 import re
@@ -27,6 +28,7 @@ _SCRIPT = re.compile(r"<(script|style)\b.*?</\1\s*>", re.IGNORECASE | re.DOTALL)
 _REFRESH = re.compile(
     r"""\s*[0-5](?:\.\d*)?\s*[;,\s]\s*(?:url\s*=\s*)?(["']?)(.+?)\1\s*""", re.IGNORECASE
 )
+_CONTROL = re.compile(r"&#(?:1[2-5]\d|[xX][89][0-9a-fA-F]);")  # in browsers of windows-1252
 _AROUND = " or ".join(f"ancestor::{name}" for name in ("a", "nav", "header", "footer", "aside"))
 _PROSE = f"//body//text()[normalize-space()][not({_AROUND})]"
 _BLANK_LINES = re.compile(r"[ \t]*\n\s*\n\s*")
@@ -98,6 +100,7 @@ def read_html(body: bytes, url: str, charset: str | None) -> Extracted:
     import trafilatura
 
     page = _SCRIPT.sub("", _decode(body, charset, is_html=True))
+    page = _CONTROL.sub(lambda found: html.unescape(found[0]), page)
     source = page[:_MAX_SOURCE].strip().encode() or b"<p></p>"
     tree = _parse(source)
     found: Any = trafilatura.bare_extraction(tree, url=url, with_metadata=True, deduplicate=False)
@@ -139,9 +142,9 @@ def _letters(text: str) -> str:
 
 
 def _parse(source: bytes) -> Any:
-    from lxml import html
+    from lxml.html import HTMLParser, document_fromstring
 
-    tree = html.document_fromstring(source, parser=html.HTMLParser(encoding="utf-8"))
+    tree = document_fromstring(source, parser=HTMLParser(encoding="utf-8"))
     for element in tree.xpath("//body//*[@hidden and @hidden != 'until-found']"):
         element.drop_tree()
     return tree

@@ -257,6 +257,12 @@ def test_declaration_is_found_where_browsers_find_it(before: str) -> None:
     assert read_text(body, None, is_html=not before.startswith("<?xml")).text.endswith("Дом — 5 €")
 
 
+def test_references_to_control_characters_are_those_of_windows() -> None:
+    pytest.importorskip("lxml_html_clean")
+    page = f"<p>25 &#128; &#x96; {PROSE}".encode()
+    assert "25 € \u2013 Ann" in read_html(page, "http://a.test/", None).text
+
+
 def test_few_letters_without_a_declaration_are_western() -> None:
     assert read_text("Café à Paris : 25 €".encode("cp1252"), None).text == "Café à Paris : 25 €"
 
