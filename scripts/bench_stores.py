@@ -10,6 +10,7 @@ the client's process. Printed are milliseconds of a call; each embeds once.
 The bar: AtomMemStore's search takes at most 4 times InMemoryStore's.
 """
 
+import asyncio
 import json
 import os
 import random
@@ -18,7 +19,8 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,31 +31,29 @@ EMBEDDERS = ("hashing", "minilm")
 WORDS = [f"word{number}" for number in range(500)]
 
 
-def run_embedder(port: int, name: str) -> None:
-    """Serve embeddings until the process ends."""
-    import uvicorn
-    from models import fetch
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import JSONResponse
-    from starlette.routing import Route
+@contextmanager
+def embedder_server(name: str) -> Iterator[str]:
+    import models
 
     from atommem.config import EmbedderConfig
     from atommem.embedding import make_embedder
+    from tests.loopback import answering, routing
 
     kind, model = "hashing", ""
     if name == "minilm":
-        kind, model = "sentence_transformer", str(fetch(name))
+        kind, model = "sentence_transformer", str(models.fetch(name))
     embedder = make_embedder(EmbedderConfig(kind, model, embedder_dim=384))
 
-    async def embed(request: Request) -> JSONResponse:
-        texts = (await request.json())["input"]
-        rows = await embedder.embed([texts] if isinstance(texts, str) else texts, "query")
+    def embed(handler: Any, sent: bytes) -> None:
+        texts = json.loads(sent)["input"]
+        new = [texts] if isinstance(texts, str) else texts
+        rows = asyncio.run(embedder.embed(new, "query"))
         data = [{"index": i, "embedding": row.tolist()} for i, row in enumerate(rows)]
-        return JSONResponse({"data": data, "model": name, "usage": {"total_tokens": 0}})
+        answer = {"data": data, "model": name, "usage": {"total_tokens": 0}}
+        answering(answer, "application/json")(handler, sent)
 
-    routes = [Route("/v1/embeddings", embed, methods=["POST"])]
-    uvicorn.run(Starlette(routes=routes), host="127.0.0.1", port=port, log_level="error")
+    with routing({"/v1/embeddings": embed}) as (host, _):
+        yield f"http://{host}"
 
 
 def run_client(url: str, embedder: str, texts: int, searches: int, folder: str) -> None:
@@ -120,37 +120,33 @@ def run_client(url: str, embedder: str, texts: int, searches: int, folder: str) 
 
 
 def main() -> int:
-    mode, *arguments = sys.argv[1:] or [""]
-    if mode == "embedder":
-        run_embedder(int(arguments[0]), arguments[1])
-        return 0
-    if mode == "client":
-        url, embedder, texts, searches, folder = arguments
+    if sys.argv[1:2] == ["client"]:
+        url, embedder, texts, searches, folder = sys.argv[2:]
         run_client(url, embedder, int(texts), int(searches), folder)
         return 0
+    from bench_serve import reply_to
+
     from atommem.servers.vllm_process import free_port
+    from tests.loopback import serving
 
     options = read_options(__doc__, texts=(250, 20), searches=(80, 10))
     result: dict[str, Any] = {"bench": "stores", "holds": True}
     for name in EMBEDDERS:
-        policy, embedder, server = (f"http://127.0.0.1:{free_port()}" for _ in range(3))
-        with TemporaryDirectory() as folder:
-            log, script = Path(folder, "log.txt"), [sys.executable, __file__]
-            engine = [sys.executable, str(ROOT / "scripts" / "bench_serve.py"), "engine"]
-            words = f"""serve --policy {policy} --api chat --port {server.rpartition(":")[2]}
+        with (
+            TemporaryDirectory() as folder,
+            serving(reply_to) as policy,
+            embedder_server(name) as embedder,
+        ):
+            port = free_port()
+            server = f"http://127.0.0.1:{port}"
+            words = f"""serve --policy {policy} --api chat --port {port}
                 --embedder http --embedder_url {embedder}/v1 --embedder_model m
                 --db sqlite:///{folder}/log.db"""
-            with (
-                started([*engine, policy.rpartition(":")[2], "0"], f"{policy}/v1/models", log),
-                started([*script, "embedder", embedder.rpartition(":")[2], name], embedder, log),
-                started([*ATOMMEM, *words.split()], f"{server}/ready", log),
-            ):
-                sizes = str(options.texts), str(options.searches)
-                client = [os.environ["MEM0_PYTHON"], __file__, "client", server, embedder]
-                environment = {**os.environ, "MEM0_TELEMETRY": "False", "MEM0_DIR": folder}
-                found = subprocess.run(
-                    [*client, *sizes, folder], env=environment, check=True, stdout=subprocess.PIPE
-                )
+            client = [os.environ["MEM0_PYTHON"], __file__, "client", server, embedder]
+            client += [str(options.texts), str(options.searches), folder]
+            environment = {**os.environ, "MEM0_TELEMETRY": "False", "MEM0_DIR": folder}
+            with started([*ATOMMEM, *words.split()], f"{server}/ready", Path(folder, "log.txt")):
+                found = subprocess.run(client, env=environment, check=True, stdout=subprocess.PIPE)
         result[name] = json.loads(found.stdout.splitlines()[-1])
         ours, theirs = (result[name][f"{kind}Store.search"] for kind in ("AtomMem", "InMemory"))
         result["holds"] &= options.quick or ours["p50_ms"] <= 4 * theirs["p50_ms"]
