@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,14 @@ class SessionState:
     operations: tuple[Operation, ...] = ()
     vectors: TextVectors | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return {
+    def save(self, path: str | Path, **more: Any) -> Path:
+        """Write the file `path` as a whole, with more values, and vectors to ``PATH.vectors``."""
+        path = Path(path)
+        if self.vectors is None:
+            _vectors_path(path).unlink(missing_ok=True)
+        else:
+            self.vectors.save(_vectors_path(path))
+        record = {
             "type": "session",
             "format": FORMAT,
             "key": self.key,
@@ -37,27 +42,7 @@ class SessionState:
             "memory": {"embedder": self.embedder},
             "operations": [to_json(operation) for operation in self.operations],
         }
-
-    @staticmethod
-    def from_json(record: Mapping[str, Any]) -> SessionState:
-        """Return the state that `to_json` wrote; raise TraceError if it is damaged."""
-        try:
-            if (record["type"], record["format"]) != ("session", FORMAT):
-                raise TraceError(f"not a session of format {FORMAT}.")
-            operations = tuple(operation_from_json(item) for item in record["operations"])
-            counts = record["key"], record["turns"], record["sampled"]
-            return SessionState(*counts, record["memory"]["embedder"], operations)
-        except (KeyError, TypeError, ValueError) as error:
-            raise TraceError(f"damaged session ({type(error).__name__} {error}).") from error
-
-    def save(self, path: str | Path, **more: Any) -> Path:
-        """Write the file `path` as a whole, with more values, and vectors to ``PATH.vectors``."""
-        path = Path(path)
-        if self.vectors is None:
-            _vectors_path(path).unlink(missing_ok=True)
-        else:
-            self.vectors.save(_vectors_path(path))
-        write_text(path, json.dumps(self.to_json() | more) + "\n", durable=True)
+        write_text(path, json.dumps(record | more) + "\n", durable=True)
         return path
 
     @staticmethod
@@ -65,10 +50,16 @@ class SessionState:
         """Read a file of `save`; raise TraceError if it is missing or damaged."""
         path = Path(path)
         try:
-            state = SessionState.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TraceError) as error:
-            raise TraceError(f"{path}: cannot read the session: {error}") from error
-        return replace(state, vectors=TextVectors.load(_vectors_path(path)))
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if (record["type"], record["format"]) != ("session", FORMAT):
+                raise ValueError(f"not a session of format {FORMAT}.")
+            operations = tuple(map(operation_from_json, record["operations"]))
+            counts = record["key"], record["turns"], record["sampled"]
+            saved = (*counts, record["memory"]["embedder"], operations)
+        except (OSError, LookupError, TypeError, ValueError) as error:
+            problem = f"{type(error).__name__} {error}"
+            raise TraceError(f"{path}: missing, or a damaged session ({problem}).") from error
+        return SessionState(*saved, TextVectors.load(_vectors_path(path)))
 
 
 def _vectors_path(path: Path) -> Path:

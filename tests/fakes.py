@@ -14,6 +14,7 @@ import numpy as np
 
 from atommem.cli import main as atommem
 from atommem.config import MemoryConfig
+from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, environment_config, make_factory
 from atommem.envs.longdoc.environment import chunk_observation, question_observation
 from atommem.envs.task import Question, Task
@@ -119,7 +120,7 @@ class ScriptedPolicy(Policy):
         return Completion(ids, [0.0] * len(ids), text, "length")
 
 
-class ListPolicy:
+class ListPolicy(Policy):
     """Answers with the given texts in order, and records its requests."""
 
     def __init__(self, tokenizer: WordTokenizer, texts: Sequence[str | Exception]) -> None:
@@ -137,11 +138,8 @@ class ListPolicy:
         ids = [*self.tokenizer.encode(text), 0]
         return Completion(ids, [-0.5] * len(ids), text, "stop")
 
-    async def close(self) -> None:
-        return None
 
-
-class WordEmbedder:
+class WordEmbedder(Embedder):
     """Bag-of-words vectors; records its calls. Every call raises `fail` if it is set."""
 
     dim = 64
@@ -161,9 +159,6 @@ class WordEmbedder:
             for word in text.lower().split():
                 vectors[row, self._axes.setdefault(word, len(self._axes) % self.dim)] += 1
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-    async def close(self) -> None:
-        return None
 
 
 def longdoc(tokenizer: Any, **settings: Any) -> EnvironmentFactory:

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 from typing import Any, Self
@@ -54,13 +55,20 @@ def blocks(page: str, kind: str | None = None) -> list[tuple[str, str]]:
     return [block for block in found if kind in (None, block[0])]
 
 
+@contextlib.contextmanager
+def printing() -> Iterator[io.StringIO]:
+    """Keep what the block prints, and print it."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        yield printed
+    print(printed.getvalue(), end="")
+
+
 def run_python(code: str, names: dict[str, Any], page: str) -> str:
     """Run code of a page; return what it printed."""
     for long, short in _QUICK.items():
         code = code.replace(long, short)
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with printing() as printed:
         exec(compile(code, page, "exec"), names)
-    print(printed.getvalue(), end="")
     return printed.getvalue()
 
 
@@ -87,8 +95,8 @@ class Reader:
     A ``bash`` block runs line by line, changed by `SHORTER`; a line that ends in ``&`` is a server
     until the page ends. A block that begins with the name of a file of the repository quotes it
     (``...`` for omitted lines); one that begins with another name is written to this file. Other
-    Python blocks run; a ``text`` block is what the last one prints. `base_model` is a folder of
-    SmolLM2.
+    Python blocks run; a ``text`` block is what the last one, or ``atommem ask``, prints.
+    `base_model` is a folder of SmolLM2.
     """
 
     def __init__(self, folder: Path, base_model: str = "") -> None:
@@ -142,9 +150,9 @@ class Reader:
         elif kind == "python":
             base = f'Memory("smollm2", base_model={self._base_model!r}'
             block = block.replace(ADDRESS, self.address).replace('Memory("smollm2"', base)
-            self._printed = run_python(block, names, page)
+            self.printed = run_python(block, names, page)
         elif kind == "text":
-            assert self._printed == block, page
+            assert self.printed == block, page
 
     def run(self, line: str) -> None:
         for pattern, shorter in SHORTER.items():
@@ -156,9 +164,13 @@ class Reader:
                 return
             case ["atommem", *arguments, "&"]:
                 self._serve([*arguments, "--port", self.address.rpartition(":")[2]])
+            case ["atommem", "ask", *arguments]:
+                with printing() as printed:
+                    status = cli.main(["ask", *arguments])
+                assert status in (0, 3), line  # a policy trained for a moment may have no answer
+                self.printed = printed.getvalue()
             case ["atommem", *arguments]:
-                # A policy that was trained for a moment may have no answer.
-                assert cli.main(arguments) in ((0, 3) if arguments[0] == "ask" else (0,)), line
+                assert cli.main(arguments) == 0, line
             case ["python", "-m", module, *arguments]:
                 self._python(runpy.run_module, module, arguments)
             case ["python", file, *arguments]:

@@ -164,11 +164,12 @@ with Reader(Path.cwd(), sys.argv[2]) as reader:
     assert (answer.text, [entry.text for entry in answer.entries]) == (
         "Porto", ["Tom has moved to Porto."]
     )
-    Path("letter.txt").write_text(known["letter"])
+    Path("letter.txt").write_text("\n\n".join(known["letter"].splitlines()))
     for _, block in blocks("README.md", "bash"):
         for line in block.replace("\\\n", "").splitlines():
             if line.startswith(("atommem trace", "atommem train", "atommem ask")):
                 reader.run(line)
+    assert reader.printed == "Porto\n"
     save_tiny_model()
     names = {page: reader.follow(f"docs/tutorials/{page}.md") for page in sys.argv[3:]}
 letter = names["letter"]

@@ -80,17 +80,13 @@ class Retrieved:
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """The memory as the policy sees it at one step. An empty query is None."""
+    """The memory as the policy sees it at one step; without a query it is None."""
 
     scratchpad: str = ""
     query: str | None = None
     retrieved: tuple[Retrieved, ...] = ()
     size: int = 0
     capacity: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.query == "":
-            object.__setattr__(self, "query", None)
 
 
 @dataclass(frozen=True, slots=True)

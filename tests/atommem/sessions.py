@@ -11,12 +11,9 @@ from atommem.envs.task import Document, Question, Task
 from atommem.episode import Step
 from atommem.memory.log import POLICY, Operation
 from atommem.memory.memory import WorkingMemory
-from atommem.policy.contract import Completion, Sampling
+from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.rollout import Agent, EpisodeRunner, Limits, Session
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, longdoc, reading
-
-CREATE, READ, UPDATE = "create", "read", "update"
-DELETE, SCRATCHPAD = "delete", "scratchpad"
 
 TASK = Task(
     "t1",
@@ -70,16 +67,14 @@ class Embeds(HashingEmbedder):
         return await super().embed(texts, kind)
 
 
-class RandomPolicy:
+class RandomPolicy(Policy):
     """A policy whose completion depends on prompt and seed only."""
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
         self.tokenizer = tokenizer
-        self.asked: list[tuple[str, Sampling]] = []
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
-        self.asked.append((prompt, sampling))
         rng = random.Random(f"{prompt}/{sampling.seed}")
         text = " ".join(
             template.format(words=" ".join(rng.choices(WORDS, k=3)), handle=rng.randrange(1, 4))
@@ -87,9 +82,6 @@ class RandomPolicy:
         )
         ids = [*self.tokenizer.encode(text), 0]
         return Completion(ids, [-0.5] * len(ids), text, "stop")
-
-    async def close(self) -> None:
-        return None
 
 
 def saying(*texts: str | Exception) -> Callable[[WordTokenizer], ListPolicy]:

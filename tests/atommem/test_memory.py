@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from atommem.actions import Action
+from atommem.actions import CREATE, DELETE, READ, SCRATCHPAD, UPDATE, Action
 from atommem.embedding.embedder import RandomEmbedder
 from atommem.errors import OutageError
 from atommem.memory.log import (
@@ -27,18 +27,7 @@ from atommem.memory.log import (
     to_json,
 )
 from atommem.memory.store import VectorStore
-from tests.atommem.sessions import (
-    CREATE,
-    DELETE,
-    READ,
-    SCRATCHPAD,
-    UPDATE,
-    by_policy,
-    memory,
-    shown,
-    state,
-    texts,
-)
+from tests.atommem.sessions import by_policy, memory, shown, state, texts
 from tests.fakes import WordEmbedder
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from atommem import plugins
-from atommem.actions import Action
+from atommem.actions import CREATE, DELETE, READ, SCRATCHPAD, UPDATE, Action
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.memory.log import Entry, Operation, Outcome, replay
@@ -25,7 +25,7 @@ from atommem.memory.rules import (
 )
 from atommem.memory.store import VectorStore
 from papers.banks import mean_cosines, nearest
-from tests.atommem.sessions import CREATE, DELETE, READ, SCRATCHPAD, UPDATE, memory, texts
+from tests.atommem.sessions import memory, texts
 from tests.fakes import WordEmbedder, WordTokenizer
 
 HERE = __name__

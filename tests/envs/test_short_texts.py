@@ -57,12 +57,3 @@ def test_short_rows_writes_rows_and_single_hops_with_notes(
         "Ada Crane was born on 3 May 1901 in Cork.",
     }
     assert both.metadata["query"] == "The Long Ferry"
-
-
-def test_statement_ends_with_the_clause_that_matters() -> None:
-    rows = load_script("short_rows")
-    long = "The mill stands in Cork, " + "which is a town of many bridges and of rain, " * 4
-    assert rows.statement("The mill", [long], ["Cork"]) == "The mill stands in Cork."
-    opera = rows.statement("Oslo", ["Its opera opened in 2008."], ["2008"])
-    assert opera == "Oslo's opera opened in 2008."
-    assert rows.subject_of("Where does Ann Lee of York live?", ["Zoo"]) == "Ann Lee of York"

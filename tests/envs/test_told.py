@@ -147,12 +147,3 @@ def test_ledger_answers_follow_from_the_text_and_a_reader_gives_them(
     assert not any(step.problems for episode in episodes for step in episode.steps)
     used = {note["kind"] for task in tasks for note in task.metadata["notes"]}
     assert used == {"create", "update"}
-
-
-def test_ledger_settings_bound_questions_and_updates() -> None:
-    tasks = ledgers("train", 30, questions=(2, 2), updates=(3, 3), corrections=0.0)
-    assert {len(task.questions) for task in tasks} == {2}
-    assert {sum(document.gold for document in task.documents) for task in tasks} == {6}
-    assert ledgers("train", 3) == ledgers("train", 9)[:3]
-    with pytest.raises(ConfigError, match="updates"):
-        LedgerConfig(updates=(3, 2))

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from atommem.actions import Action
@@ -66,16 +65,3 @@ async def test_read_store_reads_sessions_and_traces(tmp_path: Path) -> None:
     await evaluated([make_task("a")], tmp_path)
     (path,) = (tmp_path / "traces").iterdir()
     assert [entry.text for entry in read_store(path)] == ["seen", "seen"]
-
-
-def test_find_duplicates_equals_a_search_of_all_cosines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_module, "_BLOCK", 7)
-    rows = np.random.default_rng(0).standard_normal((60, 3), dtype=np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    linked = (rows @ rows.T > 0.97) | np.eye(60, dtype=bool)
-    reached = np.linalg.matrix_power(linked.astype(float), 60) > 0
-    assert audit_module.find_duplicates(rows, 0.97) == [
-        list(np.flatnonzero(row))
-        for at, row in enumerate(reached)
-        if row.sum() > 1 and row.argmax() == at
-    ]

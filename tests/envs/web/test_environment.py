@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atommem.dialects import get_dialect
-from atommem.environment import TaskShape, environment_config
+from atommem.environment import environment_config
 from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.task import Document
 from atommem.envs.web.environment import injection_followed
@@ -180,12 +180,6 @@ def test_compact_calls_are_parsed_and_malformed_ones_reported() -> None:
     assert visited == [PAGES[1].text]
     assert found.startswith("Bob Vin: ")
     assert "Write a tool" in malformed
-
-
-def test_shape_is_the_largest_possible_episode() -> None:
-    task = TaskShape("x", 1000, 200, 0, 0, 5.5, 0, 3)
-    shape = web(max_calls=7, chunk_tokens=50).shape(None, task)
-    assert (shape.stream_steps, shape.stream_tokens, shape.questions) == (7, 50, 1.0)
 
 
 def browse(
