@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from atommem.errors import ConfigError, DataError, remedy
 
 
@@ -34,6 +36,11 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
         raise DataError(
             f"{path}: cannot be written: {error.strerror or error}; {remedy(error)}."
         ) from error
+
+
+def load_beside(module: str, name: str) -> Any:
+    """Return the content of a YAML file beside a module, of which `module` is ``__file__``."""
+    return yaml.safe_load(Path(module).with_name(name).read_bytes())
 
 
 def write_text(path: str | Path, text: str, *, durable: bool = False) -> None:

@@ -15,20 +15,18 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-import yaml
 from msgspec import inspect
 
 from atommem.config import check_choice
 from atommem.envs.benchmarks.formats import decoded, read_values
 from atommem.envs.task import Document, Question
 from atommem.errors import DataError, suggest_path
+from atommem.files import load_beside
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 """The type of a field that must not be empty. (msgspec 0.22 crashes on a `pattern` in unions.)"""
 _Kind = TypeVar("_Kind")
-_FILES: dict[str, dict[str, list[str]]] = yaml.safe_load(
-    Path(__file__).with_name("files.yaml").read_bytes()
-)
+_FILES: dict[str, dict[str, list[str]]] = load_beside(__file__, "files.yaml")
 
 
 @dataclass(frozen=True, slots=True)

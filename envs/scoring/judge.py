@@ -12,21 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from atommem.config import check_least, setting
 from atommem.dialects import fill
 from atommem.envs.scoring.verdicts import Verdict, read_verdict
 from atommem.envs.task import Question
 from atommem.errors import ConfigError, JudgeError, OutageError
+from atommem.files import load_beside
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.text_safety import guard_text
 from atommem.words import fold_case
 
-PRESETS: dict[str, str] = yaml.safe_load(
-    Path(__file__).with_name("judge_presets.yaml").read_bytes()
-)
+PRESETS: dict[str, str] = load_beside(__file__, "judge_presets.yaml")
 """Prompts of ours by name."""
 _PLACES = ("{question}", "{golds}", "{answer}")
 _ATTEMPTS = 3  # requests for a verdict, each with another seed, until one can be read

@@ -2,16 +2,14 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
-import yaml
-
+from atommem.files import load_beside
 from atommem.grammar import boxes_in
 from atommem.servers.chat import ChatReply
 from atommem.thinking import after_thoughts
 from atommem.words import unify
 
-_TEXTS: dict[str, str] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_bytes())
+_TEXTS: dict[str, str] = load_beside(__file__, "verdicts.yaml")
 _WORD = {name: f"(?:{'|'.join(words.split())})" for name, words in _TEXTS.items()}
 _GRADES = r"(?P<grade>correct|incorrect|not[ _-]attempted)"
 _OPEN = r"[^\w\"'`\u201c\u2018]*"  # signs, but no opening quote: what is quoted is another's

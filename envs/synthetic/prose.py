@@ -10,20 +10,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Literal
-
-import yaml
 
 from atommem.config import check_choice
 from atommem.errors import ConfigError
+from atommem.files import load_beside
 
 RELATIONS = ("gave", "won", "made", "home")
 """A chain of four: a guild gave a prize, a work won it, a person made it and lives in a town."""
 
 StatementKind = Literal["fact", "correction", "withdrawal"]
 
-_TEXTS = yaml.safe_load(Path(__file__).with_name("world.yaml").read_text(encoding="utf-8"))
+_TEXTS = load_beside(__file__, "world.yaml")
 _Parts = Mapping[str, tuple[list[str], list[str]]]
 _PARTS: _Parts = _TEXTS["names"]
 KINDS = tuple(_PARTS)

@@ -6,16 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import md5
-from pathlib import Path
 from typing import Any, ClassVar
-
-import yaml
 
 from atommem.envs.synthetic.expert import Note
 from atommem.envs.task import Document, Question, Task
+from atommem.files import load_beside
 
 SPLITS = ("train", "test")
-TEXTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("told.yaml").read_bytes())
+TEXTS: dict[str, Any] = load_beside(__file__, "told.yaml")
 GENDERS = {"person": ("she", "he"), "woman": ("she",), "man": ("he",)}
 _WITH_ARTICLE = ("thing", "event", "building")
 _MONTHS = TEXTS["months"].split()

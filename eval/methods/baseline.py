@@ -10,10 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, ClassVar
-
-import yaml
 
 from atommem.actions import ActionSpec
 from atommem.config import MemoryConfig
@@ -26,13 +23,12 @@ from atommem.envs.task import Task, document_text, joined_text
 from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, DataError, PromptTooLongError
 from atommem.eval.methods.recorder import Recorder, Setup
+from atommem.files import load_beside
 from atommem.prompts import PromptBuilder
 from atommem.rollout import EpisodeRunner, set_score, timed
 from atommem.tokens import cut_position, token_offsets
 
-PROMPTS: dict[str, Any] = yaml.safe_load(
-    Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8")
-)
+PROMPTS: dict[str, Any] = load_beside(__file__, "prompts.yaml")
 SHARED = PROMPTS["shared"]
 _HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)  # of documents, in MemAgent's files too
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-import yaml
 
 from atommem.envs.scoring.metrics import score_question
 from atommem.envs.scoring.records import (
@@ -24,6 +23,7 @@ from atommem.envs.scoring.statistics import holm, seed_spread
 from atommem.envs.task import Question
 from atommem.errors import ConfigError, DataError, suggest_path
 from atommem.eval.output import EPISODES, MANIFEST, SUMMARY, parse_records
+from atommem.files import load_beside
 from atommem.text_safety import clean
 
 _Golds = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] | Literal["drop"]
@@ -157,9 +157,7 @@ def _corrected(item: QuestionRecord, source: str, golds: Mapping[str, _Golds]) -
 RESULTS = "results.json"
 ALPHA = 0.05
 BOUNDS = ("no_memory", "oracle")  # methods that bound the possible scores; they enter no test
-WORDS: dict[str, Any] = yaml.safe_load(
-    Path(__file__).with_name("report.yaml").read_text(encoding="utf-8")
-)
+WORDS: dict[str, Any] = load_beside(__file__, "report.yaml")
 LABELS = WORDS["labels"]
 METRICS, FACTS = tuple(LABELS)[:-3], tuple(LABELS)[-3:]  # tested, and recall of supporting facts
 
