@@ -115,9 +115,10 @@ def decode_declared(
 
 
 def _declaration(raw: bytes, is_html: bool) -> str:
-    """Return the label of an encoding that a page or XML declares for itself, or ""."""
-    found = _XML.match(raw.removeprefix(codecs.BOM_UTF8))
-    labels = [found[1]] if found else []
+    """Return the first label of a known encoding that a page or XML declares for itself, or ""."""
+    import webencodings
+
+    labels = []
     for tag in _META.finditer(_COMMENT.sub(b"", raw[:65536])) if is_html else ():
         pairs = _ATTRIBUTE.findall(tag[1])
         values = {name.lower(): value.strip(b"\"' ") for name, value in reversed(pairs)}
@@ -125,8 +126,11 @@ def _declaration(raw: bytes, is_html: bool) -> str:
             labels.append(values[b"charset"])
         elif values.get(b"http-equiv", b"").lower() == b"content-type":
             labels += _CONTENT.findall(values.get(b"content", b""))
-    label = labels[0].strip().decode("latin-1") if labels else ""
-    return "windows-1252" if label.lower() == "x-user-defined" else label
+    if found := _XML.match(raw.removeprefix(codecs.BOM_UTF8)):
+        labels.append(found[1])
+    texts = (label.strip().decode("latin-1").lower() for label in labels)
+    label = next(filter(webencodings.lookup, texts), "")
+    return "windows-1252" if label == "x-user-defined" else label
 
 
 def _decode_text(raw: bytes, name: str) -> str:

@@ -295,19 +295,16 @@ class ConversationLog:
                 return found
         raise NotFoundError(f"there is no item {item!r}.")
 
-    def stopped(self, conversation: str) -> dict[int, str]:
-        """Return why texts were left unread, by the version of each."""
-        found = self.events(conversation, ("stopped",))
-        return {e.parent or 0: e.body["reason"] for e in found if e.body.get("unread")}
-
-    def unread(self, conversation: str, versions: Sequence[int]) -> Unread:
-        """Return which of the items with these versions are unread."""
+    def unread(self, conversation: str, versions: Sequence[int]) -> tuple[Unread, dict[int, str]]:
+        """Return which of the items with these versions are unread, and why others remain so."""
         columns = [column for column in STATE if column.name != "operations"]
         version, kind, here = events.c.version, events.c.kind, events.c.conversation == conversation
         last = sa.select(sa.func.max(version)).where(here, kind.in_(ITEMS)).scalar_subquery()
         matters = version.in_(versions) | events.c.parent.in_(versions) | (version == last)
-        query = events_of(conversation, *columns).where(matters)
-        return {v: left for v, left in state_of(self._rows(query)).unread.items() if v in versions}
+        found = state_of(self._rows(events_of(conversation, *columns).where(matters))).unread
+        stops = self.events(conversation, ("stopped",), parents=versions)
+        reasons = {e.parent or 0: e.body["reason"] for e in stops if e.body.get("unread")}
+        return {at: left for at, left in found.items() if at in versions}, reasons
 
     def response(self, response: str, owner: str) -> tuple[str, Event, Event | None]:
         """Return conversation, question and answer (None: unanswered) of a response."""

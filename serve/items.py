@@ -251,9 +251,8 @@ def _said(value: Any) -> Any:
         return " ".join(value.split())
     if not isinstance(value, list):
         return value
-    return [
-        _said(part[_TEXT[part["type"]]]) if part.get("type") in _TEXT else part for part in value
-    ]
+    # Addresses of pictures change from turn to turn.
+    return [_said(part.get(_TEXT.get(part["type"], ""), part["type"])) for part in value]
 
 
 def new_items(held: Sequence[Item], items: Sequence[Item]) -> list[Item]:

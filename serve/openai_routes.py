@@ -268,8 +268,7 @@ def retrieve_item(item: str, info: Info, call: ThisCall) -> dict[str, Any]:
 
 def _listed(call: Call, info: ConversationInfo, found: Sequence[Event]) -> list[dict[str, Any]]:
     unread = call.log.unread(info.id, [event.version for event in found])
-    stopped = call.log.stopped(info.id)
-    return [listed(event, unread, stopped) for event in found]
+    return [listed(event, *unread) for event in found]
 
 
 @router.post("/responses", response_model=None)

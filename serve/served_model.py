@@ -94,15 +94,8 @@ class ServedModel:
         if not self.trained:
             return "not trained here: it reads and answers as an untrained instruct model"
         modes = self.trained.get("questions_shown", ["reading"])
-        if {*modes} == {"reading"}:
-            return (
-                "trained with the questions in view while it reads: give a goal, or expect it to "
-                "keep little"
-            )
-        seen = "with and without questions in view" if "reading" in modes else "without questions"
-        middle = " and in the middle of it" if "arriving" in modes else ""
-        length = ", on texts of unknown length" if self.trained.get("open_ended") else ""
-        return f"trained {seen} while it reads, asked after the text{middle}{length}"
+        needs_goal = ": give a goal, or expect it to keep little" * ({*modes} == {"reading"})
+        return f"trained with the questions shown: {', '.join(modes)}{needs_goal}"
 
 
 def check_settings(trained: Mapping[str, Any], given: Mapping[str, Any], folder: str) -> None:

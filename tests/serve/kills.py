@@ -247,7 +247,7 @@ def _compare(url: str, paths: list[str], ids: Mapping[int, set[str]]) -> dict[st
         memory, _ = log.memory_at(name)
         found += Counter(("read", entry.text) for entry in memory.entries.values())
         # What a question tells is read with the next call.
-        unread = {texts[version] for version in log.unread(name, [*texts])}
+        unread = {texts[version] for version in log.unread(name, [*texts])[0]}
         for number in range(place, max(ids) + 1, CONVERSATIONS):
             text, asks = f"case {number} is closed", number % 3 == 0
             if number in ids:

@@ -154,29 +154,27 @@ async def test_another_gateway_shows_nothing_forgotten_or_erased(
         await each.model.runtime.close()
 
 
-async def test_stream_that_nobody_reads_does_not_stop_the_work() -> None:
+async def test_stream_that_nobody_reads_does_not_stop_the_work_and_a_silent_one_is_pinged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ended = asyncio.Event()
 
-    async def events() -> AsyncGenerator[Any, None]:
+    async def events(silent: bool) -> AsyncGenerator[Any, None]:
         for _ in range(3):
             yield Event("ask")
         ended.set()
+        if silent:
+            await asyncio.Event().wait()
 
     request: Any = SimpleNamespace(receive=asyncio.Event().wait)
-    response: Any = await respond(request, events(), ChatForm("chat", "model"), True)
-    await anext(response.body_iterator)
-    await asyncio.wait_for(ended.wait(), 5)
-    assert len([text async for text in response.body_iterator]) == 2
-
-
-async def test_silent_stream_is_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def events() -> AsyncGenerator[Any, None]:
-        yield Event("ask")
-        await asyncio.Event().wait()
-
     monkeypatch.setattr(streaming, "_PING_SECONDS", 0.01)
-    request: Any = SimpleNamespace(receive=asyncio.Event().wait)
-    response: Any = await respond(request, events(), ChatForm("chat", "model"), True)
-    await anext(response.body_iterator)
-    assert await anext(response.body_iterator) == ": ping\n\n"
-    await response.body_iterator.aclose()
+    for silent in (False, True):
+        ended.clear()
+        response: Any = await respond(request, events(silent), ChatForm("chat", "model"), True)
+        stream = response.body_iterator
+        await anext(stream)
+        await asyncio.wait_for(ended.wait(), 5)
+        rest = [await anext(stream) for _ in range(2)]
+        assert await anext(stream, "") == (": ping\n\n" if silent else "")
+        assert all(text.startswith("data: ") for text in rest)
+        await stream.aclose()

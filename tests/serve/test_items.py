@@ -208,18 +208,18 @@ def test_chat_with_tools_and_changing_system_message_is_read_once(server: Runnin
 
 def test_history_is_known_by_what_it_says(http: httpx.Client) -> None:
     """Whatever clients note beside the words, and in whichever blanks."""
-    path = new_conversation(http)
-    history: list[Any] = [FACT]
+    path, history = new_conversation(http), list[Any]()
     for turn in range(3):
+        picture = {"type": "image_url", "image_url": {"url": f"https://a.test/?signed={turn}"}}
+        first = {"role": "user", "content": [{"type": "text", "text": "Ann sings."}, picture]}
         marked = {"type": "text", "text": f"Who is {turn}?", "cache_control": {"type": "x"}}
         asked = {"role": "user", "content": [{"type": "text", "text": "I am Ann."}, marked]}
-        body = {"messages": [*history, asked]}
-        body["conversation"] = path.rpartition("/")[2]
+        body = {"messages": [first, *history, asked], "conversation": path.rpartition("/")[2]}
         answer = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
         del marked["cache_control"]
         text = f"{answer['content']}\r\n"
         history += [asked, {**answer, "content": text, "more": {}}]
-    assert len(listed(http, path)) == len(history) == 7
+    assert len(listed(http, path)) == 1 + len(history) == 7
 
 
 def test_references_stand_for_their_items_on_every_route(http: httpx.Client) -> None:
