@@ -142,7 +142,7 @@ def build_web_questions(argv: Sequence[str]) -> int:
     if args.only is not None:
         rows = listed_rows(rows, args.only)
     if not rows:
-        raise DataError(f"{args.out}: would have no tasks. Correct --only.")
+        raise DataError(f"{args.out}: would have no tasks. Correct --input, --split or --only.")
     if args.n is not None and args.n < len(rows):
         places = Random(f"{args.seed}:questions").sample(range(len(rows)), args.n)
         rows = [rows[place] for place in sorted(places)]
