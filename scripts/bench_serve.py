@@ -71,16 +71,19 @@ def run_engine(port: int, latency: float) -> None:
 
 
 async def give_secrets(url: str, count: int, seed: int) -> dict[str, str]:
-    rng = random.Random(seed)
+    rng, numbers = random.Random(seed), iter(range(count))
+    secrets: dict[str, str] = {}
     async with httpx.AsyncClient(base_url=url, timeout=300) as http:
 
-        async def make() -> tuple[str, str]:
-            secret = f"the secret is {rng.randrange(10**12)}"
-            items = {"items": [{"role": "user", "content": secret}]}
-            made = (await http.post("/v1/conversations", json=items)).raise_for_status()
-            return made.json()["id"], secret
+        async def client() -> None:
+            for _ in numbers:
+                secret = f"the secret is {rng.randrange(10**12)}"
+                items = {"items": [{"role": "user", "content": secret}]}
+                made = (await http.post("/v1/conversations", json=items)).raise_for_status()
+                secrets[made.json()["id"]] = secret
 
-        return dict([await each for each in asyncio.as_completed([make() for _ in range(count)])])
+        await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    return secrets
 
 
 async def ask(url: str, secrets: dict[str, str], asks: int, latency: float) -> dict[str, Any]:
