@@ -35,6 +35,17 @@ def test_train_page_leaves_policies(reader: Reader) -> None:
     assert reader.known["answer"].steps
 
 
+def test_picture_shows_what_the_tutorial_prints() -> None:
+    """tests/test_wheel.py compares the tutorial's print with what the shipped adapter does."""
+    page = (ROOT / FOLDER / "letter.md").read_text(encoding="utf-8")
+    picture = (ROOT / "docs" / "episode.svg").read_text(encoding="utf-8")
+    changes = re.findall(r"^line \d+ (\w+) (.+) -> (.+)$", page, re.MULTILINE)
+    shown = [text for change in changes for text in change if text != "None"]
+    written = re.findall(r'<text class="\w*" x="(?:388|423)"[^>]*>([^<]+)</text>', picture)
+    assert len(shown) == 5
+    assert [text for text in written if text in shown] == shown
+
+
 NAMES_AN_INDEX = re.compile(
     r"pip install (?:-\S+ )*['\"]?atommem\b|`atommem\[|\bpypi\b", re.IGNORECASE
 )

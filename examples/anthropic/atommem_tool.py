@@ -66,7 +66,7 @@ class AtomMemTool(BetaLocalFilesystemMemoryTool):
     def _load(self) -> tuple[dict[str, str], dict[str, str]]:
         """Write the present files to the folder; return text and id of each.
 
-        Texts of other clients whose names are no place for a file are left out.
+        Leaves out texts of other clients whose names cannot be files.
         """
         self.clear_all_memory()
         texts, ids = dict[str, str](), dict[str, str]()
