@@ -47,13 +47,13 @@ RENAMED = {
     "json": "out",
     "max_in_flight": "max_inflight_tasks",
     "max_tokens": "max_completion_length",
-    "token_budget": "token_budget",
+    "micro_batch_tokens": "token_budget",
     "n": "limit",
     "out": "output_dir",
     "prompts": "judge_prompt",
-    "max_batch_tokens": "max_batch_tokens",
+    "rollout_batch_tokens": "max_batch_tokens",
     "rules": "retention",
-    "num_generations": "num_generations",
+    "samples_per_task": "num_generations",
 }
 """Former names of settings, which are refused: a thing has one name in all commands."""
 
@@ -97,16 +97,11 @@ class Parser(jsonargparse.ArgumentParser):
         found: dict[str, tuple[Any, Any]] = {}
         for config in configs:
             hints = typing.get_type_hints(config)
-            found |= {
-                item.name: (item, hints[item.name])
-                for item in fields(config)
-                if item.init and item.name not in leave_out
-            }
+            found |= {item.name: (item, hints[item.name]) for item in fields(config) if item.init}
         group = self.add_argument_group(title)
-        known = set(self.setting_names())
-        for name in found if names is None else names:
-            if name in found and name not in known:
-                known.add(name)
+        skipped = {*leave_out, *self.setting_names()}
+        for name in found if names is None else dict.fromkeys(names):
+            if name in found and name not in skipped:
                 self._add_field(group, *found[name])
         for action in self._actions:
             if action.dest.endswith(".help"):  # jsonargparse's own, for types with classes

@@ -74,8 +74,8 @@ class MemoryConfig:
         check_choice("layout", self.layout, LAYOUTS)
         for name in self.disabled_actions:
             check_choice("disabled_actions", name, MEMORY_KINDS)
-        limits = {"scratchpad_tokens": 1, "query_tokens": 1, "entry_tokens": 1}
-        check_least(self, retrieve_k=1, capacity=1, **limits)
+        check_least(self, retrieve_k=1, capacity=1, scratchpad_tokens=1)
+        check_least(self, query_tokens=1, entry_tokens=1)
         if any(capacity < 0 for capacity in self.capacities):
             raise ConfigError(
                 f"capacities={self.capacities}: at least 1 each, or 0 for no limit. Correct them."

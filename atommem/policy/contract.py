@@ -76,9 +76,11 @@ class Completion:
 
 
 class Policy(Protocol):
-    """Map a prompt to a completion.
+    """Map a prompt to a completion. It may instead be a `MessagePolicy` or an `ObservationPolicy`.
 
-    A policy may also be a `MessagePolicy`, a `BatchPolicy`, or an `ObservationPolicy`.
+    If its attribute ``samples_what_waits`` is true, it samples all waiting requests together, in
+    this process: prompts are then encoded in the event loop, since threads would hand them over one
+    by one, and the first batch would have a single prompt.
     """
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
@@ -103,30 +105,19 @@ class MessagePolicy(Protocol):
         """Sample one completion; raises as `Policy.complete` does."""
 
 
-@runtime_checkable
-class BatchPolicy(Protocol):
-    """A policy that samples all waiting requests together, in this process."""
-
-    samples_what_waits: bool
-    """If true, prompts are encoded in the event loop: threads would hand them over one by one, and
-    the first batch would have a single prompt."""
-
-
 def check_request(
     prompt_ids: Sequence[int], sampling: Sampling, context_length: int | None
 ) -> None:
     """Raise PolicyError for an empty prompt, PromptTooLongError for one beyond the context."""
+    longest, context = sampling.max_completion_length, context_length or inf
     if not prompt_ids:
         raise PolicyError("The prompt is empty: give at least one token.")
-    if context_length is None:
-        return
-    longest = sampling.max_completion_length
-    if longest >= context_length:
+    if longest >= context:
         raise PolicyError(
             f"max_completion_length={longest}: leaves no room for a prompt in the model's context "
             f"of {context_length}. Lower it."
         )
-    if len(prompt_ids) + longest > context_length:
+    if len(prompt_ids) + longest > context:
         raise PromptTooLongError(
             f"The prompt has {len(prompt_ids)} tokens; with max_completion_length={longest} it "
             f"exceeds the context of {context_length}. Give a smaller --chunk_tokens or "
@@ -141,14 +132,9 @@ def make_completion(
     stopped: bool,
     source: str = "the model",
 ) -> Completion:
-    """Decode sampled tokens (`completion_text`).
+    """Decode sampled tokens (`completion_text`); `source` names the back end in errors.
 
-    Args:
-        stopped: An end-of-sequence token ended it, not max_completion_length.
-        source: Names the back end in errors.
-
-    Raises:
-        PolicyError: A log-probability is missing or not finite.
+    PolicyError: a log-probability is missing or not finite.
     """
     found = [logprob for logprob in logprobs or () if logprob is not None and isfinite(logprob)]
     if len(found) != len(token_ids) or len(found) != len(logprobs or ()):

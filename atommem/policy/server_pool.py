@@ -71,13 +71,9 @@ class PooledServer(ServerPolicy):
             body = {"lora_name": name}
             await self._admin.request("POST", "/v1/unload_lora_adapter", body, text=True)
 
-    def stop_probe(self) -> None:
+    async def close(self) -> None:
         if self.probe is not None:
             self.probe.cancel()
-            self.probe = None
-
-    async def close(self) -> None:
-        self.stop_probe()
         await super().close()
         await self._admin.close()
 
@@ -169,12 +165,12 @@ class ServerPool:
                     names[server.url] = await server.model_name()
                 except OutageError:
                     self._drop(server)
-        if len(set(names.values())) > 1:
+        name, *others = {*names.values()}
+        if others:
             listing = ", ".join(f"{url}: {name}" for url, name in names.items())
             raise PolicyError(
                 f"The servers serve different models ({listing}). Name one (--model)."
             )
-        name = next(iter(names.values()))
         for server in self.servers:
             # A server that returns with another model then refuses requests.
             server.use_model(name)
@@ -197,8 +193,9 @@ class ServerPool:
         """
         self._restricted = True
         for server in self.servers:
-            server.stop_probe()
             server.serving = server.url in urls
+            if server.probe is not None:
+                server.probe.cancel()
         self._homes.clear()
 
     async def close(self) -> None:
