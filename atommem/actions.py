@@ -131,7 +131,6 @@ class Parsed:
 
 
 def first(actions: Sequence[Action], kind: str) -> Action | None:
-    """Return the first action of `kind`, or None."""
     return next((action for action in actions if action.kind == kind), None)
 
 

@@ -90,9 +90,8 @@ class Parser(jsonargparse.ArgumentParser):
     ) -> None:
         """Add a flag for every field of dataclasses, of its type and with its help.
 
-        Args:
-            names: Only these fields, in this order; those that no class has are skipped.
-            leave_out: Fields without a flag. Fields that have a flag already are skipped.
+        With `names` only for these, in this order, if a class has them; for none of `leave_out`,
+        and none that has a flag already.
         """
         found: dict[str, tuple[Any, Any]] = {}
         for config in configs:
@@ -218,8 +217,6 @@ class Parser(jsonargparse.ArgumentParser):
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """At most 80 columns."""
-
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=min(80, get_terminal_size().columns))
 

@@ -223,7 +223,6 @@ def check_ranges(config: object, **most: int) -> None:
 
 
 def check_probabilities(config: object, *names: str) -> None:
-    """Raise ConfigError if a setting of `config` is not a probability."""
     for name in names:
         value = getattr(config, name)
         if not 0 <= value <= 1:

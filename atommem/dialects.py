@@ -126,11 +126,9 @@ class Dialect:
 
     @property
     def call_tag(self) -> str:
-        """The tag of tool calls."""
         return self.tags.get(CALL, "tool_call")
 
     def can_write(self, name: str) -> bool:
-        """Return whether a memory action can be written in it."""
         return name in self.tags or name in self.whole.values()
 
 

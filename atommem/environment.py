@@ -223,10 +223,8 @@ def find_environment(name: str) -> type[EnvironmentFactory]:
 
 
 def environment_config(name: str, **settings: Any) -> EnvironmentConfig:
-    """Return the settings of an environment."""
     return find_environment(name).config_class(**{**settings, "environment": name})
 
 
 def make_factory(config: EnvironmentConfig, tokenizer: Tokenizer) -> EnvironmentFactory:
-    """Return the environment of these settings."""
     return find_environment(config.environment)(config, tokenizer)

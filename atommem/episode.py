@@ -61,7 +61,6 @@ class Observation:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """All pieces in order."""
         return (*self.task, *self.stream, *self.closing)
 
     def values(self, name: str) -> list[Any]:

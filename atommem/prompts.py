@@ -69,16 +69,12 @@ class PromptBuilder:
     almost the whole prompt; ``paper`` puts it last, as arXiv 2601.08323 does. Different
     observations and memories have different prompts (`atommem.text_safety`).
 
-    Attributes:
-        system: The system message of the template set. A chat template that explains tools itself
-            (Qwen's) gets their schemas instead of the set's explanations.
-        opens_thinking: Whether the chat template ends prompts with ``<think>`` or its like:
-            completions then begin inside of it. `closing_thought` is what closes it.
+    `system` is the system message of the template set; a chat template that explains tools itself
+    (Qwen's) gets their schemas instead of the set's explanations. With `opens_thinking`, it ends
+    prompts with ``<think>`` or its like, which `closing_thought` closes: completions begin inside.
 
-    Raises:
-        DialectError: A template begins with a placeholder instead of a word, or the chat template
-            raises, or does not show the user message.
-        ConfigError: A tool's name cannot be called, or is that of an action of ours.
+    DialectError: a template begins with a placeholder, or the chat template raises or drops the
+    user message. ConfigError: a tool's name cannot be called, or is that of an action of ours.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, Protocol, Self, runtime_checkable
 
 from atommem.actions import Parsed, ProblemReason
@@ -112,7 +112,6 @@ class Agent:
         return await loop.run_in_executor(self._threads, self.prompts.build, observation, view)
 
     def parse(self, completion: Completion, phase: str) -> Parsed:
-        """Parse a completion of this agent's policy."""
         thinking = begins_in_thinking(self.policy, self.prompts, completion)
         parsed = self.grammar.parse(clean(completion.text), phase, thinking)
         if isinstance(self.policy, MessagePolicy) and any(
@@ -151,11 +150,8 @@ class Session:
     async def step(self, observation: Observation, affinity: str | None = None) -> Step:
         """Take one step: prompt, completion, and its actions applied to the memory.
 
-        Raises:
-            OutageError: Policy or embedder are out of reach; the memory is unchanged, as it is if
-                the step is cancelled.
-            PromptTooLongError: The prompt does not fit the policy's context window.
-            PolicyError: The policy refused the request.
+        Raises as `Policy.complete` does, and OutageError if the embedder is out of reach; the
+        memory is then unchanged, as it is if the step is cancelled.
         """
         step = await self.sample(observation, affinity)
         await self.apply(step)
@@ -182,7 +178,6 @@ class Session:
         return step
 
     async def apply(self, step: Step) -> None:
-        """Apply the actions of a sampled step to the memory."""
         started = time.perf_counter()
         shown = step.observation
         source = Source(step.index, shown.origin, shown.start, shown.end)
@@ -201,12 +196,8 @@ class Session:
     async def restore(cls, agent: Agent, state: SessionState, *, reembed: bool = False) -> Self:
         """Continue a saved session with an agent of the same settings.
 
-        Args:
-            reembed: Accept another embedder, and embed all entries again.
-
-        Raises:
-            ConfigError: The agent has another embedder.
-            TraceError: The operations of the log contradict each other.
+        ConfigError: the agent has another embedder, unless `reembed` embeds all entries again.
+        TraceError: the operations of the log contradict each other.
         """
         own = agent.embedder.id
         if state.embedder != own and not reembed:
@@ -238,37 +229,29 @@ class Limits:
         check_least(self, max_steps=1, max_tokens=1, max_seconds=1e-3)
 
 
+@dataclass(eq=False)
 class EpisodeRunner:
     """Run episodes concurrently; each waits only for its own completions and embeddings.
 
     `max_in_flight` bounds the episodes at a time; a semaphore bounds those of several runners.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        *,
-        limits: Limits | None = None,
-        max_in_flight: int | asyncio.Semaphore | None = None,
-    ) -> None:
-        self.agent = agent
-        self.limits = limits or Limits()
-        self.max_in_flight = max_in_flight
+    agent: Agent
+    _: KW_ONLY
+    limits: Limits = Limits()
+    max_in_flight: int | asyncio.Semaphore | None = None
 
     @property
     def factory(self) -> EnvironmentFactory:
-        """The agent's environment factory."""
         return self.agent.factory
 
     def copy(
         self, *, policy: Policy | None = None, sampling: Sampling | None = None
     ) -> EpisodeRunner:
         """Return a runner with the same prompts, and another policy or sampling if given."""
-        runner = copy(self)
-        runner.agent = copy(self.agent)
-        runner.agent.policy = policy or self.agent.policy
-        runner.agent.sampling = sampling or self.agent.sampling
-        return runner
+        agent = copy(self.agent)
+        agent.policy, agent.sampling = policy or agent.policy, sampling or agent.sampling
+        return replace(self, agent=agent)
 
     async def run(self, task: Any, sample: int = 0) -> Episode:
         """Run one episode; an outage ends it with stop reason FAILED and no reward."""
@@ -287,10 +270,8 @@ class EpisodeRunner:
     ) -> list[Episode]:
         """Run one episode for each ``(task, sample)`` and return them in this order.
 
-        An error other than an outage cancels the other episodes.
-
-        Args:
-            on_episode: Called with the index of the job and the episode when one ends.
+        `on_episode` is called with the index of the job and the episode when one ends. An error
+        other than an outage cancels the other episodes.
         """
         return await run_jobs(self.run, jobs, on_episode, self.max_in_flight)
 
@@ -353,6 +334,5 @@ def timed(episode: Episode) -> Iterator[None]:
 
 
 def set_score(episode: Episode, score: Score) -> None:
-    """Copy a score into its episode."""
     for item in fields(score):
         setattr(episode, item.name, copy(getattr(score, item.name)))

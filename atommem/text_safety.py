@@ -173,10 +173,8 @@ class Headings:
     word) after data; numbers in it are any numbers. Data that has one there gets a backslash in
     front: ``\Memory 2: x``. A heading without a letter (``1.``) is too common for that: it counts
     in data of its own template, and at the start of other data. A literal that goes on behind data
-    on its line gets a backslash inside where that data holds it.
-
-    Raises:
-        DialectError: A template begins with a placeholder for text.
+    on its line gets a backslash inside where that data holds it. DialectError: a template begins
+    with a placeholder for text.
     """
 
     def __init__(

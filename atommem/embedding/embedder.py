@@ -20,15 +20,10 @@ _CACHED_VECTORS = 16_384
 
 
 class Embedder(Protocol):
-    """Map texts to unit vectors.
+    """Map texts to unit vectors."""
 
-    Attributes:
-        id: Kind, model and dim. Vectors of two ids are never compared.
-        dim: Length of the vectors.
-    """
-
-    id: str
-    dim: int
+    id: str  # kind, model and dim: vectors of two ids are never compared
+    dim: int  # the length of the vectors
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
         """Embed `texts`: shape (len(texts), dim), float32, every row of norm 1."""

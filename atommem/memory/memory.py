@@ -72,14 +72,9 @@ class WorkingMemory:
         """Apply the memory actions of one completion in order; other actions are ignored.
 
         Handles are those of `view()` before this call; a read takes effect in the view after it. If
-        this raises or is cancelled, the memory is unchanged.
-
-        Returns:
-            One operation for each memory action, those of the rules, and the retrieval.
-
-        Raises:
-            OutageError: The embedder is out of reach.
-            ConfigError: A rule names an entry that does not exist.
+        this raises (OutageError: the embedder is out of reach) or is cancelled, the memory is
+        unchanged. Returns an operation for each memory action, those of the rules, and the
+        retrieval.
         """
         resolved = self._resolve(actions)
         stored = [action for action in resolved if action.may_store_text]

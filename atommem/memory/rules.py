@@ -185,9 +185,8 @@ class RuleSet:
 def make_rule(setting: str, name: str) -> Rule:
     """Make the rule that the setting ``retention`` or ``admission`` names.
 
-    Args:
-        setting: Selects the entry points ``atommem.SETTING``.
-        name: An entry point or ``package.module:Class``, with options as ``NAME(option=value)``.
+    That is an entry point of ``atommem.SETTING`` or ``package.module:Class``, with options as
+    ``NAME(option=value)``.
     """
     kind, options = _rule_of(setting, name)
     return kind(**options)

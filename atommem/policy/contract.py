@@ -14,9 +14,8 @@ from atommem.errors import PolicyError, PromptTooLongError
 class Sampling:
     """Sampling settings of a completion; field names are vLLM's.
 
-    Attributes:
-        affinity: Requests with equal values share a prompt prefix, so a server pool sends them to
-            one server for its prefix cache. The episode loop sets the task id. Sampling ignores it.
+    Requests of one `affinity` (the task id) share a prompt prefix, so a server pool sends them to
+    one server for its prefix cache.
     """
 
     temperature: float = setting(0.7, "Sampling temperature; 0 is greedy.")
@@ -29,16 +28,20 @@ class Sampling:
     affinity: str | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < inf:
-            raise PolicyError(f"temperature={self.temperature}: must be finite and at least 0.")
-        if not 0 < self.top_p <= 1:
-            raise PolicyError(f"top_p={self.top_p}: must be above 0 and at most 1.")
-        if self.top_k < 0:
-            raise PolicyError(f"top_k={self.top_k}: must be at least 0 (0 keeps all tokens).")
-        if self.max_completion_length < 1:
-            raise PolicyError(
-                f"max_completion_length={self.max_completion_length}: must be at least 1."
-            )
+        for name, holds, constraint in (
+            ("temperature", 0 <= self.temperature < inf, "must be finite and at least 0"),
+            ("top_p", 0 < self.top_p <= 1, "must be above 0 and at most 1"),
+            ("top_k", self.top_k >= 0, "must be at least 0 (0 keeps all tokens)"),
+            ("max_completion_length", self.max_completion_length >= 1, "must be at least 1"),
+        ):
+            if not holds:
+                raise PolicyError(f"{name}={getattr(self, name)}: {constraint}.")
+
+    def to_request(self) -> dict[str, Any]:
+        """Return the settings as vLLM's and OpenAI's requests call them."""
+        names = ("temperature", "top_p", "top_k", "seed")
+        values = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {"max_tokens": self.max_completion_length, **values}
 
 
 def request_sampling(
@@ -57,22 +60,19 @@ def derived_seed(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A policy's completion.
+    """A policy's completion; a server of texts (`ChatPolicy`) returns token counts, but no ids.
 
     `logprobs` (nats) are of the distribution that was sampled from, after temperature, top-k and
-    top-p (vLLM's ``processed_logprobs``), at temperature 0 the model's own. The closing
-    end-of-sequence token is among the ids, since it is trained on. A server of texts (`ChatPolicy`)
-    returns neither, but its token counts. After ``content_filter``, a refusal, `text` is empty.
-    `thinking_apart`: the server took the thoughts out of the text.
+    top-p (vLLM's ``processed_logprobs``), at temperature 0 the model's own.
     """
 
-    token_ids: list[int]
+    token_ids: list[int]  # with the closing end-of-sequence token, which is trained on
     logprobs: list[float]
-    text: str
+    text: str  # empty after content_filter, a refusal
     finish_reason: Literal["stop", "length", "content_filter"]
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    thinking_apart: bool = False
+    thinking_apart: bool = False  # the server took the thoughts out of the text
 
 
 class Policy(Protocol):

@@ -30,13 +30,10 @@ class LocalPolicy:
     between batches. A seeded request draws the same random numbers in any batch; logits depend on
     the batch's shape within rounding.
 
-    Args:
-        model: A transformers causal language model, or a peft model around one.
-        tokenizer: `turn_ends`, and the end-of-sequence tokens of the model's generation config, end
-            a completion.
-        max_batch_tokens: Most rows x (longest prompt + longest max_completion_length) in one batch;
-            bounds the key-value cache. A single request may exceed it.
-        autocast: Compute in bfloat16, as a trainer does whose weights are float32.
+    `model` may be a peft model. The tokenizer's `turn_ends`, and the end-of-sequence tokens of the
+    model's generation config, end a completion. `max_batch_tokens`, the most rows x (longest prompt
+    + longest max_completion_length) in one batch, bounds the key-value cache; a single request may
+    exceed it. `autocast` computes in bfloat16, as a trainer does whose weights are float32.
     """
 
     samples_what_waits = True

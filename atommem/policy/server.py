@@ -181,7 +181,7 @@ class ChatPolicy(RemotePolicy):
         A refusal by the model or a filter is an empty completion. Raises as `Policy.complete` does.
         """
         try:
-            reply = await self._chat.ask(await self.model_name(), messages, **_values(sampling))
+            reply = await self._chat.ask(await self.model_name(), messages, **sampling.to_request())
         except RefusedError as error:
             if error.filtered and not error.too_long:
                 return Completion([], [], "", "content_filter")
@@ -199,14 +199,8 @@ def completion_request(model: str, prompt_ids: list[int], sampling: Sampling) ->
 
     All values are sent, because vLLM fills gaps from the model's generation_config.json.
     """
-    values = {**_values(sampling), "min_p": 0.0, "repetition_penalty": 1.0, "logprobs": 0}
+    values = {**sampling.to_request(), "min_p": 0.0, "repetition_penalty": 1.0, "logprobs": 0}
     return {"model": model, "prompt": prompt_ids, **values, "return_token_ids": True}
-
-
-def _values(sampling: Sampling) -> dict[str, Any]:
-    names = ("temperature", "top_p", "top_k", "seed")
-    values = {name: value for name in names if (value := getattr(sampling, name)) is not None}
-    return {"max_tokens": sampling.max_completion_length, **values}
 
 
 def _gap(reply: Any) -> float:

@@ -84,13 +84,9 @@ class ServerPool:
     A request goes to the server with the fewest requests in flight; requests of one
     `Sampling.affinity` stay together, since they share a prompt prefix and so its cache. A server
     on which a request fails is dropped, and its requests go to others. Its health is polled at
-    growing intervals; it returns once it answers and has the current adapter.
-
-    Args:
-        send_seeds: Send seeds with requests. vLLM samples seeded requests row by row, slowly.
-        patience: Seconds without any server after which a request fails.
-        backoff: Seconds before the first health check; doubles each time, at most 10.
-        options: Options of `ServerPolicy`, ``timeout`` and ``transport`` also of administration.
+    growing intervals (from `backoff` seconds); it returns once it answers and has the current
+    adapter. After `patience` seconds without any server, a request fails. Without `send_seeds` vLLM
+    is faster: it samples seeded requests row by row. `options` are those of `ServerPolicy`.
     """
 
     def __init__(
