@@ -160,7 +160,7 @@ async def embed_texts(
     embedder: Embedder, texts: Sequence[str], kind: TextKind, cache: TextVectors | None = None
 ) -> Vectors:
     """Return the unit vectors of texts, shape (n, dim): from the cache, or embedded."""
-    known = {}
+    known: dict[int, Vectors] = {}
     if cache is not None and cache.embedder == embedder.id:
         known = dict(zip(cache.digests.tolist(), cache.rows, strict=True))
     found = [known.get(digest) for digest in digests_of(texts, kind).tolist()]
