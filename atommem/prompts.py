@@ -210,15 +210,16 @@ class PromptBuilder:
         return [segment for segment in segments if segment.text or segment.place]
 
     def _memory(self, view: MemoryView) -> list[Piece]:
-        empty, found = Piece(_EMPTY), view.retrieved
+        empty = Piece(_EMPTY)
         pieces = []
         if "scratchpad" in self._places:
             pieces.append(Piece(f"{_MEMORY}scratchpad", {"text": view.scratchpad or empty}))
         if "store" in self._places:
-            kinds = [f"{_MEMORY}{'past' if item.entry_id < 0 else 'entry'}" for item in found]
-            shown = [{"handle": item.handle, "text": item.text} for item in found]
-            entries = tuple(map(Piece, kinds, shown))
-            values: dict[str, Any] = {"entries": entries or empty, "size": view.size}
+            entries = []
+            for one in view.retrieved:
+                name = f"{_MEMORY}{'past' if one.entry_id < 0 else 'entry'}"
+                entries.append(Piece(name, {"handle": one.handle, "text": one.text}))
+            values: dict[str, Any] = {"entries": tuple(entries) or empty, "size": view.size}
             name = _NO_NOTICE
             if self._config.capacity_notice and view.capacity is not None:
                 name, filled = f"{_MEMORY}memory", {"size": view.size, "capacity": view.capacity}

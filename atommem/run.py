@@ -254,7 +254,7 @@ class Runtime:
             choice = PolicyConfig([_absolute(name) for name in names], **opening)
         if isinstance(embedder, str):
             given["embedder"], embedder = embedder, None
-        folder = choice and choice.settings_folder
+        folder = choice.settings_folder if choice else None
         stored = stored_settings(folder, given.get("environment"), stored, named=given)
         run = replace(make_run(given, stored), policy=choice)
         if choice is not None:
