@@ -111,16 +111,15 @@ async def score_answers(
     """
     check_reward(reward, task.source)
     pairs = list(zip(task.questions, answers, strict=True))
-    scores = [score_question(question, answer, task.source) for question, answer in pairs]
-    if reward == "net_recall":
-        for (question, answer), score in zip(pairs, scores, strict=True):
-            if score:
-                score.setdefault(reward, net_recall(answer, question.answers))
+    scores = []
+    for question, answer in pairs:
+        score = score_question(question, answer, task.source)
+        if score and reward == "net_recall":
+            score.setdefault(reward, net_recall(answer, question.answers))
+        scores.append(score)
     notes: tuple[str, ...] = ()
     if judge is not None:
-        verdicts = await asyncio.gather(
-            *(_verdict(judge, question, answer) for question, answer in pairs)
-        )
+        verdicts = await asyncio.gather(*(_verdict(judge, *pair) for pair in pairs))
         notes = tuple(verdict.text and f"judge: {verdict.text}" for verdict in verdicts)
         for score, verdict in zip(scores, verdicts, strict=True):
             if score:
@@ -170,10 +169,8 @@ class AskedInTurn:
             self.reads_left -= 1
             return None
         batch = self._left.pop(0)
-        answers = [None if answer is None else answer.text]
-        if self._several:
-            answers = answers_in(step.actions, len(batch))
-        self.answers[batch.start : batch.stop] = answers
+        several = answers_in(step.actions, len(batch)) if self._several else None
+        self.answers[batch.start : batch.stop] = several or [answer and answer.text]
         self.reads_left = self._max_reads
         if self._left:
             return None

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate, chain
 from math import ceil
 from pathlib import Path
 from statistics import fmean
@@ -123,7 +124,7 @@ class LongDocEnvironments(QAEnvironments):
     def __init__(self, config: LongDocConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         cut = (tokenizer, config.chunking, config.chunk_tokens)
-        self._cut = lru_cache(maxsize=_CACHED_TASKS)(lambda key: chunk_task(key.task, *cut))
+        self._cut = lru_cache(_CACHED_TASKS)(lambda key: chunk_task(key.task, *cut))
         # One thread: the episodes of a group ask for the same chunks at the same time.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-chunks")
 
@@ -134,11 +135,11 @@ class LongDocEnvironments(QAEnvironments):
 
     @classmethod
     def shown(cls, config: LongDocConfig) -> Collection[str]:
-        between = config.open_ended or config.early_stop or "arriving" in config.questions_shown
+        modes = {*config.questions_shown}
         left_out = {"chunk", "answering", "read_notice"} if config.open_ended else {"part"}
-        if {*config.questions_shown} == {"reading"}:
+        if modes == {"reading"}:
             left_out |= {"unasked"}
-        if not between:
+        if not (config.open_ended or config.early_stop or "arriving" in modes):
             left_out |= {"asked", "asked_reads"}
         return [name for name in cls.pieces if name not in left_out]
 
@@ -147,23 +148,19 @@ class LongDocEnvironments(QAEnvironments):
 
     def reading(self, text: str | Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
         """Return one observation a chunk; with `chunking` documents, a paragraph is a document."""
-        task = Task("", tuple(Question(question, ()) for question in questions))
-        config = self.config
+        task, config = Task("", tuple(map(Question, questions))), self.config
         if isinstance(text, str):
             paragraphs = config.chunking == "documents"
             text = re.split(r"\n\s*\n", text.strip()) if paragraphs else [text]
-        chunks = [
-            chunk
-            for piece in text
-            for chunk in chunk_text(clean(piece), self.tokenizer, config.chunk_tokens)
-        ]
+        cut = (chunk_text(clean(part), self.tokenizer, config.chunk_tokens) for part in text)
+        chunks = [*chain.from_iterable(cut)]
         return [
             chunk_observation(task, chunks, index, open_ended=config.open_ended)
             for index in range(len(chunks))
         ]
 
     def asking(self, question: str) -> Task:
-        return Task("", (Question(question, ()),))
+        return Task("", (Question(question),))
 
     def blank(self, phase: str) -> Observation:
         task, open_ended = self.asking(""), self.config.open_ended
@@ -178,9 +175,11 @@ class LongDocEnvironments(QAEnvironments):
         if path is not None and Path(path).is_file():
             tasks = load_tasks(path)
             first = tasks[:_SAMPLED_TASKS]
-            questions = [question for task in first for question in task.questions]
-            tokens = fmean(self._count(joined_text(task)) for task in first)
-            question_tokens = fmean(self._count(question.text) for question in questions)
+            questions = [question.text for task in first for question in task.questions]
+            tokens, question_tokens = (
+                fmean(len(token_offsets(self.tokenizer, text)) for text in texts)
+                for texts in ([*map(joined_text, first)], questions)
+            )
             supposed = replace(
                 supposed,
                 source=f"the first {len(first)} tasks of {path}",
@@ -201,9 +200,6 @@ class LongDocEnvironments(QAEnvironments):
             reads=config.max_reads,
             same_stream="arriving" not in config.questions_shown,
         )
-
-    def _count(self, text: str) -> int:
-        return len(token_offsets(self.tokenizer, text))
 
     def without_reads(self) -> LongDocEnvironments:
         """Return the same for a policy without reads: `MOST_AT_ONCE` questions at one step."""
@@ -276,11 +272,9 @@ class LongDocEnvironment:
     async def score(self) -> Score:
         """Score the answers to all questions; reading has its cost (`step_cost`)."""
         score = await self._shared.score(self._task, self._questions.answers)
-        if score.reward is None:
-            return score
         share = min(1.0, (self._read + self._resumed) / len(self._chunks))
         cost = self._shared.config.step_cost * share
-        return replace(score, reward=score.reward * (1 - cost))
+        return replace(score, reward=score.reward and score.reward * (1 - cost))
 
     @property
     def _is_asked(self) -> bool:
@@ -288,20 +282,18 @@ class LongDocEnvironment:
 
     def _resumes(self, step: Step) -> bool:
         """Whether a step after a stop neither answers nor reads, and there is more of the text."""
-        if not self._stopped or self._read == len(self._chunks) or first(step.actions, ANSWER):
-            return False
-        return not (self._questions.reads_left and first(step.actions, READ))
+        more = self._stopped and self._read < len(self._chunks)
+        reads = self._questions.reads_left and first(step.actions, READ)
+        return more and not (reads or first(step.actions, ANSWER))
 
     def _observation(self) -> Observation:
         task, open_ended = self._task, self._shared.config.open_ended
-        if not self._is_asked:
-            shown = self._mode == "reading"
-            return chunk_observation(
-                task, self._chunks, self._read, shown=shown, open_ended=open_ended
-            )
-        over = not open_ended and self._read == len(self._chunks)
-        reads_left = self._questions.reads_left
-        return question_observation(task, self._questions.asked, reads_left, over=over)
+        if self._is_asked:
+            over = not open_ended and self._read == len(self._chunks)
+            questions = self._questions
+            return question_observation(task, questions.asked, questions.reads_left, over=over)
+        shown = self._mode == "reading"
+        return chunk_observation(task, self._chunks, self._read, shown=shown, open_ended=open_ended)
 
 
 def chunk_observation(
@@ -311,25 +303,18 @@ def chunk_observation(
 
     `open_ended` hides the chunk's number and the number of chunks.
     """
-    text = chunks[index]
-    part = Piece("part", {"chunk": text})
+    part = Piece("part", {"chunk": chunks[index]})
     if not open_ended:
         counts = {"chunk_number": index + 1, "chunk_count": len(chunks)}
-        part = Piece("chunk", {"chunk": text, **counts})
-    known = shown and task.questions
-    questions = questions_piece([question.text for question in task.questions])
+        part = Piece("chunk", {**part.values, **counts})
+    questions = Piece("unasked")
+    if shown and task.questions:
+        questions = questions_piece([question.text for question in task.questions])
     place = f"chunk {index + 1}/{len(chunks)}"
-    start = sum(map(len, chunks[:index]))
-    return Observation(
-        phase="reading",
-        task=(questions if known else Piece("unasked"),),
-        stream=(part,),
-        closing=(Piece("reading"),),
-        label=place,
-        origin=place,
-        start=start,
-        end=start + len(text),
-    )
+    ends = [*accumulate(map(len, chunks[: index + 1]), initial=0)]
+    asks = (Piece("reading"),)
+    span = {"start": ends[-2], "end": ends[-1]}
+    return Observation("reading", (questions,), (part,), asks, place, origin=place, **span)
 
 
 def question_observation(

@@ -184,10 +184,8 @@ def make_judge(config: JudgeConfig) -> LLMJudge | None:
     """Return the judge that `config` names; None if it names none."""
     if config.judge_url is None:
         return None
-    client = ServerClient(
-        config.judge_url, service="judge", timeout=600.0, retries=5, max_in_flight=64
-    )
-    return LLMJudge(client, config)
+    limits: dict[str, Any] = {"timeout": 600.0, "retries": 5, "max_in_flight": 64}
+    return LLMJudge(ServerClient(config.judge_url, service="judge", **limits), config)
 
 
 def _folded(text: str) -> str:

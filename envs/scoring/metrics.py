@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from typing import Any
 
 from atommem.envs.task import Question
 from atommem.words import fold_case, is_unspaced, spaced, unify
@@ -200,31 +201,25 @@ def locomo_scores(question: Question, answer: str | None) -> tuple[float, float]
     if answer is None:
         return 0.0, 0.0
     em = exact_match(comparable(answer), [comparable(text) for text in question.answers])
-    separators = ","
-    if is_unspaced(gold):
-        separators = _SEPARATORS
     if category != "multi_hop":
         return em, _stem_f1(answer, gold)
-    given = re.split(f"[{separators}]", answer)
-    best = [max(_stem_f1(one, part) for one in given) for part in re.split(f"[{separators}]", gold)]
+    between = f"[{_SEPARATORS if is_unspaced(gold) else ','}]"
+    given = re.split(between, answer)
+    best = [max(_stem_f1(one, part) for one in given) for part in re.split(between, gold)]
     return em, sum(best) / len(best)
 
 
 def _stem_f1(answer: str, gold: str) -> float:
     if is_unspaced(gold):
         answer, gold = comparable(answer), comparable(gold)
-    return _token_f1(_stems(answer), _stems(gold))
+    texts = (text.lower().translate(_NO_PUNCTUATION) for text in (answer, gold))
+    return _token_f1(*([*map(stem, _DROPPED_WORDS.sub(" ", text).split())] for text in texts))
 
 
 def _chosen(question: Question, answer: str | None) -> str | None:
     letter = _OPTION.fullmatch(unify(answer or "").strip().lower())
     options: dict[str, str] = question.metadata.get("options", {})
     return options.get(letter[1], answer) if letter else answer
-
-
-def _stems(text: str) -> list[str]:
-    words = _DROPPED_WORDS.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
-    return [stem(word) for word in words]
 
 
 @lru_cache(maxsize=65_536)
@@ -259,22 +254,20 @@ def oolong_scores(question: Question, answer: str | None, *, real: bool) -> dict
     (gold,) = question.answers
     if answer is None:
         return {"em": 0.0, "oolong": 0.0}
-    if real:
-        boxed = re.fullmatch(r"\\text\{([^}]*)\}", answer) or re.match(r"\{*([^}]*)", answer)
-        found, right = _oolong_value(boxed[1] if boxed else ""), _oolong_value(gold)
-        if isinstance(found, list) and isinstance(right, list):
-            same = {*found} & {*right}
-            return {"em": float({*found} == {*right}), "oolong": len(same) / len(right)}
-        if isinstance(found, int) and isinstance(right, int):
-            score = _near(right, found)
-        else:
-            score = float(found == right)
-    else:
+    if not real:
         score = _oolong_synthetic(_oolong_answer(answer), gold, question.metadata["answer_type"])
-    return {"em": float(score == 1), "oolong": score}
+        return {"em": float(score == 1), "oolong": score}
+    boxed = re.fullmatch(r"\\text\{([^}]*)\}", answer) or re.match(r"\{*([^}]*)", answer)
+    found, right = _oolong_value(boxed[1] if boxed else ""), _oolong_value(gold)
+    if isinstance(found, list) and isinstance(right, list):
+        same = {*found} & {*right}
+        return {"em": float({*found} == {*right}), "oolong": len(same) / len(right)}
+    numbers = isinstance(found, int) and isinstance(right, int)
+    score = _near(right, found) if numbers else float(found == right)
+    return {"em": float(found == right), "oolong": score}
 
 
-def _near(right: int, found: int) -> float:
+def _near(right: Any, found: Any) -> float:
     return float(0.75 ** min(abs(right - found), 1000))
 
 
@@ -323,8 +316,8 @@ def gaia_score(answer: str | None, golds: Sequence[str]) -> float:
 
 
 def _gaia_equal(answer: str, gold: str) -> bool:
-    if _number(gold) is not None:
-        return _gaia_equal_part(answer, gold)
+    with suppress(ValueError):
+        return float(gold) == _gaia_number(answer)
     if re.search("[,;]", gold):
         given, right = re.split("[,;]", answer), re.split("[,;]", gold)
         return len(given) == len(right) and all(map(_gaia_equal_part, given, right))
@@ -332,18 +325,15 @@ def _gaia_equal(answer: str, gold: str) -> bool:
 
 
 def _gaia_equal_part(answer: str, gold: str) -> bool:
-    number = _number(gold)
-    if number is None:
-        return _squeeze(answer) == _squeeze(gold)
-    found = _number(re.sub("[$%,]", "", answer))
-    return number == (float("inf") if found is None else found)  # as in the original
+    with suppress(ValueError):
+        return float(gold) == _gaia_number(answer)
+    return _squeeze(answer) == _squeeze(gold)
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+def _gaia_number(answer: str) -> float:
+    with suppress(ValueError):
+        return float(re.sub("[$%,]", "", answer))
+    return float("inf")  # as in the original
 
 
 def _squeeze(text: str) -> str:
