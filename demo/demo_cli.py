@@ -61,21 +61,17 @@ def _start_others(ranks: int, args: argparse.Namespace) -> list[BaseProcess]:
         "ACCELERATE_USE_CPU": "true",
         "OMP_NUM_THREADS": "1",
     }
-    context = multiprocessing.get_context("spawn")
-    others: list[BaseProcess] = []
-    for rank in range(1, ranks):
-        others.append(context.Process(target=_run_rank, args=(rank, args), daemon=True))
-        others[-1].start()
-    return others
+    make = multiprocessing.get_context("spawn").Process
+    others = [make(target=_run, args=(args, str(rank)), daemon=True) for rank in range(1, ranks)]
+    for other in others:
+        other.start()
+    return [*others]
 
 
-def _run_rank(rank: int, args: argparse.Namespace) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    _run(args)
-
-
-def _run(args: argparse.Namespace) -> None:
+def _run(args: argparse.Namespace, rank: str = "") -> None:
+    """Run the demo, in a process that was started for a `rank`, or in this one."""
     started = time.perf_counter()
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank} if rank else {}
     # Torch and TRL take seconds to import: not for --help.
     from atommem.demo.recipe import RECIPES, quick
     from atommem.demo.run import check_out, run_demo

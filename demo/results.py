@@ -13,12 +13,8 @@ SUMMARY_FILE = "summary.json"
 
 ABLATIONS: Mapping[str, tuple[str, ...]] = {
     "store_off": ("create", "read", "update", "delete"),
-    "scratchpad_off": ("scratchpad",),
-    "update_off": ("update",),
-    "delete_off": ("delete",),
-    "tools_off": (),
-    "injected_off": (),
-    "orders_off": (),
+    **{f"{name}_off": (name,) for name in ("scratchpad", "update", "delete")},
+    **dict.fromkeys(("tools_off", "injected_off", "orders_off"), ()),
 }
 """Evaluations of the trained policy without memory actions, or with a web that has no pages (tools)
 or no instructions on them (injected), or with a rule that drops the actions that a page asks for

@@ -61,9 +61,8 @@ class Pool:
             if not row.answerable:
                 self.skipped += 1
                 continue
-            first = places.setdefault(row.question.id, row.place)
-            if first != row.place:
-                name = row.question.id
+            name = row.question.id
+            if (first := places.setdefault(name, row.place)) != row.place:
                 raise DataError(
                     f"{row.place}: field 'id' is {name!r}, as in {first}. Give every row once."
                 )
@@ -145,13 +144,11 @@ def _drawn_documents(
 ) -> list[int]:
     rng = Random(f"{config.seed}:{number}")
     drawn = list(dict.fromkeys(chain.from_iterable(pool.gold[row] for row in rows)))
-    missing = config.documents - len(drawn)
     own = Counter(chain.from_iterable(pool.contexts[row] for row in rows))
-    taken = {*drawn}
     if config.distractors == "own":
-        others = sorted(own.keys() - taken)
-        drawn += rng.sample(others, min(len(others), missing))
-        taken |= {*drawn}
+        others = sorted(own.keys() - {*drawn})
+        drawn += rng.sample(others, min(len(others), config.documents - len(drawn)))
+    taken = {*drawn}
     for index in _permutation(rng, len(pool.documents)):
         if len(drawn) == config.documents:
             break
