@@ -20,7 +20,7 @@ from atommem.envs.benchmarks.multihop import BENCHMARKS, SPLITS, with_aliases
 from atommem.envs.benchmarks.rows import QARow, read_rows
 from atommem.envs.benchmarks.tables import Columns, find_rows, read_table
 from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, listed_rows
-from atommem.envs.synthetic import ledger, oolong, ruler, told
+from atommem.envs.synthetic import ledger, ruler, told
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.synthetic.writing import SPLITS as TEXT_SPLITS
 from atommem.envs.task import Task
@@ -38,7 +38,6 @@ from atommem.text_safety import printable
 _GENERATED: dict[str, tuple[type[Any], Callable[..., Iterable[Task]]]] = {
     told.SOURCE: (told.ToldConfig, told.generate),
     ledger.SOURCE: (ledger.LedgerConfig, ledger.generate),
-    oolong.OOLONG_SOURCE: (oolong.OolongConfig, oolong.generate),
     ruler.SOURCE: (ruler.RulerConfig, ruler.generate),
 }
 _OUT = "A .parquet or .jsonl file."

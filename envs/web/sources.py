@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from anyio import to_thread
@@ -28,9 +29,8 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
             sources.append(FunctionSource(config, found))
         else:
             raise ConfigError(f"tools={name}: not a ToolSource or a function. Got {found!r}.")
-    for source in sources:
-        for tool in source.tools:
-            _check_schema(tool)
+    for tool in chain.from_iterable(source.tools for source in sources):
+        _check_schema(tool)
     if config.recording is None:
         return sources
     if all(source.backend is None for source in sources):
