@@ -184,7 +184,11 @@ def make_tasks(world: World, count: int, seed: int, capacities: Sequence[int] = 
 def world_words(world: World, memory: MemoryConfig) -> list[str]:
     """Return the words of prose and numbers, then the names."""
     if isinstance(world, SiteConfig):
-        hops, words = HOPS, _site_words(world)
+        most = max(10, world.catalogues * world.works + 1)  # links, calls left, handles
+        lists = (f"list{number}" for number in range(1, world.catalogues + 1))
+        refusal = "There is no page: Write a tool (search, visit) and what it is given."
+        words = [*map(str, range(most)), "visit", HOME, DIRECTORY, *lists, *refusal.split()]
+        hops = HOPS
     else:
         most = max([memory.capacity or 0, *memory.capacities])  # the prompt shows how full it is
         numbers = [*range(1, memory.retrieve_k + 1), *range(most + 1 if most else 0)]
@@ -192,13 +196,6 @@ def world_words(world: World, memory: MemoryConfig) -> list[str]:
     prose = get_prose(world.prose)
     names = [name for kind in KINDS[-hops - 1 :] for name in prose.names_of(kind, world.names)]
     return [*_prose_words(prose), ":", *words, *names]
-
-
-def _site_words(site: SiteConfig) -> list[str]:
-    most = max(10, site.catalogues * site.works + 1)  # links, calls left, handles
-    lists = (f"list{number}" for number in range(1, site.catalogues + 1))
-    refusal = "There is no page: Write a tool (search, visit) and what it is given."
-    return [*map(str, range(most)), "visit", HOME, DIRECTORY, *lists, *refusal.split()]
 
 
 def _prose_words(prose: Prose) -> list[str]:

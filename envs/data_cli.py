@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -45,11 +46,12 @@ _DEFAULT_FOLDER = "Default: $ATOMMEM_DATA, else the folder data."
 
 
 def main(argv: list[str] | None = None) -> int:
+    synthetic = partial(_generate, "synthetic")
     commands = {
         "build": Command(_build, "write a task file (--environment NAME, or longdoc)"),
         "show": Command(_show, "print the first tasks of a file"),
         "convert": Command(_convert, "convert LoCoMo, LongMemEval, BEAM, MemAgent or a table"),
-        "synthetic": Command(_synthetic, "generate tasks of the synthetic world"),
+        "synthetic": Command(synthetic, "generate tasks of the synthetic world"),
     }
     return run_command("atommem data", commands, sys.argv[1:] if argv is None else argv)
 
@@ -116,10 +118,6 @@ def build_long_documents(argv: Sequence[str]) -> int:
     if pool.skipped:
         print(f"{pool.skipped} rows left out: a supporting paragraph is missing", file=sys.stderr)
     return _save(tqdm(tasks, "building", config.n, unit="task", disable=None), args.out, settings)
-
-
-def _synthetic(argv: list[str]) -> int:
-    return _generate("synthetic", argv)
 
 
 def _generate(source: str, argv: Sequence[str]) -> int:

@@ -10,8 +10,7 @@ from atommem.config import check_choice, check_least, setting
 from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score
 from atommem.envs.scoring.judge import JudgeConfig, LLMJudge, make_judge
 from atommem.envs.scoring.metrics import GAIA_SOURCE, net_recall, score_question
-from atommem.envs.scoring.verdicts import Verdict
-from atommem.envs.task import Question, Task, describe_task
+from atommem.envs.task import Task, describe_task
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Step, StopReason
 from atommem.errors import ConfigError
@@ -119,7 +118,7 @@ async def score_answers(
         scores.append(score)
     notes: tuple[str, ...] = ()
     if judge is not None:
-        verdicts = await asyncio.gather(*(_verdict(judge, *pair) for pair in pairs))
+        verdicts = await asyncio.gather(*(judge(*pair) for pair in pairs))
         notes = tuple(verdict.text and f"judge: {verdict.text}" for verdict in verdicts)
         for score, verdict in zip(scores, verdicts, strict=True):
             if score:
@@ -130,12 +129,6 @@ async def score_answers(
             by_name.setdefault(name, []).append(value)
     metrics = {name: sum(values) / len(values) for name, values in by_name.items()}
     return Score(metrics.get(reward), tuple(answers), metrics, tuple(scores), notes)
-
-
-async def _verdict(judge: LLMJudge, question: Question, answer: str | None) -> Verdict:
-    if not question.answers or answer is None or not answer.strip():
-        return Verdict(0.0)  # there is nothing to judge
-    return await judge(question, answer)
 
 
 def batches(count: int, at_once: int = 1) -> list[range]:

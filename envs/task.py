@@ -54,18 +54,8 @@ class Task:
     source: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
 
-
-class ByIdentity:
-    """A task as a key: files may share ids, and metadata has no hash."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-
     def __hash__(self) -> int:
-        return id(self.task)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and self.task is other.task
+        return hash(self.id)  # metadata has none
 
 
 def describe_task(task: Task) -> TaskDescription:

@@ -28,7 +28,6 @@ from atommem.environment import Score, StepResult, TaskShape
 from atommem.envs.longdoc.evidence import MODES, arrivals, drawn_mode, fact_recall, needed_chunks
 from atommem.envs.question_answering import AskedInTurn, QAConfig, QAEnvironments, batches
 from atommem.envs.task import (
-    ByIdentity,
     Question,
     Task,
     chunk_task,
@@ -124,7 +123,7 @@ class LongDocEnvironments(QAEnvironments):
     def __init__(self, config: LongDocConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         cut = (tokenizer, config.chunking, config.chunk_tokens)
-        self._cut = lru_cache(_CACHED_TASKS)(lambda key: chunk_task(key.task, *cut))
+        self._cut = lru_cache(_CACHED_TASKS)(lambda task: chunk_task(task, *cut))
         # One thread: the episodes of a group ask for the same chunks at the same time.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-chunks")
 
@@ -213,7 +212,7 @@ class LongDocEnvironments(QAEnvironments):
 
     def chunks(self, task: Task) -> list[str]:
         """Return the chunks of `task`, cut once for the episodes in flight."""
-        return self._cut(ByIdentity(task))
+        return self._cut(task)
 
     async def prepare(self, task: Task) -> None:
         """Cut `task` in a thread: 100,000 tokens take a fifth of a second."""

@@ -134,9 +134,14 @@ def f1(prediction: str | None, answers: Sequence[str], *, verdicts: bool = True)
     With `verdicts`, yes, no and noanswer score 0 unless both sides normalise to the same word, as
     in HotpotQA and 2WikiMultihopQA (v1.1); for MuSiQue they are ordinary words.
     """
-    if prediction is None:
-        return 0.0
-    return max((_f1(prediction, gold, verdicts) for gold in answers), default=0.0)
+    scores, predicted = [0.0], normalize(prediction or "")
+    for answer in () if prediction is None else answers:
+        gold = normalize(answer)
+        if not gold:
+            scores.append(exact_match(prediction, [answer]))
+        elif not verdicts or predicted == gold or VERDICTS.isdisjoint({predicted, gold}):
+            scores.append(_token_f1(predicted.split(), gold.split()))
+    return max(scores)
 
 
 def sub_exact_match(prediction: str | None, answers: Sequence[str]) -> float:
@@ -159,15 +164,6 @@ def _equal(prediction: str, answer: str) -> bool:
         return normalize(prediction) == gold
     words = prediction.lower().split()
     return words != [] and words == answer.lower().split()
-
-
-def _f1(prediction: str, answer: str, verdicts: bool) -> float:
-    predicted, gold = normalize(prediction), normalize(answer)
-    if not gold:
-        return float(_equal(prediction, answer))
-    if verdicts and predicted != gold and not VERDICTS.isdisjoint({predicted, gold}):
-        return 0.0
-    return _token_f1(predicted.split(), gold.split())
 
 
 def _token_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
@@ -196,7 +192,9 @@ def locomo_scores(question: Question, answer: str | None) -> tuple[float, float]
     """
     category, gold = question.metadata.get("category"), question.answers[0]
     if category == "adversarial":
-        abstained = float(abstains(_chosen(question, answer)))
+        letter = _OPTION.fullmatch(unify(answer or "").strip().lower())
+        options = question.metadata.get("options", {})
+        abstained = float(abstains(options.get(letter[1], answer) if letter else answer))
         return abstained, abstained
     if answer is None:
         return 0.0, 0.0
@@ -214,12 +212,6 @@ def _stem_f1(answer: str, gold: str) -> float:
         answer, gold = comparable(answer), comparable(gold)
     texts = (text.lower().translate(_NO_PUNCTUATION) for text in (answer, gold))
     return _token_f1(*([*map(stem, _DROPPED_WORDS.sub(" ", text).split())] for text in texts))
-
-
-def _chosen(question: Question, answer: str | None) -> str | None:
-    letter = _OPTION.fullmatch(unify(answer or "").strip().lower())
-    options: dict[str, str] = question.metadata.get("options", {})
-    return options.get(letter[1], answer) if letter else answer
 
 
 @lru_cache(maxsize=65_536)

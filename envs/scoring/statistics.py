@@ -102,8 +102,7 @@ def wilson_interval(successes: float, n: float, degrees: int | None = None) -> t
     half = z * sqrt(mean * (1 - mean) / n + z * z / (4 * n * n)) / (1 + z * z / n)
     # At the ends, the formula is exactly 0 and 1 except for rounding.
     low = 0.0 if successes == 0 else max(0.0, center - half)
-    high = 1.0 if successes == n else min(1.0, center + half)
-    return low, high
+    return low, 1.0 if successes == n else min(1.0, center + half)
 
 
 def _quantile(degrees: int | None) -> float:
@@ -236,12 +235,10 @@ def _exact(sums: list[int]) -> float:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values adjusted for their number (Holm 1979), in the order given."""
-    adjusted = [0.0] * len(p_values)
-    highest = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = highest
-    return adjusted
+    order = np.argsort(p_values)
+    scaled = np.asarray(p_values)[order] * np.arange(len(p_values), 0, -1)
+    adjusted = np.minimum(1.0, np.maximum.accumulate(scaled))
+    return [float(p_value) for p_value in adjusted[np.argsort(order)]]
 
 
 def seed_spread(scores: Sequence[float]) -> dict[str, float | None]:

@@ -119,7 +119,7 @@ class Writer:
         return wording
 
     def _filled(self, text: str, number: int) -> str:
-        values = {"n": "number", "d": "date", "t": "time", "w": "weekday"}
+        values = {"d": "date", "t": "time", "w": "weekday"}
 
         def fill(match: re.Match[str]) -> str:
             if match[1] == "n":
@@ -144,11 +144,11 @@ class Writer:
             return Name(rng.choice(_wordings(TEXTS["values"][kind])))
         if kind in _NUMBERS:
             return Name(_NUMBERS[kind](rng))
-        pronoun = "it"
-        lists = _names(kind, self._split) if kind not in GENDERS else ()
         if kind in GENDERS:
             pronoun = like.pronoun if like else rng.choice(GENDERS[kind])
             lists = (_names(pronoun, self._split)[0], _names("surname", self._split)[0])
+        else:
+            pronoun, lists = "it", _names(kind, self._split)
         parts = [rng.choice(part) for part in lists]
         if like and like.parts:
             shared = rng.randrange(len(parts))
