@@ -6,6 +6,7 @@ import os
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -99,15 +100,9 @@ def _parser() -> Parser:
         "runs/demo_limited, ...).",
     )
     worlds = parser.add_mutually_exclusive_group()
+    chosen: dict[str, Any] = {"action": "store_const", "dest": "world", "default": ""}
     for world, summary in _WORLDS.items():
-        worlds.add_argument(
-            f"--{world}",
-            action="store_const",
-            dest="world",
-            const=world,
-            default="",
-            help=f"World: {summary}.",
-        )
+        worlds.add_argument(f"--{world}", const=world, help=f"World: {summary}.", **chosen)
     parser.add_argument("--seed", type=int, default=0, help="Of weights, tasks, sampling (0).")
     parser.add_argument(
         "--processes",

@@ -65,14 +65,10 @@ def _rates(result: EvalResult) -> dict[str, float]:
 
 def results_table(results: Mapping[str, EvalResult]) -> Table:
     tasks = max(len(result.records) for result in results.values())
-    table = Table(
-        title=f"{tasks} held-out tasks, sampled at temperature 1",
-        title_justify="left",
-        caption="actions per step as the policy writes them; one that is off has no effect",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        collapse_padding=True,
-    )
+    table = Table(box=SIMPLE_HEAD, collapse_padding=True)
+    table.title = f"{tasks} held-out tasks, sampled at temperature 1"
+    table.caption = "actions per step as the policy writes them; one that is off has no effect"
+    table.title_justify = table.caption_justify = "left"
     actions = [name for name in _ACTIONS if name != "delete" or "delete_off" in results]
     table.add_column("", no_wrap=True)
     for heading in ("EM", "95% interval", *(name.removesuffix("pad") for name in actions)):

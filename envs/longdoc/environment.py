@@ -37,7 +37,6 @@ from atommem.envs.task import (
 )
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Episode, Observation, Piece, Step
-from atommem.errors import ConfigError
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer, token_offsets
 
@@ -88,11 +87,7 @@ class LongDocConfig(QAConfig):
         check_probabilities(self, "step_cost")
         if isinstance(self.questions_shown, str):
             self.questions_shown = [self.questions_shown]
-        if not self.questions_shown:
-            raise ConfigError(
-                f"questions_shown=[]: empty. Give one or several of {', '.join(MODES)}."
-            )
-        for mode in self.questions_shown:
+        for mode in self.questions_shown or ["[]"]:
             check_choice("questions_shown", mode, MODES)
         check_choice("chunking", self.chunking, ("tokens", "documents"))
 

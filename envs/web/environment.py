@@ -237,8 +237,7 @@ class WebEnvironment:
     async def _carry_out(self, call: Call, step: Step) -> None:
         if not isinstance(call, Action):
             written = " ".join(step.text[call.start : call.end].split())
-            await self._show(written, ToolResult(call.detail, is_error=True))
-            return
+            return await self._show(written, ToolResult(call.detail, is_error=True))
         tools, name, arguments = self._shared.tools, call.kind, dict(call.arguments or {})
         written = f"{name} {' '.join(map(str, arguments.values()))}".strip()
         if self._shared.config.calls == "compact":
@@ -246,8 +245,7 @@ class WebEnvironment:
             name, _, argument = call.text.partition(" ")
             if name not in tools or not argument.strip():
                 why = f"Write a tool ({', '.join(tools)}) and its argument."
-                await self._show(written, ToolResult(why, is_error=True))
-                return
+                return await self._show(written, ToolResult(why, is_error=True))
             arguments = {tools[name].argument: argument.strip()}
         tool = tools[name]
         if tool.follows is not None:
