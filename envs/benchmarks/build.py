@@ -101,23 +101,19 @@ def build_tasks(
             f"tasks of {high} questions of this pool may need {most} gold documents, more than the "
             f"{config.documents} documents of a task. Ask for more documents or fewer questions."
         )
-    gold_documents = [replace(document, gold=True) for document in pool.documents]
+    marked = [replace(document, gold=True) for document in pool.documents]
     for number, rows in enumerate(_drawn_questions(pool, config)):
         indices = _drawn_documents(pool, config, number, rows)
         places = {index: place for place, index in enumerate(indices)}
         gold = {index for row in rows for index in pool.gold[row]}
-        yield Task(
-            id=f"{source}-{split}-{number:05d}",
-            questions=tuple(
-                pool.questions[row].with_documents(places[index] for index in pool.gold[row])
-                for row in rows
-            ),
-            documents=tuple(
-                (gold_documents if index in gold else pool.documents)[index] for index in indices
-            ),
-            source=source,
-            metadata={"split": split, "seed": config.seed},
+        asked = tuple(
+            pool.questions[row].with_documents(places[index] for index in pool.gold[row])
+            for row in rows
         )
+        documents = tuple((marked if index in gold else pool.documents)[index] for index in indices)
+        metadata = {"split": split, "seed": config.seed}
+        name = f"{source}-{split}-{number:05d}"
+        yield Task(name, asked, documents, source=source, metadata=metadata)
 
 
 def _drawn_questions(pool: Pool, config: BuildConfig) -> Iterator[tuple[int, ...]]:

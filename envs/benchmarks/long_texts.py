@@ -49,15 +49,10 @@ def grouped_tasks(
     for number, start in enumerate(range(0, len(asked), size)):
         group = asked[start : start + size]
         gold = {place for _, places in group for place in places}
-        yield Task(
-            id=f"{source}-{sample}-{number:03d}",
-            questions=tuple(question.with_documents(places) for question, places in group),
-            documents=tuple(
-                replace(document, gold=place in gold) for place, document in enumerate(documents)
-            ),
-            source=source,
-            metadata={"sample_id": sample},
-        )
+        questions = tuple(question.with_documents(places) for question, places in group)
+        marked = tuple(replace(one, gold=place in gold) for place, one in enumerate(documents))
+        name = f"{source}-{sample}-{number:03d}"
+        yield Task(name, questions, marked, source=source, metadata={"sample_id": sample})
 
 
 class _Said(Struct):

@@ -321,15 +321,12 @@ def question_observation(
     left = {"reads_left": reads_left}
     notice = Piece("read_notice" if over else "asked_reads", left, needs=READ)
     ended = (Piece("answering", {"read_notice": notice, **left}),)
+    closing = ended if over else (Piece("asked", left), notice)
+    questions = questions_piece([task.questions[index].text for index in asked])
     reads = f"{reads_left} read{'s' * (reads_left != 1)} left"
-    return Observation(
-        phase="answering",
-        task=(questions_piece([task.questions[index].text for index in asked]),),
-        closing=ended if over else (Piece("asked", left), notice),
-        label=f"{questions_label(asked, len(task.questions))}, {reads}",
-        question=asked.start,
-        questions=len(asked),
-    )
+    label = f"{questions_label(asked, len(task.questions))}, {reads}"
+    place = {"question": asked.start, "questions": len(asked)}
+    return Observation("answering", (questions,), (), closing, label, **place)
 
 
 def questions_label(asked: range, count: int) -> str:

@@ -41,12 +41,13 @@ class Units:
         question = np.arange(len(group)) if questions is None else _codes(questions)
         pairs = _codes(list(zip(group.tolist(), question.tolist(), strict=True)))
         ways = {"group": group, "question": question}
-        if _count(pairs) == _count(question):
+        sizes = {name: len(np.unique(codes)) for name, codes in ways.items()}
+        if sizes["question"] == len(np.unique(pairs)):
             del ways["question"]
-        elif _count(pairs) == _count(group):
+        elif sizes["group"] == len(np.unique(pairs)):
             del ways["group"]
         self.names, self.codes = tuple(ways), tuple(ways.values())
-        self.count = min(map(_count, self.codes))
+        self.count = min(sizes[name] for name in ways)
         self.single = len(self.codes) == 1 and self.count == len(group)
         self._pairs = pairs
 
@@ -68,10 +69,6 @@ class Units:
 def _codes(labels: Sequence[Hashable]) -> Array:
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(label, len(numbers)) for label in labels], dtype=np.int64)
-
-
-def _count(codes: Array) -> int:
-    return int(codes.max()) + 1 if len(codes) else 0
 
 
 @dataclass(frozen=True, slots=True)

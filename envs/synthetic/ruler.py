@@ -67,12 +67,9 @@ def generate(config: RulerConfig, count: int, seed: int, split: str) -> Iterator
     for index in range(count):
         task_id = f"{config.family}-{split}-{seed}-{index:05d}"
         texts, question, values = make(config, random.Random(task_id), sentences, vocabulary)
-        yield Task(
-            task_id,
-            (Question(question, values, task_id, {"all_of": True, "type": config.family}),),
-            tuple(Document("", text, gold) for text, gold in texts),
-            source=SOURCE,
-        )
+        asked = Question(question, values, task_id, {"all_of": True, "type": config.family})
+        documents = tuple(Document("", text, gold) for text, gold in texts)
+        yield Task(task_id, (asked,), documents, source=SOURCE)
 
 
 _Made = tuple[list[tuple[str, bool]], str, tuple[str, ...]]

@@ -120,21 +120,14 @@ def make_task(config: WorldConfig, seed: int, index: int) -> Task:
         title = f"Notice {number}" if config.prose == "plain" else ""
         gold = not needed.isdisjoint(statements)
         documents.append(Document(title, prose.space.join(sentences), gold))
-    return Task(
-        id=task_name(seed, index),
-        questions=tuple(
-            Question(
-                text=prose.question(chain.facts[0].subject, len(chain.facts)),
-                answers=((chain.correction or chain.facts[-1]).value,),
-                id=f"{seed}-{index}-{number}",
-                metadata={"hops": len(chain.facts), "corrected": chain.correction is not None},
-            )
-            for number, chain in enumerate(asked)
-        ),
-        documents=tuple(documents),
-        source="synthetic",
-        metadata={"prose": config.prose},
-    )
+    questions = []
+    for number, chain in enumerate(asked):
+        text = prose.question(chain.facts[0].subject, len(chain.facts))
+        answers = ((chain.correction or chain.facts[-1]).value,)
+        details = {"hops": len(chain.facts), "corrected": chain.correction is not None}
+        questions.append(Question(text, answers, f"{seed}-{index}-{number}", details))
+    name, metadata = task_name(seed, index), {"prose": config.prose}
+    return Task(name, tuple(questions), tuple(documents), source="synthetic", metadata=metadata)
 
 
 def _chains(config: WorldConfig, prose: Prose, rng: random.Random) -> list[_Chain]:

@@ -72,17 +72,10 @@ class Writer:
         notes: Iterable[Note],
     ) -> Task:
         gold = {place for _, places in asked for place in places}
-        return Task(
-            id=self._id,
-            questions=tuple(question.with_documents(places) for question, places in asked),
-            documents=tuple(Document("", text, n in gold) for n, text in enumerate(texts)),
-            source=self.source,
-            metadata={
-                "split": self._split,
-                "query": query,
-                "notes": [asdict(note) for note in notes],
-            },
-        )
+        questions = tuple(question.with_documents(places) for question, places in asked)
+        documents = tuple(Document("", text, n in gold) for n, text in enumerate(texts))
+        metadata = {"split": self._split, "query": query, "notes": [*map(asdict, notes)]}
+        return Task(self._id, questions, documents, source=self.source, metadata=metadata)
 
     def _texts(
         self, paragraphs: Sequence[Sequence[Saying]], write: Callable[[Saying], str]

@@ -107,16 +107,11 @@ def make_site(config: SiteConfig, seed: int, index: int) -> Task:
     asked, moved = prose.question(works[chosen], HOPS), {"moved": answer != towns[chosen]}
     question = Question(asked, (answer,), f"{seed}-{index}", moved)
     needed = {HOME, lists[chosen // config.works], persons[chosen]}
-    documents = (
+    documents = tuple(
         Document(title, " ".join(lines), title in needed) for title, lines in pages.items()
     )
-    return Task(
-        id=f"site-{seed}-{index}",
-        questions=(question,),
-        documents=tuple(documents),
-        source="site",
-        metadata={"prose": config.prose, "start": HOME, "links": links, **injected},
-    )
+    metadata = {"prose": config.prose, "start": HOME, "links": links, **injected}
+    return Task(f"site-{seed}-{index}", (question,), documents, source="site", metadata=metadata)
 
 
 def _inject(

@@ -189,7 +189,7 @@ def test_convert_writes_tasks_and_provenance(tmp_path: Path) -> None:
 def convert(path: Path, *flags: str) -> list[Task]:
     """Convert a table with the columns q, a and t, where `flags` name no others."""
     out = path.parent / "tasks.jsonl"
-    columns = "--question q --answer a --text t".split()
+    columns = ["--question", "q", "--answer", "a", "--text", "t"]
     assert main(["convert", str(path), "--out", str(out), *columns, *flags]) == 0
     return load_tasks(out)
 
@@ -280,7 +280,7 @@ def test_convert_reads_what_datasets_loads(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    columns = "--question q --answer a --text t --out x.jsonl".split()
+    columns = ["--question", "q", "--answer", "a", "--text", "t", "--out", "x.jsonl"]
     rows = [{"q": f"Who {i}?", "a": f"Orla {i}", "t": "Text."} for i in range(4)]
     (folder := tmp_path / "orla" / "kilns").mkdir(parents=True)
     for split in ("train", "test"):
