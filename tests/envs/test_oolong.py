@@ -1,6 +1,5 @@
 """OOLONG: its rows and its scores."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import yaml
 from atommem.envs.scoring.metrics import score_question
 from atommem.envs.task_files import load_tasks
 from atommem.errors import DataError
+from tests.envs.benchmark_rows import write_lines
 
 
 def oolong_row(answer: str, kind: str = "", **changes: Any) -> dict[str, Any]:
@@ -20,9 +20,7 @@ def oolong_row(answer: str, kind: str = "", **changes: Any) -> dict[str, Any]:
 
 
 def read(folder: Path, row: dict[str, Any]) -> Any:
-    path = folder / "test.jsonl"
-    path.write_text(json.dumps(row) + "\n")
-    return load_tasks(path)[0]
+    return load_tasks(write_lines(folder / "test.jsonl", [row]))[0]
 
 
 SCORES = yaml.safe_load(Path(__file__).with_name("oolong_scores.yaml").read_text())
@@ -40,10 +38,8 @@ def test_oolong_rows_share_the_cluster_of_their_text(tmp_path: Path) -> None:
     task = read(tmp_path, oolong_row("[datetime.date(2024, 3, 5)]", "DATE"))
     assert (task.id, task.source, task.context) == ("oolong-7", "oolong", "Lines.")
     assert task.metadata["sample_id"] == "3"
-    assert (task.questions[0].answers, task.questions[0].metadata["type"]) == (
-        ("2024-03-05",),
-        "user",
-    )
+    (question,) = task.questions
+    assert (question.answers, question.metadata["type"]) == (("2024-03-05",), "user")
     assert read(tmp_path, oolong_row("5", id="x")).source == "oolong_real"
     with pytest.raises(DataError, match="answer"):
         read(tmp_path, oolong_row("spam", "LABEL"))

@@ -13,6 +13,7 @@ from atommem.envs.synthetic.ruler import FAMILIES, RulerConfig, generate
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
 from atommem.errors import DataError
+from tests.envs.benchmark_rows import write_lines
 
 
 def string_match_all(prediction: str, references: list[str]) -> float:
@@ -86,12 +87,9 @@ def test_all_of_recall_equals_the_official_scorer_and_lists_do_not_pay() -> None
 
 
 def test_official_ruler_rows_ask_for_all_outputs(tmp_path: Path) -> None:
-    path = tmp_path / "validation.jsonl"
-    path.write_text(
-        '{"index": 0, "input": "Some text. There are 12 and 34.\\nWhat are all the numbers?", '
-        '"outputs": ["12", "34"], "length": 9}\n'
-    )
-    (task,) = load_tasks(path)
+    text = "Some text. There are 12 and 34.\nWhat are all the numbers?"
+    row = {"index": 0, "input": text, "outputs": ["12", "34"], "length": 9}
+    (task,) = load_tasks(write_lines(tmp_path / "validation.jsonl", [row]))
     assert task.questions[0].text == "What are all the numbers?"
     assert task.context == "Some text. There are 12 and 34."
     score = asyncio.run(score_answers(task, ["34, 12, 99"], "net_recall"))
