@@ -64,8 +64,9 @@ def _build(argv: list[str]) -> int:
 
 def build_long_documents(argv: Sequence[str]) -> int:
     """Build the task file of a benchmark of questions with paragraphs; return the exit status."""
-    if (name := find_flag(argv, "benchmark")) in _GENERATED:
-        return _generate(str(name), argv)
+    name = find_flag(argv, "benchmark")
+    if name in _GENERATED:
+        return _generate(name, argv)
     parser = Parser(
         "atommem data build",
         "Build long-document tasks: the gold documents of questions, shuffled among distractors.",
@@ -124,12 +125,13 @@ def _generate(source: str, argv: Sequence[str]) -> int:
     """Write tasks of the synthetic world, or of another source, which has splits."""
     if source == "synthetic":
         parser = Parser("atommem data synthetic", "Generate tasks of the synthetic world.")
-        title, config_class, make_tasks = "world", WorldConfig, generate
+        title = "world"
     else:
         parser = Parser("atommem data build", f"Write the tasks of {source}.")
         parser.add_argument("--benchmark", required=True, choices=list(_GENERATED), help="Which.")
         parser.add_argument("--split", default="train", choices=TEXT_SPLITS, help="(%(default)s)")
-        title, (config_class, make_tasks) = "texts", _GENERATED[source]
+        title = "texts"
+    config_class, make_tasks = (_GENERATED | {"synthetic": (WorldConfig, generate)})[source]
     parser.add_argument("--n", type=int, required=True, help="Tasks to write.")
     parser.add_argument("--seed", type=int, default=42, help="Seed of every draw (%(default)s).")
     parser.add_argument("--out", type=Path, required=True, help=_OUT)

@@ -162,8 +162,9 @@ class AskedInTurn:
             self.reads_left -= 1
             return None
         batch = self._left.pop(0)
-        several = answers_in(step.actions, len(batch)) if self._several else None
-        self.answers[batch.start : batch.stop] = several or [answer and answer.text]
+        one = [None if answer is None else answer.text]
+        answers = answers_in(step.actions, len(batch)) if self._several else one
+        self.answers[batch.start : batch.stop] = answers
         self.reads_left = self._max_reads
         if self._left:
             return None

@@ -325,8 +325,9 @@ def question_observation(
     questions = questions_piece([task.questions[index].text for index in asked])
     reads = f"{reads_left} read{'s' * (reads_left != 1)} left"
     label = f"{questions_label(asked, len(task.questions))}, {reads}"
-    place = {"question": asked.start, "questions": len(asked)}
-    return Observation("answering", (questions,), (), closing, label, **place)
+    return Observation(
+        "answering", (questions,), (), closing, label, question=asked.start, questions=len(asked)
+    )
 
 
 def questions_label(asked: range, count: int) -> str:

@@ -321,7 +321,8 @@ def compare(
     changes = {task: round(fmean(found), 9) + 0.0 for task, found in by_task.items()}
     wins = sum(change > 0 for change in changes.values())
     losses = sum(change < 0 for change in changes.values())
-    units, labels = ([first[key][part] for key in gaps] for part in (0, 1))
+    units = [first[key][0] for key in gaps]
+    labels = [first[key][1] for key in gaps]
     return Comparison(
         metric=metric,
         wins=wins,

@@ -89,8 +89,8 @@ class WebEnvironments(QAEnvironments):
 
     def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
         """Return the upper bound: one step a call, each with a whole chunk, none shared."""
-        steps = {"stream_steps": self.config.max_calls, "stream_tokens": self.config.chunk_tokens}
-        shape = replace(supposed, **steps, reads=0, questions=1.0, same_stream=False)
+        config, shape = self.config, replace(supposed, reads=0, questions=1.0, same_stream=False)
+        shape = replace(shape, stream_steps=config.max_calls, stream_tokens=config.chunk_tokens)
         if path is None or not Path(path).is_file():
             return shape
         tasks = load_tasks(path)

@@ -167,7 +167,7 @@ def build_corpus(
     """
     folder, pages = Path(folder), iter(pages)
     first = list(islice(pages, 1))  # an unreadable file leaves no folder
-    settings = embedder and asdict(embedder)
+    settings = None if embedder is None else asdict(embedder)
     if not (folder / MANIFEST).exists():
         if passage_characters < 1:
             raise ConfigError(f"passage_characters={passage_characters}: must be at least 1.")
