@@ -53,15 +53,14 @@ def json_columns(rows: Rows, kind: Any) -> Any:
     return pyarrow.table(columns)
 
 
-def write_datasets(path: Path, rows: Rows) -> Path:
-    parquet.write_table(json_columns(rows, pyarrow.json_()), path)
+def write_datasets(path: Path, rows: Rows, kind: Any = None) -> Path:
+    parquet.write_table(json_columns(rows, kind or pyarrow.json_()), path)
     return path
 
 
 def write_without_types(path: Path, rows: Rows) -> Path:
     """Write what is left of it after pandas: JSON in plain strings."""
-    parquet.write_table(json_columns(rows, pyarrow.string()), path)
-    return path
+    return write_datasets(path, rows, pyarrow.string())
 
 
 def write_stream(path: Path, rows: Rows) -> Path:
