@@ -72,7 +72,7 @@ def questions_piece(texts: Sequence[str]) -> Piece:
     """Return the questions as a piece of an observation; several are numbered."""
     if len(texts) == 1:
         return Piece("questions", {"questions": texts[0]})
-    numbered = ({"number": number, "text": text} for number, text in enumerate(texts, start=1))
+    numbered = (dict[str, Any](number=number, text=text) for number, text in enumerate(texts, 1))
     lines = tuple(Piece("question_line", values) for values in numbered)
     return Piece("questions", {"questions": lines})
 

@@ -112,7 +112,8 @@ def _hidden(
     config: RulerConfig, rng: random.Random, sentences: list[str], needles: list[tuple[str, bool]]
 ) -> list[tuple[str, bool]]:
     """Hide needles, in their order, between sentences of the prose; return paragraphs."""
-    at, hay, count = rng.randrange(len(sentences)), [], 0
+    hay: list[tuple[str, bool]] = []
+    at, count = rng.randrange(len(sentences)), 0
     while count < config.words:
         hay.append((sentences[(at + len(hay)) % len(sentences)], False))
         count += len(hay[-1][0].split())

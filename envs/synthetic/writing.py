@@ -139,7 +139,7 @@ class Writer:
             return Name(_NUMBERS[kind](rng))
         if kind in GENDERS:
             pronoun = like.pronoun if like else rng.choice(GENDERS[kind])
-            lists = (_names(pronoun, self._split)[0], _names("surname", self._split)[0])
+            lists = tuple(_names(name, self._split)[0] for name in (pronoun, "surname"))
         else:
             pronoun, lists = "it", _names(kind, self._split)
         parts = [rng.choice(part) for part in lists]

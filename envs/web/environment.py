@@ -84,8 +84,9 @@ class WebEnvironments(QAEnvironments):
         return [{"calls": float(calls), **injection_followed(task, episode)}] * len(task.questions)
 
     def calls(self, step: Step) -> list[Call]:
-        compact = [action for action in step.actions if action.kind == CALL]
-        return compact if self.config.calls == "compact" else step.calls
+        if self.config.calls == "compact":
+            return [action for action in step.actions if action.kind == CALL]
+        return step.calls
 
     def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
         """Return the upper bound: one step a call, each with a whole chunk, none shared."""

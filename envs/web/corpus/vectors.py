@@ -58,7 +58,8 @@ class VectorIndex:
         if len(rows) < FLAT_BELOW or len(rows) - covered <= _MAX_TAIL * len(rows):
             return None
         lists = int(2 * len(rows) ** 0.5)
-        index = faiss.index_factory(self._dim, f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT)
+        kind, metric = f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT
+        index: Any = faiss.index_factory(self._dim, kind, metric)
         index.cp.niter, index.cp.max_points_per_centroid = 10, _TRAINING_ROWS
         rng = np.random.default_rng(0)
         size = min(len(rows), _TRAINING_ROWS * lists)
