@@ -194,12 +194,8 @@ async def recall(
 ) -> dict[str, Any]:
     """Return the best entries of all conversations of a scope, each with its conversation."""
     found = await call.server.recall(call.owner, scope, query, k)
-    return wire.page(
-        [
-            {**wire.entry_object(entry), "score": score, "conversation": conversation}
-            for conversation, entry, score in found
-        ]
-    )
+    objects = (wire.entry_object(hit, score=score, conversation=name) for name, hit, score in found)
+    return wire.page([*objects])
 
 
 @router.get("/conversations/{conversation}")
@@ -337,9 +333,8 @@ async def create_chat_completion(body: wire.ChatCreate, call: ThisCall) -> Any:
 
 async def response_id(log: ConversationLog, key: RequestKey | None) -> str:
     """Return the id of the response that a repeated request has, or a new one."""
-    if key is not None and not key.renews:
-        for ask in await run_in_threadpool(log.written_by, key):
-            return str(ask.response)
+    for ask in await run_in_threadpool(log.written_by, key):
+        return str(ask.response)
     if key is None or key.derived:
         return f"resp_{secrets.token_hex(16)}"
     return f"resp_{key.key[:32]}"

@@ -249,9 +249,8 @@ def time_of(conversation: str) -> int:
 def find_conversation(
     connection: sa.Connection, conversation: str, owner: str, *, lock: bool = False
 ) -> ConversationInfo:
-    query = sa.select(conversations).where(
-        conversations.c.id == conversation, conversations.c.owner == owner
-    )
+    columns = conversations.c
+    query = sa.select(conversations).where(columns.id == conversation, columns.owner == owner)
     row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     if row is None:
         raise NotFoundError(f"there is no conversation {conversation!r}.")
@@ -266,9 +265,8 @@ def record_request(
 ) -> None:
     if request is not None:
         values = {"conversation": conversation, "version": version, "failed": False}
-        row = insert_of(connection, requests).values(
-            key=request.key, digest=request.digest, **values
-        )
+        identity = {"key": request.key, "digest": request.digest}
+        row = insert_of(connection, requests).values(**identity, **values)
         if request.renews:
             row = row.on_conflict_do_update(index_elements=[requests.c.key], set_=values)
         connection.execute(row)

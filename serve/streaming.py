@@ -93,9 +93,7 @@ class ResponseForm:
         prompt, completion = _token_counts(answer)
         values = {
             "output": [self._reasoning("completed"), self.message(answer.text, answer.note)],
-            "memory": [
-                {**entry_object(entry), "cut": entry.id in answer.cut} for entry in answer.entries
-            ],
+            "memory": [entry_object(each, cut=each.id in answer.cut) for each in answer.entries],
             "usage": {
                 "input_tokens": prompt,
                 "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -268,10 +266,8 @@ async def respond(
 
 
 def step_summary(step: Step) -> str:
-    done = [_describe(item) for item in step.operations if item.kind != "retrieve"]
-    text = (
-        f"step {step.index + 1}, {step.observation.label}: {'; '.join(done) or 'nothing written'}"
-    )
+    done = "; ".join(_describe(item) for item in step.operations if item.kind != "retrieve")
+    text = f"step {step.index + 1}, {step.observation.label}: {done or 'nothing written'}"
     if step.operations:
         text += f"; shown next: {len(step.operations[-1].scores)} entries"
     return text

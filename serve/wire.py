@@ -10,14 +10,7 @@ from pydantic_core import PydanticCustomError
 from sqlalchemy.exc import OperationalError
 from starlette.responses import JSONResponse
 
-from atommem.errors import (
-    AtomMemError,
-    ConfigError,
-    DataError,
-    OutageError,
-    PolicyError,
-    PromptTooLongError,
-)
+from atommem import errors
 from atommem.memory.log import Entry
 from atommem.process import StepTimeoutError
 from atommem.saved_memory import SCOPE
@@ -31,20 +24,17 @@ _STATUS: list[tuple[type[Exception], int, str]] = [
     (NotFoundError, 404, "not_found"),
     (BusyError, 429, "too_busy"),
     (KeyReusedError, 422, "idempotency_key_reused"),
-    (PromptTooLongError, 400, "context_length_exceeded"),
-    (DataError, 400, "invalid_request"),
-    (ConfigError, 400, "invalid_request"),
-    (OutageError, 503, "policy_unreachable"),
+    (errors.PromptTooLongError, 400, "context_length_exceeded"),
+    (errors.DataError, 400, "invalid_request"),
+    (errors.ConfigError, 400, "invalid_request"),
+    (errors.OutageError, 503, "policy_unreachable"),
     (StepTimeoutError, 503, "policy_too_slow"),
     (OperationalError, 503, "database_unreachable"),
-    (PolicyError, 502, "policy_refused"),
+    (errors.PolicyError, 502, "policy_refused"),
 ]
 """Status and code by type of error; the first match counts."""
-SERVE_ERRORS = (
-    AtomMemError,
-    StepTimeoutError,
-    OperationalError,
-)  # errors with a message for the client
+SERVE_ERRORS = (errors.AtomMemError, StepTimeoutError, OperationalError)
+"""Errors with a message for the client."""
 CLEAN = AfterValidator(clean)  # after bounds of the length, whose errors would count "items"
 Text = Annotated[str, CLEAN]
 NonBlank = Annotated[Text, Field(pattern=r"\S")]
@@ -108,6 +98,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "stop": ([], ""),
     **dict.fromkeys(("prompt", "audio", "prediction", "web_search_options", "moderation"), ()),
+    **dict.fromkeys(("text", "response_format"), ()),  # of the type text
 }
 """Parameters that change what an answer is, with the values that are supported."""
 
@@ -134,20 +125,18 @@ class AskCreate(BaseModel, extra="allow"):
             else:
                 supported = name in _HARMLESS or value in _SUPPORTED.get(name, ())
             if value is not None and not supported:
-                known = name in _SUPPORTED or name in ("text", "response_format")
-                code = "unsupported_parameter" if known else "unknown_parameter"
-                fix = f"{str(value)[:80]!r} is not supported" if known else "not a parameter"
+                code, fix = "unknown_parameter", "not a parameter"
+                if name in _SUPPORTED:
+                    code, fix = "unsupported_parameter", f"{str(value)[:80]!r} is not supported"
                 raise PydanticCustomError(code, "{fix}. Leave it out.", {"name": name, "fix": fix})
         return self
 
     @property
     def echo(self) -> dict[str, Any]:
         """The parameters that a response repeats."""
-        extra = {
-            name: value for name, value in (self.model_extra or {}).items() if value is not None
-        }
-        extra.pop("stream_options", None)
-        return {**extra, "metadata": self.metadata or {}}
+        given = {**(self.model_extra or {}), "stream_options": None}
+        given = {name: value for name, value in given.items() if value is not None}
+        return {**given, "metadata": self.metadata or {}}
 
 
 class ResponseCreate(AskCreate):
@@ -203,12 +192,8 @@ def scope_of(*values: str | None) -> dict[str, str]:
 
 
 def conversation_object(info: ConversationInfo) -> dict[str, Any]:
-    return {
-        "id": info.id,
-        "object": "conversation",
-        "created_at": info.created_at,
-        "metadata": info.metadata,
-    }
+    shown = {name: value for name, value in vars(info).items() if name != "owner"}
+    return {**shown, "object": "conversation"}
 
 
 def page(data: Sequence[Mapping[str, Any]], limit: int | None = None) -> dict[str, Any]:
@@ -224,5 +209,5 @@ def page(data: Sequence[Mapping[str, Any]], limit: int | None = None) -> dict[st
     }
 
 
-def entry_object(entry: Entry) -> dict[str, Any]:
-    return {name: value for name, value in asdict(entry).items() if value is not None}
+def entry_object(entry: Entry, **more: Any) -> dict[str, Any]:
+    return {name: value for name, value in asdict(entry).items() if value is not None} | more
