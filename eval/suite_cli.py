@@ -19,6 +19,7 @@ from atommem.envs.data_cli import main as build_data
 from atommem.envs.task_files import describe_file
 from atommem.errors import AtomMemError, BudgetSpentError, ConfigError, check_writable
 from atommem.eval import eval_config
+from atommem.eval.eval_config import EXIT_BUDGET_SPENT, EXIT_REFUSED, EXIT_TOO_MANY_FAILED
 from atommem.eval.output import MANIFEST, OutputFolder
 from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.reporting.results import Evaluation, read_evaluation
@@ -63,27 +64,21 @@ def main(argv: Sequence[str]) -> int:
     for name, error in errors.items():
         eval_config.print_error(f"{name} is left out: {error}")
     if not runs:
-        return eval_config.EXIT_REFUSED
+        return EXIT_REFUSED
     tasks = load_columns(suite.columns, suite.environment, given.data_cache, given.input)
     try:
         asyncio.run(run_all(runs, tasks))
     except KeyboardInterrupt:
         return eval_config.print_interrupted(given.output_dir)
-    evaluations = {
-        run: read_evaluation(
-            run.folder,
-            run.row.method,
-            run.column.name,
-            setting=run.row.label,
-            documents=run.column.documents,
-            seed=run.seed,
-        )
-        for run in runs
-        if (run.folder / MANIFEST).is_file()
-    }
+    evaluations = {}
+    for run in runs:
+        if (run.folder / MANIFEST).is_file():
+            names, documents = (run.row.method, run.column.name), run.column.documents
+            labels = {"setting": run.row.label, "documents": documents, "seed": run.seed}
+            evaluations[run] = read_evaluation(run.folder, *names, **labels)
     _report(suite, evaluations, given.output_dir)
     is_whole = len(evaluations) == len(runs) and not errors
-    return _exit_status(evaluations) or (0 if is_whole else eval_config.EXIT_REFUSED)
+    return _exit_status(evaluations) or (0 if is_whole else EXIT_REFUSED)
 
 
 async def run_all(runs: Sequence[SuiteRun], tasks: Mapping[str, Sequence[Any]]) -> None:
@@ -97,15 +92,11 @@ async def run_all(runs: Sequence[SuiteRun], tasks: Mapping[str, Sequence[Any]]) 
         return tasks[run.column.key][: run.evaluation.config.limit]
 
     async def start(run: SuiteRun) -> None:
+        own, samples = tasks_of(run), run.evaluation.config.num_generations
         try:
             method, settings = await context.open(run.evaluation)
             result = await evaluate(
-                tasks_of(run),
-                method,
-                run.folder,
-                num_generations=run.evaluation.config.num_generations,
-                settings=settings,
-                progress=False,
+                own, method, run.folder, num_generations=samples, settings=settings, progress=False
             )
         except AtomMemError as error:  # the policy may refuse the requests of one method only
             run.error = error
@@ -199,21 +190,16 @@ def _exit_status(evaluations: Mapping[SuiteRun, Evaluation]) -> int:
     for run, item in evaluations.items():
         count, failed = len(item.records), sum(record.failed for record in item.records)
         if failed > run.evaluation.config.max_failed_fraction * count:
-            found.add(eval_config.EXIT_TOO_MANY_FAILED)
+            found.add(EXIT_TOO_MANY_FAILED)
             eval_config.print_error(
                 f"{run.name}: {failed} of {count} episodes failed, more than "
                 "--max_failed_fraction. Scores cover the others; the same command runs them again."
             )
         if run.error is not None:
             spent = isinstance(run.error, BudgetSpentError)
-            found.add(eval_config.EXIT_BUDGET_SPENT if spent else eval_config.EXIT_REFUSED)
+            found.add(EXIT_BUDGET_SPENT if spent else EXIT_REFUSED)
             eval_config.print_error(f"{run.name} was refused: {run.error}")
-    ranked = (
-        eval_config.EXIT_REFUSED,
-        eval_config.EXIT_BUDGET_SPENT,
-        eval_config.EXIT_TOO_MANY_FAILED,
-        0,
-    )
+    ranked = (EXIT_REFUSED, EXIT_BUDGET_SPENT, EXIT_TOO_MANY_FAILED, 0)
     return next(status for status in ranked if status in found)
 
 

@@ -62,7 +62,7 @@ class ResponseForm:
         echo: Mapping[str, Any],
         created_at: int | None = None,
     ) -> None:
-        self._id = response
+        self._id, self._reasoning_id = response, f"rs_{response.removeprefix('resp_')}"
         listed = conversation is not None and conversation.startswith(LISTED)
         self._head: dict[str, Any] = {
             **dict.fromkeys(("error", "incomplete_details", "instructions")),
@@ -121,12 +121,8 @@ class ResponseForm:
 
     def step(self, step: Step) -> str:
         text = step_summary(step)
-        place = {
-            "item_id": self._reasoning("in_progress")["id"],
-            "output_index": 0,
-            "summary_index": len(self._summaries),
-        }
-        part = {"type": "summary_text", "text": text}
+        number, part = len(self._summaries), {"type": "summary_text", "text": text}
+        place = {"item_id": self._reasoning_id, "output_index": 0, "summary_index": number}
         self._summaries.append(part)
         return (
             self._event("reasoning_summary_part.added", **place, part={**part, "text": ""})
@@ -158,8 +154,8 @@ class ResponseForm:
         return self._event("failed", response=self.response("failed", error=error))
 
     def _reasoning(self, status: str) -> dict[str, Any]:
-        name = f"rs_{self._id.removeprefix('resp_')}"
-        return {"id": name, "type": "reasoning", "summary": [*self._summaries], "status": status}
+        head = {"id": self._reasoning_id, "type": "reasoning", "status": status}
+        return {**head, "summary": [*self._summaries]}
 
     def _event(self, name: str, **values: Any) -> str:
         kind = f"response.{name}"

@@ -200,13 +200,8 @@ def page(data: Sequence[Mapping[str, Any]], limit: int | None = None) -> dict[st
     """Return OpenAI's list of the first `limit` objects, with the ids to continue from."""
     shown = list(data[:limit])
     ids = [item.get("id") for item in shown] or [None]
-    return {
-        "object": "list",
-        "data": shown,
-        "has_more": len(data) > len(shown),
-        "first_id": ids[0],
-        "last_id": ids[-1],
-    }
+    more = {"has_more": len(data) > len(shown), "first_id": ids[0], "last_id": ids[-1]}
+    return {"object": "list", "data": shown, **more}
 
 
 def entry_object(entry: Entry, **more: Any) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class GenerativeAgents(Reader):
         step, reply = await record.ask_json(label, statement, Piece("rate"))
         found = reply.get("importance")
         rating = float(min(10, max(1, found)) if isinstance(found, int | float) else UNRATED)
-        (vector,) = await record.embed([text])
+        (vector,) = await record.embed([text], "entry")
         ratings[record.create(step, text, vector)] = rating
         return rating
 

@@ -69,7 +69,7 @@ async def test_training_evaluation_and_serving_give_the_same_tokens(
     assert evaluated.answers == trained.answers
 
     settings = {"retrieve_k": 3, "entry_tokens": 12, "max_completion_length": 200, **world}
-    model = scripted(policy=policy, tokenizer=tokenizer, **settings)
+    model = scripted(policy=policy, **settings)
     (question,) = task.questions
     texts = chunk_task(task, tokenizer, "documents", 0)
     texts = texts if chunking == "documents" else [joined_text(task)]
