@@ -39,7 +39,6 @@ from atommem.serve.schema import (
     answer_id,
 )
 from atommem.serve.served_model import STAGES, ServedModel
-from atommem.session_state import SessionState
 from atommem.trace import step_record
 
 CONFLICTS = Counter("atommem_conflicts", "Commits that lost to another gateway")
@@ -64,7 +63,7 @@ def _repeated(method: _Method) -> _Method:
 class Conversation:
     """A conversation in use, by one task at a time (`Conversations.use`).
 
-    Every method commits its work before it returns; a step that raises or is cancelled leaves none.
+    Every method commits before it returns; a step that raises or is cancelled leaves nothing.
     """
 
     session: Session
@@ -96,11 +95,8 @@ class Conversation:
         """Load the session from the log; entries of another embedder are embedded again."""
         self.is_open = False
         agent, embedder = self._model.agent, self._model.agent.embedder.id
-        state = await run_in_threadpool(self._log.load, self.id, self.owner, embedder)
-        progress, memory = (state.steps, state.sampled), (state.operations, state.vectors)
-        saved = SessionState(self.id, *progress, embedder, *memory)
-        self.session = await Session.restore(agent, saved)
-        self.state = replace(state, operations=(), vectors=None)
+        state, saved = await run_in_threadpool(self._log.load, self.id, self.owner, embedder)
+        self.session, self.state = await Session.restore(agent, saved), state
         self.is_open = True
 
     async def reload_after_conflict(self) -> None:

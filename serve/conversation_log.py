@@ -26,6 +26,7 @@ from atommem.serve.schema import (
     requests,
     vectors,
 )
+from atommem.session_state import SessionState
 
 _MADE = ("created_at", "checkpoint", "embedder")
 _Create = Callable[[sa.Connection], ConversationInfo]
@@ -199,16 +200,16 @@ class ConversationLog:
             for _, future in batch:
                 future.set_result(None)
 
-    def load(self, conversation: str, owner: str, embedder: str) -> LogState:
-        """Load the state of a conversation with the vectors of `embedder`."""
+    def load(self, conversation: str, owner: str, embedder: str) -> tuple[LogState, SessionState]:
+        """Load a conversation's state and session, with the vectors of `embedder`."""
         self.info(conversation, owner)  # raises
         found = self._rows(schema.events_of(conversation, *schema.STATE))
         state = schema.state_of(found)
-        state.operations = tuple(operation_from_json(op) for row in found for op in row.operations)
+        operations = tuple(operation_from_json(op) for row in found for op in row.operations)
         cached = vectors.c.conversation == conversation, vectors.c.embedder == embedder
         rows = self._rows(sa.select(vectors.c.digest, vectors.c.row).where(*cached))
-        state.vectors = schema.text_vectors(embedder, rows) if rows else None
-        return state
+        held = operations, schema.text_vectors(embedder, rows) if rows else None
+        return state, SessionState(conversation, state.steps, state.sampled, embedder, *held)
 
     def version(self, conversation: str, owner: str) -> int | None:
         """Return the version of the newest event; None if `owner` has no such conversation."""

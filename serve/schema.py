@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from atommem.errors import AtomMemError, ConfigError
-from atommem.memory.log import Operation
 from atommem.memory.store import TextVectors
 
 VERSION = 3  # version of the tables; a database of another version is refused
@@ -155,14 +154,12 @@ STATE = tuple(column for column in events.c if column.name not in ("conversation
 
 @dataclass
 class LogState:
-    """State of a conversation's log, with everything that its session needs to continue."""
+    """What a conversation's log says of its progress."""
 
     version: int = 0  # of the newest event
     embedder: str | None = None
     steps: int = 0  # as in `SessionState`
     sampled: int = 0
-    operations: tuple[Operation, ...] = ()  # until the session has them
-    vectors: TextVectors | None = None
     unread: Unread = field(default_factory=dict)
     asked: Unread = field(default_factory=dict)  # a question, unread until it has its answer
 

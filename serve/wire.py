@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Self
 
-from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 from sqlalchemy.exc import OperationalError
@@ -179,11 +178,6 @@ def error_response(status: int, code: str, message: str, param: str | None = Non
     headers = {"Retry-After": _RETRY_AFTER[status]} if status in _RETRY_AFTER else {}
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     return JSONResponse(body, status, headers)
-
-
-def unknown_parameter(name: str) -> RequestValidationError:
-    error = {"type": "unknown_parameter", "loc": (name,), "msg": "not a parameter. Leave it out."}
-    return RequestValidationError([error])
 
 
 def scope_of(*values: str | None) -> dict[str, str]:

@@ -162,7 +162,7 @@ def event_kinds(conversations: Conversations, conversation: str) -> list[str]:
     """The kinds of all events, after checking that steps and operations are whole and replay."""
     log = conversations.log
     name = conversation.rpartition("/")[2]
-    operations = log.load(name, "local", "none").operations
+    operations = log.load(name, "local", "none")[1].operations
     events, rows = log.events(name), log.operations(name)
     assert (replay(operations), len(operations)) == log.memory_at(name)
     assert [row["seq"] for row in rows] == list(range(len(operations)))

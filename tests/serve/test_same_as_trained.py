@@ -81,7 +81,7 @@ async def test_training_evaluation_and_serving_give_the_same_tokens(
             model="scripted", conversation=name, input=question.text
         )
         steps = http.get(f"/v1/conversations/{name}/steps", params={"limit": 100}).json()["data"]
-        served = server.conversations.log.load(name, "local", "none").operations
+        served = server.conversations.log.load(name, "local", "none")[1].operations
 
     assert len(steps) == len(trained.steps) > 3
     assert [step["prompt_ids"] for step in steps] == [step.prompt_ids for step in trained.steps]
