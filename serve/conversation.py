@@ -236,8 +236,8 @@ class Conversation:
             if answer is not None:
                 held = [entry.id for entry in answer.entries]
                 body = {"text": answer.text, "note": answer.note, "entries": held}
-                ids = {"response": ask.response, "item": answer_id(str(ask.response))}
-                events.append(Event("answer", body, parent=version, **ids))
+                name, given = answer_id(str(ask.response)), ask.response
+                events.append(Event("answer", body, parent=version, response=given, item=name))
             done = await self._commit(events, request if new else None)
             if new:
                 ask = done[0]

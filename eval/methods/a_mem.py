@@ -52,7 +52,7 @@ class AMem(Reader):
             note = Note(text, keywords, text_of(reply.get("context")) or NO_CONTEXT, tags)
             changed: list[int] = []
             if notes:
-                (vector,) = await record.embed([text], "entry")
+                (vector,) = await record.embed([text])
                 found = record.index.search(vector, NEIGHBOURS)
                 near = [entry_id for entry_id, _ in found]
                 step, reply = await record.ask_json(
@@ -68,12 +68,10 @@ class AMem(Reader):
                 evolved += bool(reply.get("should_evolve"))
             for entry_id in changed:
                 record.update(step, entry_id, notes[entry_id].text())
-            notes[
-                record.create(step, note.text(), (await record.embed([note.text()], "entry"))[0])
-            ] = note
+            notes[record.create(step, note.text(), (await record.embed([note.text()]))[0])] = note
             if evolved == EVOLUTIONS:
                 evolved = 0
-                vectors = await record.embed([note.text() for note in notes.values()], "entry")
+                vectors = await record.embed([note.text() for note in notes.values()])
                 record.index.update(dict(zip(notes, vectors, strict=True)))
 
         def find(vector: Vectors) -> Found:

@@ -52,7 +52,7 @@ class GenerativeAgents(Reader):
         step, reply = await record.ask_json(label, statement, Piece("rate"))
         found = reply.get("importance")
         rating = float(min(10, max(1, found)) if isinstance(found, int | float) else UNRATED)
-        (vector,) = await record.embed([text], "entry")
+        (vector,) = await record.embed([text])
         ratings[record.create(step, text, vector)] = rating
         return rating
 
@@ -63,7 +63,7 @@ class GenerativeAgents(Reader):
         questions = texts_in(reply.get("questions"))[:QUESTIONS]
         if not questions:
             return
-        vectors = await record.embed(questions, "query")
+        vectors = await record.embed(questions, kind="query")
         recalled = [best_memories(record, ratings, vector, EVIDENCE) for vector in vectors]
         for question, found in zip(questions, recalled, strict=True):
             view = record.view(question, found)

@@ -30,7 +30,7 @@ class Mem0(Reader):
             facts = facts_of(reply)
             if not facts:
                 continue
-            vectors = await record.embed(facts, "entry")
+            vectors = await record.embed(facts)
             found = merged(record.index.search(vector, SIMILAR) for vector in vectors)
             view = record.view("\n".join(facts), found, range(len(found)))
             lines = tuple(Piece("fact", {"fact": fact}) for fact in facts)
@@ -57,8 +57,7 @@ async def apply(
         if (text := text_of(item.get("text")))
     ]
     written = [text for event, text, _ in decided if event in ("ADD", "UPDATE")]
-    rows = await record.embed(written, "entry") if written else ()
-    vectors = dict(zip(written, rows, strict=True))
+    vectors = dict(zip(written, await record.embed(written), strict=True)) if written else {}
     for event, text, number in decided:
         entry_id = ids.get(number, 0)
         if event == "ADD":

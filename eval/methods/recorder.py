@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -82,7 +83,7 @@ class Recorder:
         self.answers: list[str | None] = [None] * len(self.task.questions)
         self.metrics: dict[str, float] = {}
         self.texts: dict[int, str] = {}
-        self.embed = self.setup.embedder.embed
+        self.embed = partial(self.setup.embedder.embed, kind="entry")
         self.index = VectorStore(self.setup.embedder.dim)
         self.thinking = False
         self._contents = Contents()
@@ -145,7 +146,7 @@ class Recorder:
         self.texts = dict(enumerate(texts, start=1))
         self.index = VectorStore(self.setup.embedder.dim)
         if texts:
-            self.index.add(list(self.texts), await self.embed(texts, "entry"))
+            self.index.add(list(self.texts), await self.embed(texts))
 
     def create(self, step: Step, text: str, vector: Vectors) -> int:
         """Create an entry as a result of `step`; returns its id."""
@@ -217,7 +218,7 @@ class Recorder:
         """Ask all questions together, with the entries that `find` returns for their vectors."""
         for asked in self.together:
             texts = [self.task.questions[index].text for index in asked]
-            found = merged(map(find, await self.embed(texts, "query")))
+            found = merged(map(find, await self.embed(texts, kind="query")))
             step = await self.answer(asked, view=self.view("\n".join(texts), found))
             for text in texts:
                 self.log_query(step, text)

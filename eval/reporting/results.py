@@ -94,19 +94,11 @@ def read_evaluation(
     found = parse_records(content, folder / EPISODES)
     records = tuple(found[key] for key in sorted(found))
     sources = " + ".join(sorted({record.source or "unknown" for record in records}))
-    evaluation = Evaluation(
-        folder,
-        clean(method or folder.resolve().name),  # data frames take no half characters
-        clean(dataset or sources),
-        manifest=manifest,
-        records=records,
-        **labels,
-    )
-    written = {
-        MANIFEST: ("run", manifest),
-        EPISODES: ("episodes_sha256", hashlib.sha256(content).hexdigest()),
-    }
-    for name, (key, value) in written.items():
+    # Data frames take no half characters.
+    names = clean(method or folder.resolve().name), clean(dataset or sources)
+    evaluation = Evaluation(folder, *names, manifest=manifest, records=records, **labels)
+    digest = hashlib.sha256(content).hexdigest()
+    for name, key, value in ((MANIFEST, "run", manifest), (EPISODES, "episodes_sha256", digest)):
         if summary.get(key, value) != value:
             raise DataError(
                 f"{folder / name}: not what {SUMMARY} was made of. Restore it, or run the "
