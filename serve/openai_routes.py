@@ -334,8 +334,9 @@ async def create_chat_completion(body: wire.ChatCreate, call: ThisCall) -> Any:
 
 async def response_id(log: ConversationLog, key: RequestKey | None) -> str:
     """Return the id of the response that a repeated request has, or a new one."""
-    for ask in await run_in_threadpool(log.written_by, key):
-        return str(ask.response)
+    if key is not None and not key.renews:
+        for ask in await run_in_threadpool(log.written_by, key):
+            return str(ask.response)
     if key is None or key.derived:
         return f"resp_{secrets.token_hex(16)}"
     return f"resp_{key.key[:32]}"
