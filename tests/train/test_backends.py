@@ -26,10 +26,7 @@ from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.colocate_backend import make_colocate_backend
 from atommem.train.rollout.rollouts import Rollouts
-from atommem.train.rollout.server_backend import (
-    AdapterBackend,
-    FullWeightBackend,
-)
+from atommem.train.rollout.server_backend import AdapterBackend, FullWeightBackend
 from atommem.train.rollout.weight_sync import AdapterPublisher, describe_weights
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer

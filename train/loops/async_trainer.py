@@ -14,7 +14,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from peft import PeftModel
 
-from atommem.config import MemoryConfig
+from atommem.episode import Episode
 from atommem.errors import BudgetSpentError, ConfigError, OutageError
 from atommem.policy.contract import Completion
 from atommem.policy.decoding import Row as DecodeRow
@@ -61,8 +61,6 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
             )
         groups = episodes // args.num_generations
         self._order = TaskOrder(len(tasks), groups, args.shuffle_dataset, args.seed)
-        if args.max_steps <= 0:
-            args.max_steps = max(1, int(args.num_train_epochs * self._order.updates_per_epoch))
         lora = kwargs.get("peft_config") is not None
         if args.beta and not lora:
             raise ConfigError(
@@ -79,8 +77,18 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
             self.backend = make_server_backend(args, runner, lora, kept)
         self.model_version = 0  # how often the weights were published
         self._published = -1  # by this many updates
-        self._rollout_log = RolloutLog([], MemoryConfig())
-        self.rollout_worker: Any = None if runner is None else self._make_worker(runner)
+        self._rollout_log = RolloutLog(runner and runner.agent, tasks)
+        self.rollout_worker: Any = None
+        if runner is not None:
+            self.rollout_worker = RolloutWorker(
+                runner=runner,
+                tasks=tasks,
+                order=self._order,
+                group_size=args.num_generations,
+                groups_per_version=groups * args.weight_sync_steps,
+                max_staleness=args.max_staleness,
+                close=self.backend.close,
+            )
         if args.use_vllm and lora:
             check_servable(self.accelerator.unwrap_model(self.model))
 
@@ -91,23 +99,6 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         finally:
             if self.rollout_worker is not None:
                 self.rollout_worker.stop()
-
-    def _make_worker(self, runner: EpisodeRunner) -> RolloutWorker:
-        args, groups = self.args, self._order.groups_per_update
-        agent = runner.agent
-        self._rollout_log = RolloutLog(map(agent.factory.describe, self.tasks), agent.memory)
-        return RolloutWorker(
-            runner=runner,
-            tasks=self.tasks,
-            order=self._order,
-            group_size=args.num_generations,
-            groups_per_version=groups * args.weight_sync_steps,
-            max_staleness=args.max_staleness,
-            total=groups * args.max_steps,
-            first=lambda: self.state.global_step * groups,
-            max_in_flight=args.max_inflight_tasks,
-            close=self.backend.close,
-        )
 
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
@@ -122,14 +113,13 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         broken: Exception | None = None
         if self.rollout_worker is not None:
             try:
-                count, update = self._order.groups_per_update, self.state.global_step
-                numbers = range(update * count, (update + 1) * count)
+                numbers = self._numbers(self.state.global_step, self.state.global_step + 1)
                 stop, stale_after = self.stop_request, self.args.heartbeat_stale_after_s
                 with self._rollout_log.clock.busy(WAIT):
                     groups = self.rollout_worker.take(numbers, stale_after, lambda: stop.requested)
-                if len(groups) == count:
-                    self._log_groups(groups)
+                if len(groups) == len(numbers):
                     episodes = [episode for group in groups for episode in group.episodes]
+                    self._log_groups(groups, episodes)
                     batch, shares = batch_of(episodes, self.args)
                     self.log_with_update(shares)
                     payload = [batch.normalizer]
@@ -143,12 +133,14 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
             raise payload[0]
         return Batch(batch.rows, payload[0])
 
-    def _log_groups(self, groups: Sequence[Group]) -> None:
-        episodes = [episode for group in groups for episode in group.episodes]
-        activity = self.rollout_worker.runner.agent.activity
+    def _numbers(self, first: int, end: int) -> range:
+        """Return the numbers of the groups of some updates."""
+        count = self._order.groups_per_update
+        return range(first * count, end * count)
 
+    def _log_groups(self, groups: Sequence[Group], episodes: Sequence[Episode]) -> None:
         async def sums_in_loop() -> dict[str, float]:
-            return self._rollout_log.sums(episodes, activity)  # where the clock is running
+            return self._rollout_log.sums(episodes)  # where the clock is running
 
         flat = [not has_variance([e.reward for e in group.episodes]) for group in groups]
         log = {"frac_reward_zero_std": sum(flat) / len(flat)}
@@ -168,7 +160,8 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         self.model_version += 1
         if self.rollout_worker is not None:
             self.rollout_worker.update_model_version(self.model_version)
-            self.rollout_worker.start()
+            numbers = self._numbers(self.state.global_step, self.state.max_steps)
+            self.rollout_worker.start(numbers)
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         return self.rollout_worker.spawn(work).result()

@@ -18,12 +18,7 @@ from atommem.policy.server_pool import Adapter, PooledServer, ServerPool
 from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.backends import Backend
 from atommem.train.rollout.rollouts import Rollouts
-from atommem.train.rollout.weight_sync import (
-    KEPT,
-    AdapterPublisher,
-    check_adapter,
-    named_weights,
-)
+from atommem.train.rollout.weight_sync import KEPT, AdapterPublisher, check_adapter, named_weights
 from atommem.train.rollout.weight_transfer import connect_nccl
 
 
