@@ -146,10 +146,11 @@ class TinkerTrainer:
             except (TrainingInterrupted, RolloutFailedError, DivergedError) as stop:
                 with suppress(tinker.TinkerError):  # the server may be what ended the run
                     self.save()
-                raise type(stop)(f"{str(stop).rstrip('.')}. {self._resume_hint()}") from stop
+                hint = checkpoints.resume_hint(self.args)
+                raise type(stop)(f"{str(stop).rstrip('.')}. {hint}") from stop
             except tinker.TinkerError as error:
-                message = f"the Tinker server failed: {error}. {self._resume_hint()}"
-                raise RolloutFailedError(message) from error
+                hint = checkpoints.resume_hint(self.args)
+                raise RolloutFailedError(f"the Tinker server failed: {error}. {hint}") from error
         self._call("on_train_end")
 
     def _train(self) -> None:
@@ -165,10 +166,6 @@ class TinkerTrainer:
                 self.evaluate()
             if control.should_save:
                 self.save()
-
-    def _resume_hint(self) -> str:
-        last = checkpoints.last_checkpoint(self.args.output_dir)
-        return f"The same command with --resume continues from {last or 'the start'}."
 
     def _update(self) -> None:
         update = self.state.global_step

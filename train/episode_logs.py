@@ -1,18 +1,15 @@
 """Logs of a rollout: statistics, traces, and sample episodes.
 
 Beside the episodes' own statistics these are scores by data source, the fill of limited stores at
-the end (``store_fill``, 0 to 1), and the seconds of an update, each a mean over ranks:
+the end (``store_fill``, 0 to 1), and seconds of an update, means over ranks:
 
 ``sync``      giving the sampling side the current weights
-``rollout``   from the start of ``sync`` until the episodes of all ranks have ended
+``rollout``   from the start of ``sync`` until the episodes of all ranks have ended: ``sync``,
+              ``generate`` and ``idle``
 ``generate``  at least one completion was awaited
 ``embed``     at least one episode awaited embeddings, or searched its store
-``idle``      of the rollout, without a completion being awaited: for embeddings alone, for the
-              environment, or for slower ranks
-``train``     forward and backward passes
-
-``sync + generate + idle`` make up ``rollout``, and ``rollout + train`` an update without the
-optimizer's step and saving.
+``idle``      no completion was awaited: for embeddings, the environment, or slower ranks
+``train``     forward and backward passes, without the optimizer's step
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,10 +62,7 @@ class RolloutLog:
 def rollout_entry(
     state: Any, by_rank: Sequence[Mapping[str, float]], further: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return what is logged of a rollout, and count its tokens in the trainer's `state`.
-
-    `by_rank` are `RolloutLog.sums` of each rank.
-    """
+    """Return what is logged of `RolloutLog.sums` by rank, and count the tokens in `state`."""
     sums, ranks = add_sums(by_rank), len(by_rank)
     state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
     log = means(sums)
@@ -94,9 +88,8 @@ def check_failed(
 class EpisodeFiles:
     """An `EpisodesHook` that writes episodes to the output folder of the run `args`.
 
-    With ``save_traces`` all of them to ``traces/step-N/task-INDEX.SAMPLE.jsonl``. The best and the
-    worst ``log_episodes`` as text to ``samples/step-N.txt`` and as a table to wandb, in the first
-    update, then every ``log_episodes_steps``.
+    With ``save_traces`` all of them; the best and the worst ``log_episodes`` as text, and as a
+    table to wandb, in the first update, then every ``log_episodes_steps``.
     """
 
     def __init__(self, args: Any, tasks: Iterable[TaskDescription], memory: MemoryConfig) -> None:
