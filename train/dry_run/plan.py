@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class Plan:
     host: float  # bytes of a node's memory
     timelines: list[costs.Timeline]  # the run's own, then alternatives
     assumptions: list[str]
-    warnings: list[str]
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def phases(self) -> dict[str, float]:
@@ -88,15 +88,18 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     launch = read_launch(settings.dry_run_launcher, settings.dry_run_processes)
     device = DEVICES[settings.dry_run_device]
     # Checked here on the CPU, as for these processes on this device.
-    on_gpu = dict.fromkeys(("bf16", "gradient_checkpointing"), not device.is_cpu)
+    given = {
+        "use_cpu": True,
+        **dict.fromkeys(("bf16", "gradient_checkpointing"), not device.is_cpu),
+    }
     with patch.object(TrainingArguments, "world_size", launch.processes):
-        found = parse(stage, argv, {"use_cpu": True, **on_gpu})
+        found = parse(stage, argv, given)
     args, memory = found.args, found.run.memory
     RuleSet(memory.admission, memory.retention)
     model = measure(found.model)
     if stage == "sft":
         return None
-    dtype = getattr(found.model, "dtype", None) or getattr(args, "dtype", None) or "float32"
+    dtype = found.model.dtype or "float32"
     dtype = model.dtype if dtype == "auto" else dtype
     rollout = getattr(args, "vllm_mode", "server") if args.use_vllm else "local"
     run = costs.Run(
@@ -112,35 +115,29 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
         share_prefixes=not model.obstacle and (stage == "async" or bool(args.prefix_sharing)),
         sleeps=rollout != "colocate" or args.vllm_enable_sleep_mode,
     )
-    is_here = Path(model.name).is_dir()
-    tokenizer: Any = read_tokenizer(model.name) if is_here else ApproximateTokenizer()
+    tokenizer: Any = ApproximateTokenizer()
+    if Path(model.name).is_dir():
+        tokenizer = read_tokenizer(model.name)
     factory = make_factory(found.run.environment, tokenizer)
     data = factory.shape(args.data, ASSUMED_DATA)
     prompt = measure_prompt(memory, factory, args.template_kwargs)
     completion, source = completion_tokens(args, settings, model.config.model_type)
     load = estimate_workload(args, launch.processes, data, prompt, completion, run.share_prefixes)
     embedder, rollout_bytes = _embedder_bytes(found.run.embedder), _rollout_bytes(args, run, load)
-    engine, share = _engine(args, run)
-    plan = Plan(
-        run=run,
-        workload=load,
-        parts=costs.estimate_memory(run, load, embedder=embedder or 0.0, rollout=rollout_bytes),
-        engine=engine,
-        engine_share=share,
-        host=costs.host_bytes(run),
-        timelines=_timelines(args, run, load, costs.estimate_costs(run, load)),
-        assumptions=[
-            f"data: {data.source}",
-            f"tokens: counted by {type(tokenizer).__name__}",
-            f"completions: {completion:.0f} tokens on average ({source})",
-            f"speed: {costs.UTILISATION:.0%} of peak FLOPs",
-            *([f"rows are padded: {model.obstacle}"] if model.obstacle else []),
-        ],
-        warnings=[],
-    )
+    assumptions = [
+        f"data: {data.source}",
+        f"tokens: counted by {type(tokenizer).__name__}",
+        f"completions: {completion:.0f} tokens on average ({source})",
+        f"speed: {costs.UTILISATION:.0%} of peak FLOPs",
+    ]
+    if model.obstacle:
+        assumptions.append(f"rows are padded: {model.obstacle}")
     if embedder is None:
         name = found.run.embedder.embedder_model
-        plan.assumptions.append(f"memory without the embedder {name}, not found here")
+        assumptions.append(f"memory without the embedder {name}, not found here")
+    parts = costs.estimate_memory(run, load, embedder=embedder or 0.0, rollout=rollout_bytes)
+    lines = _timelines(args, run, load, costs.estimate_costs(run, load))
+    plan = Plan(run, load, parts, *_engine(args, run), costs.host_bytes(run), lines, assumptions)
     plan.warnings = find_warnings(plan, args)
     return plan
 
@@ -248,9 +245,8 @@ def find_warnings(plan: Plan, args: Any) -> list[str]:
 
 
 def diverging(args: Any) -> list[str]:
-    """Return settings that together made a reproduction of MemAgent diverge.
-
-    Verl's uni-agent, issue 175 and its mend 183. Its F1 as reward and its top_p are refused here.
+    """Return settings that together made a reproduction of MemAgent (Verl's uni-agent, issue 175)
+    diverge. Its F1 as reward and its top_p are refused here.
     """
     if args.beta or str(args.scale_rewards) == "none":
         return []

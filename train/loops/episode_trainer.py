@@ -198,7 +198,7 @@ class EpisodeTrainer(ResumableTrainer):
     ) -> None:
         """Log a rollout, and end the run if too many of its episodes failed.
 
-        `sums` are `RolloutLog.sums` of each rank, `episodes` this rank's, `rewards` all.
+        `sums` are by rank, `episodes` this rank's, `rewards` all.
         """
         self.log_with_update(rollout_entry(self.state, sums, log))
         if self.on_episodes is not None:
@@ -232,18 +232,17 @@ def held_out_metrics(
 ) -> dict[str, float]:
     """Return the metrics of an evaluation, as ``atommem eval`` has them, with `prefix`.
 
-    Every score by its name (``em``, ``f1``, or ``reward``; means over questions) with ``em_low``
-    and ``em_high`` (95% interval), ``n`` of the main score, ``em/SOURCE`` if there are several
-    sources, and `atommem.episode.means`. RolloutFailedError if too many episodes failed.
+    Every score by its name (``em``, ``f1``, or ``reward``; means over questions) with its 95%
+    interval (``em_low``, ``em_high``), ``n`` of the main score, ``em/SOURCE`` if there are several,
+    and `atommem.episode.means`. RolloutFailedError if too many episodes failed.
     """
     failed = [record.error for record in records if record.failed]
     check_failed(args, len(failed), len(records), failed, "the evaluation")
     summary = summarize(records)
-    scores = summary["metrics"]
-    metrics: dict[str, float] = dict(summary["means"])
+    scores, metrics = summary["metrics"], dict[str, float](summary["means"])
     for name, estimate in scores.items():
-        bounds = {f"{name}_low": estimate["low"], f"{name}_high": estimate["high"]}
-        metrics |= {name: estimate["mean"], **bounds}
+        metrics |= {f"{name}_{bound}": estimate[bound] for bound in ("low", "high")}
+        metrics[name] = estimate["mean"]
     if summary["metric"] in scores:
         metrics["n"] = scores[summary["metric"]]["n"]
     sources = sorted({record.source for record in records if record.source})
