@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
+from torch import Tensor
 
 from atommem.train.objective.rows import Row
 from atommem.train.packing.tree_attention import Tree
@@ -26,8 +27,8 @@ IGNORED = -100  # label of a token that is not scored, as in transformers
 class MicroBatch:
     """Some rows as a model takes them."""
 
-    inputs: dict[str, torch.Tensor]  # (rows, tokens) each; labels are `IGNORED` or the next token
-    token_index: torch.Tensor  # (M,) flat positions that predict the completion tokens
+    inputs: dict[str, Tensor]  # (rows, tokens) each; labels are `IGNORED` or the next token
+    token_index: Tensor  # (M,) flat positions that predict the completion tokens
     tree: Tree | None = None  # which tokens see which in a packed row
 
     def to(self, device: torch.device) -> MicroBatch:
@@ -38,7 +39,7 @@ class MicroBatch:
     def computed(self) -> int:
         return self.inputs["input_ids"].numel()
 
-    def score(self, model: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def score(self, model: Any) -> tuple[Tensor, Tensor | None]:
         """Return log-probability (nats) and entropy of every completion token: (M,) each.
 
         `model` has TRL's fused head (`trl.trainer.utils.add_fused_lm_head`); entropies are None if
@@ -260,11 +261,7 @@ def cut_evenly(
 
 
 def cut(
-    lengths: Sequence[int],
-    shared: Sequence[int],
-    pair: float,
-    budget: int,
-    cost_limit: float = inf,
+    lengths: Sequence[int], shared: Sequence[int], pair: float, budget: int, cost_limit: float = inf
 ) -> list[int]:
     """Cut rows into as few micro-batches of `budget` unique tokens as possible; returns row counts.
 
