@@ -1,9 +1,8 @@
 """The stage ``atommem train tinker``: our loop, with sampling and updates on a Tinker server.
 
-An update runs the episodes of its groups, compares them (`group_advantages`: the baseline counts
-episodes, failed ones leave it), makes a row of every step and sends ``forward_backward`` and
-``optim_step``. The server holds the model, a LoRA adapter and the optimizer; this process holds
-the memories, the environment and the logs.
+An update runs the episodes of its groups, compares them, makes a row of every step and sends
+``forward_backward`` and ``optim_step``. The server holds the model, a LoRA adapter and the
+optimizer; this process holds the memories, the environment and the logs.
 """
 
 import asyncio
@@ -28,6 +27,7 @@ from atommem.chat_format import turn_ends
 from atommem.config import check_choice, save_config, setting
 from atommem.episode import Episode
 from atommem.errors import ConfigError
+from atommem.files import write_json
 from atommem.integrations.engine import EnginePolicy
 from atommem.integrations.tinker import (
     REDUCTIONS,
@@ -285,9 +285,8 @@ class TinkerTrainer:
             return
         partial = out / checkpoints.PARTIAL / checkpoints.name_of(step)
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
         state = {"state": self.client.save_state(f"update-{step}").result().path}
-        (partial / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+        write_json(partial / STATE_FILE, state)
         self.state.save_to_json(str(partial / "trainer_state.json"))
         save_config(partial, *self._stored)
         checkpoints.publish_checkpoint(partial, out, self.args)

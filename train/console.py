@@ -26,13 +26,8 @@ Column = tuple[str, str, str]  # heading, key in the log, format
 _HEADING_EVERY = 25
 
 GRPO_COLUMNS: tuple[Column, ...] = (
-    ("reward", "reward", ".3f"),
-    ("em", "em", ".3f"),
-    ("f1", "f1", ".3f"),
-    ("create", "actions/create", ".2f"),
-    ("read", "actions/read", ".2f"),
-    ("update", "actions/update", ".2f"),
-    ("delete", "actions/delete", ".2f"),
+    *((name, name, ".3f") for name in ("reward", "em", "f1")),
+    *((name, f"actions/{name}", ".2f") for name in ("create", "read", "update", "delete")),
     ("scratch", "actions/scratchpad", ".2f"),
     ("malform", "malformed", ".2f"),
     ("store", "store_size", ".1f"),
@@ -185,10 +180,7 @@ def plot_training(
     path: Path,
     lines: Mapping[str, float] | None = None,
 ) -> Path:
-    """Draw three panels and write them as an image; returns `path`.
-
-    `runs` are entries of ``metrics.jsonl`` by name, `lines` scores across the first panel by label.
-    """
+    """Draw entries of ``metrics.jsonl`` by run, and scores `lines` by label; returns `path`."""
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
     figure = Figure(figsize=(9, 8), layout="constrained")

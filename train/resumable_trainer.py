@@ -61,7 +61,10 @@ class ResumableTrainer(Trainer):
         """Train as `Trainer.train`; the error that ends a run says how to continue it."""
         if resume_from_checkpoint is not None:
             folder = Path(resume_from_checkpoint)
-            if (folder / checkpoints.SHARDED_MODEL).is_dir() != self._writes_shards():
+            plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+            kind = plugin and plugin.state_dict_type
+            shards = kind == StateDictType.SHARDED_STATE_DICT
+            if (folder / checkpoints.SHARDED_MODEL).is_dir() != shards:
                 raise ConfigError(
                     f"resume_from_checkpoint={folder}: FSDP and other launchers cannot read each "
                     "other's checkpoints. Resume it under the launcher that it was written under, "
@@ -139,10 +142,6 @@ class ResumableTrainer(Trainer):
         if self.is_world_process_zero():
             folder.mkdir(parents=True, exist_ok=True)  # TRL writes a card before a checkpoint
             (folder / "README.md").write_text(card, encoding="utf-8")
-
-    def _writes_shards(self) -> bool:
-        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
-        return plugin is not None and plugin.state_dict_type == StateDictType.SHARDED_STATE_DICT
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         output_dir = Path(self.args.output_dir)

@@ -67,7 +67,7 @@ class Settings:
 
 
 def parse(stage: str, argv: Sequence[str], given: Mapping[str, Any] | None = None) -> Settings:
-    """Read the command line of a stage; in `sft`, memory and environment describe the prompts."""
+    """Read flags over settings `given` by name, over YAML, over those of the model's folder."""
     settings = read_settings(stage, argv, given)
     args, model = settings.args, settings.model.model_name_or_path
     if not args.data:
@@ -83,10 +83,7 @@ def parse(stage: str, argv: Sequence[str], given: Mapping[str, Any] | None = Non
 def read_settings(
     stage: str, argv: Sequence[str], given: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Read as `parse` does, but accept a run without data or model, which the demo makes itself.
-
-    `given` are settings by name, over a YAML file's and under flags.
-    """
+    """Read as `parse` does, but accept a run without data or model, which the demo makes itself."""
     found = find("atommem.stages", stage)
     config_class, model_class = found.config_class, found.model_class
     argv, values = split_config(argv, "train")

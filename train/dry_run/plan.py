@@ -120,8 +120,10 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
         tokenizer = read_tokenizer(model.name)
     factory = make_factory(found.run.environment, tokenizer)
     data = factory.shape(args.data, ASSUMED_DATA)
-    prompt = measure_prompt(memory, factory, args.template_kwargs)
-    completion, source = completion_tokens(args, settings, model.config.model_type)
+    options = found.run.chat_template_kwargs
+    prompt = measure_prompt(memory, factory, options)
+    thinks = options.get("enable_thinking", model.config.model_type.startswith("qwen3"))
+    completion, source = completion_tokens(args, settings, thinks)
     load = estimate_workload(args, launch.processes, data, prompt, completion, run.share_prefixes)
     embedder, rollout_bytes = _embedder_bytes(found.run.embedder), _rollout_bytes(args, run, load)
     assumptions = [
@@ -142,12 +144,12 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     return plan
 
 
-def completion_tokens(args: Any, settings: DryRunConfig, model_kind: str) -> tuple[float, str]:
-    """Return the mean completion, and why; Qwen3 thinks unless ``enable_thinking`` is false."""
+def completion_tokens(args: Any, settings: DryRunConfig, thinks: bool) -> tuple[float, str]:
+    """Return the mean completion, and why."""
     longest = float(args.max_completion_length or 1024)
     if settings.dry_run_completion_tokens:
         mean, source = float(settings.dry_run_completion_tokens), "--dry_run_completion_tokens"
-    elif args.template_kwargs.get("enable_thinking", model_kind.startswith("qwen3")):
+    elif thinks:
         mean, source = THINKING_TOKENS, "the paper's, with thinking; an untrained policy may differ"
     else:
         mean, source = longest / 4, "a quarter of max_completion_length"

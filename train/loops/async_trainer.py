@@ -1,8 +1,7 @@
 """GRPO over episodes that are sampled while the trainer steps, on transformers' `Trainer`.
 
-Its data loader only counts updates. `training_step` publishes the weights of the update before,
-takes the groups of one update from the worker and trains on their rows
-(`atommem.train.loops.update_step`), with the ratio against the log-probabilities at sampling.
+Its data loader only counts updates. `training_step` publishes the weights, takes the groups of an
+update from the worker, and trains on their rows with the ratio to the sampled log-probabilities.
 """
 
 import threading
@@ -38,8 +37,7 @@ Result = TypeVar("Result")
 class AsyncMemoryGRPOTrainer(EpisodeTrainer):
     """Trains a policy on whole episodes that a `RolloutWorker` samples meanwhile.
 
-    Arguments are those of `MemoryGRPOTrainer`, but `make_runner` makes the episode runner on the
-    main process, given its device.
+    `make_runner` makes the episode runner on the main process, given its device.
     """
 
     args: AsyncTrainConfig
@@ -170,9 +168,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
 class CopyPolicy(LocalPolicy):
     """A second model of this process, whose weights change between two sampling batches."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._lock = threading.Lock()
+    _lock = threading.Lock()  # there is one in a process
 
     def _sample(self, rows: list[DecodeRow]) -> list[Completion]:
         with self._lock:

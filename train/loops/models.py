@@ -87,10 +87,7 @@ def shard_reference(model: Any, accelerator: Any) -> Any:
 
 
 def reduce_in_float32(accelerator: Any) -> None:
-    """Make FSDP2 average gradients in float32, and keep the dtype of log-probabilities.
-
-    accelerate, which prepares the model later, has no setting for either.
-    """
+    """Have FSDP2, before it prepares a model, average in float32 and keep dtypes of outputs."""
     plugin = accelerator.state.fsdp_plugin if accelerator.is_fsdp2 else None
     if plugin is not None and plugin.mixed_precision_policy is not None:
         plugin.mixed_precision_policy = replace(

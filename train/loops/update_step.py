@@ -280,10 +280,7 @@ class UpdateStep:
                 return inputs.score(adapted)[0]
 
     def _accumulating(self, model: Any, last: bool) -> AbstractContextManager[Any]:
-        """Under DDP, reduce gradients in the last micro-batch only.
-
-        FSDP2 would keep unsharded gradients meanwhile, so it reduces in every micro-batch.
-        """
+        """Under DDP, reduce in the last micro-batch; FSDP2 would keep unsharded gradients."""
         at_once = last or self._deepspeed or self.accelerator.is_fsdp2
         return nullcontext() if at_once else self.accelerator.no_sync(model)
 

@@ -122,10 +122,7 @@ def reduce_by_row(
 
 
 def corrections_by_length(rows: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Return the mean correction in each quarter of the rows by length.
-
-    `rows` are (tokens, weight, weighted correction) each, sums over the row.
-    """
+    """Return the mean correction by quarter, of (tokens, weight, weighted correction) by row."""
     lengths, weights, sums = np.array([row for row in rows if row[1]]).T
     means = sums_of_quarters(sums, lengths) / sums_of_quarters(weights, lengths)
     return {f"{CORRECTION}_{q}": mean for q, mean in zip(QUARTERS, means.tolist(), strict=True)}

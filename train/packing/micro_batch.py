@@ -174,10 +174,7 @@ def pair_cost(config: Any) -> float:
 
 
 def widths(config: Any) -> tuple[int, int, int, int]:
-    """Return the widths of hidden states, MLP, queries and keys (heads x head size).
-
-    The MLP of a mixture of experts is as wide as the experts of one token.
-    """
+    """Return the widths of hidden states, MLP (or a token's experts), queries and keys."""
     hidden, heads = config.hidden_size, config.num_attention_heads
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
     if active := getattr(config, "num_experts_per_tok", None):
@@ -230,10 +227,7 @@ def balance(costs: Sequence[Sequence[float]]) -> list[list[int]]:
 
 
 def cut_padded(lengths: Sequence[int], budget: int) -> list[int]:
-    """Cut rows, the longest first, into micro-batches of at most `budget` padded tokens.
-
-    Returns row counts; a row that is longer than the budget gets its own micro-batch.
-    """
+    """Cut rows, the longest first, by padded tokens; returns row counts, at least 1 each."""
     counts: list[int] = []
     start = 0
     while start < len(lengths):

@@ -57,10 +57,7 @@ class LocalBackend(Backend):
 
 @contextmanager
 def _unsharded(trainer: Any) -> Iterator[None]:
-    """Keep every FSDP2 parameter gathered.
-
-    A forward pass gathers them collectively, and ranks run different numbers of forward passes.
-    """
+    """Keep FSDP2's parameters gathered: that is collective, and ranks differ in forward passes."""
     if not trainer.accelerator.is_fsdp2:
         yield
         return

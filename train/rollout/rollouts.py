@@ -112,10 +112,7 @@ async def run_groups(
     groups: Sequence[RolloutGroup],
     on_episode: Callable[[int, Episode], None] | None = None,
 ) -> None:
-    """Run `groups` concurrently, each with its replacements while it has no variance.
-
-    The runner's limit of episodes holds for all together.
-    """
+    """Run `groups` concurrently, each with its replacements while it has no variance."""
 
     async def run(group: RolloutGroup, _: int) -> None:
         for task in group.tasks:
