@@ -124,7 +124,8 @@ class MetricsFile(TrainerCallback):
         self._write("w", args, state, *state.log_history)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        self._write("a", args, state, *[{"step": state.global_step, **logs}] * bool(logs))
+        if logs:
+            self._write("a", args, state, {"step": state.global_step, **logs})
 
     def _write(self, mode: str, args: Any, state: Any, *entries: Mapping[str, Any]) -> None:
         if state.is_world_process_zero:

@@ -97,6 +97,7 @@ def test_async_without_staleness_equals_on_policy_training_and_resumes(tmp_path:
         assert b == pytest.approx(a, rel=1e-4)
 
     resumed = make_trainer(model, tmp_path / "resumed", **shared)
+    resumed.evaluate()  # it does not start the episodes of training
     resumed.train(resume_from_checkpoint=str(tmp_path / "async" / "checkpoint-2"))
     assert resumed.state.global_step == 4
     assert_same_weights(resumed, trainer, 1e-6)

@@ -88,12 +88,9 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     launch = read_launch(settings.dry_run_launcher, settings.dry_run_processes)
     device = DEVICES[settings.dry_run_device]
     # Checked here on the CPU, as for these processes on this device.
-    given = {
-        "use_cpu": True,
-        **dict.fromkeys(("bf16", "gradient_checkpointing"), not device.is_cpu),
-    }
+    on_gpu = dict.fromkeys(("bf16", "gradient_checkpointing"), not device.is_cpu)
     with patch.object(TrainingArguments, "world_size", launch.processes):
-        found = parse(stage, argv, given)
+        found = parse(stage, argv, {"use_cpu": True, **on_gpu})
     args, memory = found.args, found.run.memory
     RuleSet(memory.admission, memory.retention)
     model = measure(found.model)
@@ -115,9 +112,8 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
         share_prefixes=not model.obstacle and (stage == "async" or bool(args.prefix_sharing)),
         sleeps=rollout != "colocate" or args.vllm_enable_sleep_mode,
     )
-    tokenizer: Any = ApproximateTokenizer()
-    if Path(model.name).is_dir():
-        tokenizer = read_tokenizer(model.name)
+    is_here = Path(model.name).is_dir()
+    tokenizer: Any = read_tokenizer(model.name) if is_here else ApproximateTokenizer()
     factory = make_factory(found.run.environment, tokenizer)
     data = factory.shape(args.data, ASSUMED_DATA)
     options = found.run.chat_template_kwargs
@@ -247,9 +243,7 @@ def find_warnings(plan: Plan, args: Any) -> list[str]:
 
 
 def diverging(args: Any) -> list[str]:
-    """Return settings that together made a reproduction of MemAgent (Verl's uni-agent, issue 175)
-    diverge. Its F1 as reward and its top_p are refused here.
-    """
+    """Return settings that made a reproduction of MemAgent diverge (verl's uni-agent, issue 175)."""
     if args.beta or str(args.scale_rewards) == "none":
         return []
     return [

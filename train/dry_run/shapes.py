@@ -266,9 +266,8 @@ def estimate_workload(
     groups = [shared + group * (own + sampled) for _, shared, own in kinds]
     together = max(groups) if share_prefixes else 0.0
     epoch = TaskOrder(data.tasks, tasks, False, 0).updates_per_epoch * sharing * iterations
-    updates = max(1, int(args.num_train_epochs * epoch))
     return Workload(
-        updates=args.max_steps if args.max_steps > 0 else updates,
+        updates=args.max_steps if args.max_steps > 0 else ceil(args.num_train_epochs * epoch),
         episodes=batch,
         group=group,
         steps=steps,

@@ -151,15 +151,15 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
 
     def publish(self) -> None:
         """Publish new weights as their next version, and start the worker; collective."""
-        if self._published == self.state.global_step:  # for an evaluation
-            return
-        super().publish()
-        self._published = self.state.global_step
-        self.model_version += 1
-        if self.rollout_worker is not None:
-            self.rollout_worker.update_model_version(self.model_version)
-            numbers = self._numbers(self.state.global_step, self.state.max_steps)
-            self.rollout_worker.start(numbers)
+        first, end = self.state.global_step, self.state.max_steps
+        if self._published != first:  # it may be, for an evaluation
+            super().publish()
+            self._published = first
+            self.model_version += 1
+            if self.rollout_worker is not None:
+                self.rollout_worker.update_model_version(self.model_version)
+        if self.rollout_worker is not None and end:  # not in an evaluation before training
+            self.rollout_worker.start(self._numbers(first, end))
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         return self.rollout_worker.spawn(work).result()
