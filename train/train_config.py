@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 import yaml
 from transformers import TrainingArguments
 from trl import GRPOConfig, ModelConfig, SFTConfig
@@ -62,8 +63,6 @@ class StageConfig:
         return min(1, super().n_gpu)  # type: ignore[misc]  # TRL's
 
     def __post_init__(self) -> None:
-        import torch
-
         # TRL turns both on; without a GPU they only make training slower.
         gpu = torch.cuda.is_available()
         if self.bf16 is None:

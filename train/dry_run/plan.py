@@ -243,7 +243,7 @@ def find_warnings(plan: Plan, args: Any) -> list[str]:
 
 
 def diverging(args: Any) -> list[str]:
-    """Return settings that made a reproduction of MemAgent diverge (verl's uni-agent, issue 175)."""
+    """Return settings with which a MemAgent diverged for others (verl's uni-agent, issue 175)."""
     if args.beta or str(args.scale_rewards) == "none":
         return []
     return [
