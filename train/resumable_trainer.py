@@ -50,6 +50,7 @@ class ResumableTrainer(Trainer):
         self.stop_request = StopRequest()
         self.settings = settings
         self.console: Console | None = None  # a terminal that shows progress bars
+        self._is_idle = False  # a finished run that was resumed
         self._saved_step: int | None = None
         """The last update that is in a checkpoint (0: none is needed); unset before training."""
         super().__init__(*args, **kwargs)
@@ -70,6 +71,7 @@ class ResumableTrainer(Trainer):
                     "other's checkpoints. Resume it under the launcher that it was written under, "
                     "or start a new run from it (--model_name_or_path)."
                 )
+            checkpoints.check_same_run(folder, self.args)
             self.load_extra_state(folder)
         saves = self.args.save_strategy != "no"
         stops = (TrainingInterrupted, RolloutFailedError, DivergedError, MemoryFault)
@@ -207,12 +209,24 @@ class ResumableTrainer(Trainer):
         """Begin an update: a point where all ranks can stop."""
         if self._saved_step is None:
             self._saved_step = self.state.global_step
+            self._set_rates()
         self.sync_stop()
         if self.state.global_step >= self.state.max_steps:
             # A finished run that is resumed: transformers would train one more update.
-            self.control.should_training_stop = True
+            self.control.should_training_stop = self._is_idle = True
             return [], None
         return super().get_batch_samples(*args, **kwargs)
+
+    def _set_rates(self) -> None:
+        """Set the learning rates that the schedule has here; a checkpoint's are of its own end."""
+        rates = getattr(self.lr_scheduler, "lr_lambdas", ())
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
+            group["lr"] = group["initial_lr"] * rate(self.lr_scheduler.last_epoch)
+
+    def log(self, logs: dict[str, Any], *args: Any) -> None:
+        """Log, unless a run that was finished had nothing left to do."""
+        if not self._is_idle:
+            super().log(logs, *args)
 
     def sync_stop(self, error: Exception | None = None) -> None:
         """End the run on all ranks if one has to stop, for `error` or a signal; collective."""

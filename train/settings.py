@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+from importlib.metadata import version
 from inspect import get_annotations
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,17 @@ from trl import ModelConfig
 
 from atommem.arguments import Parser, make, pop_flags, split_config
 from atommem.chat_format import ChatFormat
-from atommem.config import EmbedderConfig, MemoryConfig, check_least, field_names
+from atommem.config import (
+    EmbedderConfig,
+    MemoryConfig,
+    check_least,
+    field_names,
+    shipped_policy,
+)
 from atommem.dialects import get_dialect
 from atommem.environment import find_environment
 from atommem.errors import ConfigError, check_writable, format_error
+from atommem.files import file_digest
 from atommem.plugins import find
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import model_folder
@@ -57,6 +67,21 @@ class Settings:
         generation = GenerationSettings(longest, run.chat_template_kwargs)
         return [run.memory, run.embedder, run.environment, generation]
 
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Return all settings, before a trainer changes `args`: for checkpoints, and wandb."""
+        found = self.args.to_dict()
+        found |= {name: value for part in self.stored for name, value in asdict(part).items()}
+        for name in self.run.environment.operational:
+            found.pop(name, None)
+        data = Path(self.args.data)
+        files = sorted(data.rglob("*.*") if data.is_dir() else [data])
+        digests = "".join(file_digest(file) for file in files if file.is_file())
+        found |= asdict(self.model) | {"data_digest": sha256(digests.encode()).hexdigest()[:16]}
+        # A folder may have been moved.
+        found["model_name_or_path"] = Path(str(self.model.model_name_or_path)).name
+        return found | {"atommem_version": version("atommem")}
+
     def stored_with(self, tokenizer: Any) -> list[Any]:
         """`stored`, with what was found out of the ordinary in the chat template."""
         *parts, generation = self.stored
@@ -74,8 +99,9 @@ def parse(stage: str, argv: Sequence[str], given: Mapping[str, Any] | None = Non
         raise ConfigError("--data is missing. Give a task file (atommem data build).")
     if model is None:
         raise ConfigError("--model_name_or_path is missing. Give a model folder or hub name.")
+    settings.model.model_name_or_path = shipped_policy(model)
     check_least(args, learning_rate=0, max_completion_length=1)
-    model_folder("model_name_or_path", model)
+    model_folder("model_name_or_path", settings.model.model_name_or_path)
     check_writable("output_dir", args.output_dir, folder=True)
     return settings
 
