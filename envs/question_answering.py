@@ -15,7 +15,7 @@ from atommem.envs.scoring.metrics import GAIA_SOURCE, net_recall, score_question
 from atommem.envs.task import Task, describe_task
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Step, StopReason
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, DataError
 from atommem.tokens import Tokenizer
 
 REWARDS = ("em", "net_recall", "judge", "gaia")
@@ -101,6 +101,14 @@ class QAEnvironments(EnvironmentFactory):
             await self.judge.close()
 
 
+def check_golds(config: EnvironmentConfig, tasks: Sequence[Any]) -> None:
+    """Raise DataError for a task that training cannot reward: no question has a gold answer."""
+    if isinstance(config, QAConfig) and ":" not in config.reward:
+        for task in tasks:
+            if not any(question.answers for question in task.questions):
+                raise DataError(f"task {task.id!r}: no gold answer, so no reward. Remove it.")
+
+
 async def score_answers(
     task: Task, answers: Sequence[str | None], reward: str, judge: LLMJudge | None = None
 ) -> Score:
@@ -134,8 +142,10 @@ async def score_answers(
         for name, value in score.items():
             by_name.setdefault(name, []).append(value)
     metrics = {name: sum(values) / len(values) for name, values in by_name.items()}
-    paid = await own_reward(reward, task, answers) if ":" in reward else metrics.get(reward)
-    return Score(paid, tuple(answers), metrics, tuple(scores), notes)
+    if ":" in reward:
+        metrics["reward"] = await own_reward(reward, task, answers)
+        reward = "reward"
+    return Score(metrics.get(reward), tuple(answers), metrics, tuple(scores), notes)
 
 
 async def own_reward(name: str, task: Task, answers: Sequence[str | None]) -> float:

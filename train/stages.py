@@ -17,6 +17,7 @@ from trl import ModelConfig
 
 from atommem.embedding import make_embedder
 from atommem.environment import find_environment
+from atommem.envs.question_answering import check_golds
 from atommem.errors import ConfigError, format_error
 from atommem.plugins import find
 from atommem.policy.local import hide_weight_bars
@@ -103,6 +104,7 @@ def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
     args = settings.args
     kind = find_environment(settings.run.environment.environment)
     tasks = kind.read_tasks(args.data) if settings.tasks is None else settings.tasks
+    check_golds(settings.run.environment, tasks)
     return {
         "args": args,
         "tasks": tasks,

@@ -28,6 +28,9 @@ MINIMUM = ["--model_name_or_path", "some/model", "--data", "tasks.parquet", "--u
 
 REFUSED_VALUES = [
     ("grpo", "--lerning_rate=1", r"unknown setting \(did you mean learning_rate\?\)"),
+    ("grpo", "--config async_qwen3_8b_lora", "config=async_qwen3_8b_lora: for atommem train async"),
+    ("sft", "--config smollm2", "for atommem train grpo, not sft"),
+    ("grpo", "--reward_funcs x", "this setting is called reward now"),
     ("grpo", "--gradient_accumulation_steps 4", "gradient_accumulation_steps=4: only 1"),
     ("async", "--max_staleness -1", "max_staleness=-1: must be at least 0"),
 ]
