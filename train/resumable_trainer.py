@@ -228,7 +228,7 @@ class ResumableTrainer(Trainer):
         if not self._is_idle:
             super().log(logs, *args)
 
-    def sync_stop(self, error: Exception | None = None) -> None:
+    def sync_stop(self, error: Exception | None = None, lost: str = "") -> None:
         """End the run on all ranks if one has to stop, for `error` or a signal; collective."""
         asked = _STOP if self.stop_request.requested else _CONTINUE
         report = self._largest_of_ranks(asked if error is None else _BROKEN)
@@ -238,7 +238,7 @@ class ResumableTrainer(Trainer):
                 reason = str(error) if isinstance(error, AtomMemError) else repr(error)
             raise RolloutFailedError(f"update {update} cannot be sampled: {reason}") from error
         if report == _STOP:
-            raise TrainingInterrupted(f"stopped before update {update}")
+            raise TrainingInterrupted(f"stopped before update {update}{lost}")
 
     def check_finite(self, name: str, value: float) -> None:
         """Raise DivergedError if a value, the same on all ranks, is NaN or infinite."""

@@ -13,7 +13,7 @@ import wandb
 from transformers import TrainerState, TrainingArguments
 from wandb.sdk.lib.noop_run import NoopRun
 
-from atommem.config import load_config
+from atommem.config import SHIPPED, load_config
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, DataError
 from atommem.train.console import METRICS_FILE, MetricsFile, read_metrics
@@ -59,6 +59,23 @@ def test_parse_flags_override_the_file_and_the_model_folder(tmp_path: Path) -> N
     memory = found.run.memory
     assert found.args.max_completion_length == 4
     assert (memory.templates, memory.retrieve_k, memory.scratchpad_tokens) == ("compact", 5, 9)
+
+
+@pytest.mark.parametrize(("flag", "shown"), [("--help", "[--resume]"), ("--help-all", "--top_k")])
+def test_help_names_what_can_be_given(
+    flag: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["grpo", flag])
+    printed = capsys.readouterr().out
+    assert (shown in printed) == (shown == "[--resume]")  # `top_k` would be refused
+    assert "--learning_rate" in printed
+
+
+def test_shipped_adapter_is_trained_by_its_name() -> None:
+    found = parse("grpo", [*MINIMUM, "--model_name_or_path", SHIPPED])
+    assert (Path(str(found.model.model_name_or_path)) / "adapter_config.json").is_file()
+    assert found.run.memory.templates == "plain"
 
 
 def train(folder: Path, stage: str, flags: str) -> None:
