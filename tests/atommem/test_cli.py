@@ -1,13 +1,24 @@
 """The command `atommem`, its shipped files, and imports that stay light."""
 
+import ast
 import json
 import shutil
 import subprocess
 import sys
-from importlib.metadata import EntryPoint, version
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import (
+    EntryPoint,
+    PackageNotFoundError,
+    packages_distributions,
+    requires,
+    version,
+)
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from atommem import cli, completion
 from atommem.arguments import RENAMED, load_yaml, split_config
@@ -25,12 +36,44 @@ ROOMS = {"envs", "train", "eval", "serve", "demo", "integrations"}
 def test_cli_prints_commands_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
     for name in ("ask", "demo", "data", "train", "eval", "compare", "report", "trace", "env"):
         assert name in out
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"atommem {version('atommem')}\n"
     assert cli.main(["fly"]) == 2
     assert "fly: not a command" in capsys.readouterr().err
+
+
+def brought(project: str, extra: str = "") -> Iterator[tuple[str, str]]:
+    """What a requirement installs: projects, each with an extra."""
+    todo, found = [(project, extra)], set[tuple[str, str]]()
+    while todo:
+        name, extra = one = todo.pop()
+        if one in found:
+            continue
+        found.add(one)
+        yield one
+        with suppress(PackageNotFoundError):
+            for requirement in map(Requirement, requires(name) or []):
+                if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                    project = canonicalize_name(requirement.name)
+                    todo += [(project, extra) for extra in ("", *requirement.extras)]
+
+
+def test_extra_that_an_error_names_brings_the_missing_package() -> None:
+    rooms = (ROOT / room for room in (*ROOMS, "atommem"))
+    trees = [ast.parse(path.read_text()) for room in rooms for path in room.glob("**/*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    core, projects = dict(brought("atommem")), packages_distributions()
+    for package in {name.partition(".")[0] for name in names}:
+        own = {canonicalize_name(name) for name in projects.get(package, [])}
+        if own and package != "atommem" and not own & core.keys():
+            extra = cli._extra_of(package, "")
+            assert own & dict(brought("atommem", extra)).keys(), f"{package}: not in {extra}"
+    assert cli._extra_of("bs4", "ask") == "files"
 
 
 def test_former_names_of_settings_are_refused_with_the_new_one(

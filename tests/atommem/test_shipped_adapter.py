@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from atommem import Memory, plugins
 from atommem.config import SHIPPED, PolicyConfig, shipped_policy
-from atommem.errors import PolicyError
+from atommem.errors import ConfigError, PolicyError
 from atommem.policy.opening import open_policy
 from atommem.run import stored_settings
 
@@ -22,11 +23,17 @@ def test_adapter_is_small_and_brings_its_settings() -> None:
     assert sum(file.stat().st_size for file in folder.iterdir()) < 5e6
     stored = stored_settings(str(folder))
     assert (stored["embedder"], stored["templates"], stored["max_reads"]) == ("hashing", "plain", 0)
-    assert shipped_policy("smollm3") == "smollm3"
+    assert shipped_policy("mine/smollm3") == "mine/smollm3"
+    with pytest.raises(ConfigError, match=r"policy=smolm2: no such folder \(did you mean smollm2"):
+        Memory("smolm2")
 
 
-def test_missing_base_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match=r"base_model=.*nowhere: the model under .*smollm2"):
+def test_missing_base_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    plugins._reached.cache_clear()
+    hub = "no such folder, and the hub is out of reach. Give the folder of a model. In a checkout, "
+    match = rf"base_model=.*nowhere: the model under .*smollm2: {hub}`python scripts/models.py smo"
+    with pytest.raises(PolicyError, match=match):
         open_policy(PolicyConfig([SHIPPED], base_model=str(tmp_path / "nowhere")))
 
 
