@@ -42,6 +42,8 @@ def test_outage_while_reading_is_503_and_the_next_call_continues(tmp_path: Path)
         stream = respond(http, other_path, "Who?", stream=True).text
         assert "event: response.failed" in stream
         assert "10.0.0.7" not in refused.text + stream
+        (unread,) = http.get(f"{path}/items", params={"limit": 1}).json()["data"]
+        assert unread["progress"] == {"chunks_read": 0, "chunks": 2}
         gate.error = None
         gate.shut()
         answer = threads.submit(ask, http, path, "three")
