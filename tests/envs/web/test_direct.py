@@ -8,10 +8,12 @@ import time
 import zlib
 from http.server import BaseHTTPRequestHandler
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+import yaml
 
 from atommem.environment import environment_config
 from atommem.envs.web.net import direct
@@ -37,6 +39,7 @@ from tests.envs.web.browsing import (
 from tests.loopback import answering
 
 pytest.importorskip("lxml_html_clean")
+ENCODINGS = yaml.safe_load(Path(__file__).with_name("encodings.yaml").read_text(encoding="utf-8"))
 PROSE = "Ann Gray lives in Oakrest, where she has made bells since the flood took her shop. " * 4
 PAGE = f"""<html><head><title>Ann Gray</title><script>var x = 'not text';</script></head><body>
 <nav><a href="/">Home</a></nav><article><h1>Ann Gray</h1><p>{PROSE}</p><p>She wrote to
@@ -221,31 +224,12 @@ def test_posts_and_comments_are_read_and_hidden_text_is_not() -> None:
         assert "evil" not in text
 
 
-@pytest.mark.parametrize(
-    ("label", "encoding", "words"),
-    [
-        ("gb2312", "gb18030", "朱镕基和后面"),
-        ("shift_jis", "cp932", "①髙"),
-        ("ks_c_5601-1987", "cp949", "똠방각하"),
-        ("iso-8859-1", "cp1252", "Le prix est de 25 €."),
-        ("iso-8859-9", "cp1254", "şey €"),
-        ("latin-1", "utf-8-sig", "a mark wins €"),
-    ],
-)
+@pytest.mark.parametrize(("label", "encoding", "words"), ENCODINGS["labels"])
 def test_labels_of_headers_are_those_of_browsers(label: str, encoding: str, words: str) -> None:
     assert read_text(words.encode(encoding), label).text == words
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        "<!-- <meta charset=utf-8> --><meta charset=windows-1251>",
-        "<meta name=description content='charset=utf-8'><meta charset=windows-1251>",
-        "<?xml version='1.0' encoding='utf-8'?><meta charset=a><meta charset=windows-1251>",
-        "<meta data-charset=a><meta content='text/html;charset=cp1251' http-equiv=Content-Type>",
-        "<?xml version='1.0' encoding='windows-1251'?><rss>",
-    ],
-)
+@pytest.mark.parametrize("before", ENCODINGS["declarations"])
 def test_declaration_is_found_where_browsers_find_it(before: str) -> None:
     body = f"{before}Дом — 5 €".encode("cp1251")
     assert read_text(body, None, is_html="<meta" in before).text.endswith("Дом — 5 €")
