@@ -32,20 +32,15 @@ class Body(StrEnum):
 class ActionSpec:
     """One action that can be written.
 
-    Attributes:
-        tag: Its tag, where the dialect has none for `name`; unset: `name`. An action with
-            `ARGUMENTS` and without a tag is a tool, written as a call by its name.
-        description: Explains it to the model, where the environment's templates do not.
-        schema: JSON schema of the arguments (`ARGUMENTS`).
-        ends_anywhere: Without its closing tag, it ends where the next tag begins.
+    One with `ARGUMENTS` and without a tag is a tool, written as a call by its name.
     """
 
     name: str
     body: Body
-    tag: str | None = None
-    description: str = ""
-    schema: Mapping[str, Any] | None = None
-    ends_anywhere: bool = False
+    tag: str | None = None  # where the dialect has none for `name`; unset: `name`
+    description: str = ""  # explains it to the model, where the environment's templates do not
+    schema: Mapping[str, Any] | None = None  # JSON schema of the arguments
+    ends_anywhere: bool = False  # without its closing tag, it ends where the next tag begins
 
     @property
     def is_tool(self) -> bool:
@@ -97,19 +92,15 @@ class ProblemReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One parsed element.
+    """One parsed element of a completion, its characters `start` to `end`.
 
-    Attributes:
-        text: The body, stripped: after a handle, in the box of an answer, or the JSON as written.
-        handle: The number of the entry in the observation that the model saw (update, delete).
-        arguments: The parsed JSON (`Body.ARGUMENTS`).
-        start, end: Character span of the element in the completion, ``text[start:end]``.
+    `text` is the body, stripped: after a handle, in the box of an answer, or JSON as written.
     """
 
     kind: str
     text: str = ""
-    handle: int | None = None
-    arguments: Mapping[str, Any] | None = None
+    handle: int | None = None  # of the entry in the observation that the model saw
+    arguments: Mapping[str, Any] | None = None  # the parsed JSON (`Body.ARGUMENTS`)
     start: int = 0
     end: int = 0
 
@@ -140,7 +131,6 @@ class Parsed:
 
 
 def first(actions: Sequence[Action], kind: str) -> Action | None:
-    """Return the first action of `kind`, or None."""
     return next((action for action in actions if action.kind == kind), None)
 
 

@@ -19,22 +19,17 @@ _LONGEST = 300  # characters of a completion in an explanation
 class Answer:
     """The answer to a question (None if the policy gave none), and its evidence.
 
-    Attributes:
-        entries: Those shown at the step that answered, best match first; each has its `source`.
-        scratchpad: As shown there.
-        steps: All steps of answering.
-        note: Empty for an answer in its box. Otherwise where the text comes from, or why there is
-            none, with the last completion and what to try.
-        cut: Ids of those entries whose text a limit cut (``entry_tokens``).
+    `note` is empty for an answer in its box. Otherwise it tells where the text comes from, or why
+    there is none, with the last completion and what to try.
     """
 
     question: str
     text: str | None
-    entries: tuple[Entry, ...]
-    scratchpad: str
-    steps: tuple[Step, ...]
+    entries: tuple[Entry, ...]  # shown at the step that answered, best match first
+    scratchpad: str  # as shown there
+    steps: tuple[Step, ...]  # of answering
     note: str = ""
-    cut: tuple[int, ...] = ()
+    cut: tuple[int, ...] = ()  # ids of those entries whose text a limit cut (`entry_tokens`)
 
     def __str__(self) -> str:
         return self.text or ""

@@ -5,10 +5,11 @@ import hashlib
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from urllib.parse import quote
 
 from atommem.actions import STOP_ACTION, first
@@ -24,6 +25,8 @@ from atommem.run import Runtime
 from atommem.saved_memory import MEMORY_FILE, Reading, SavedMemory, scope_files, scope_key, text_of
 from atommem.session_state import SessionState
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 Progress = Callable[[int, int], None]  # called with the number of chunks that were read, and of all
 Found = tuple[Entry, float]  # with its similarity
 _SILENT = 3  # chunks in a row with text but without an action, after which reading warns
@@ -35,9 +38,7 @@ class _Contents:
     def __init__(
         self, runtime: Runtime, session: Session, readings: Iterable[Reading] = ()
     ) -> None:
-        self._runtime = runtime
-        self._session = session
-        self._readings = list(readings)
+        self._runtime, self._session, self._readings = runtime, session, list(readings)
         self._lock = asyncio.Lock()
         self._scopes: dict[tuple[str, ...], Any] = {}  # by the names of `SCOPE`
 
@@ -187,9 +188,8 @@ class AsyncMemory(_Contents):
             text, file_name = await asyncio.to_thread(text_of, source)
             observations = await asyncio.to_thread(self._runtime.agent.factory.reading, text, shown)
             reading = self._reading(observations, file_name if name is None else name, again)
-            silent = 0
-            if progress is not None:
-                progress(len(reading.steps), reading.chunks)
+            silent, progress = 0, progress or (lambda done, chunks: None)
+            progress(len(reading.steps), reading.chunks)
             for observation in observations[len(reading.steps) :]:
                 origin = ", ".join(part for part in (reading.name, observation.origin) if part)
                 step = await self._session.step(replace(observation, origin=origin or None))
@@ -205,8 +205,7 @@ class AsyncMemory(_Contents):
                     warnings.warn(_silence(step), stacklevel=2)
                 if on_step is not None:
                     on_step(step)
-                if progress is not None:
-                    progress(len(reading.steps), reading.chunks)
+                progress(len(reading.steps), reading.chunks)
                 if first(step.actions, STOP_ACTION.name) is not None:
                     reading = self._readings[-1] = replace(reading, stopped=True)
                     break
@@ -217,14 +216,13 @@ class AsyncMemory(_Contents):
         shown = "".join(repr(observation.stream) for observation in observations)
         digest = hashlib.sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()
         new = Reading(name, len(observations), digest)
-        same = [reading for reading in self._readings if reading.sha256 == new.sha256]
+        same = [reading for reading in self._readings if reading.sha256 == digest]
         if same and same[-1] is self._readings[-1] and not same[-1].complete:
             return same[-1]
-        complete = [reading for reading in same if reading.complete]
-        if complete and not again:
-            return complete[-1]
-        self._readings.append(new)
-        return new
+        complete = [reading for reading in same if reading.complete and not again]
+        if not complete:
+            self._readings.append(new)
+        return [new, *complete][-1]
 
     async def ask(self, question: str, *, keep: bool = True) -> Answer:
         """Ask a question; the policy may look up several things before it answers (``max_reads``).
@@ -237,14 +235,9 @@ class AsyncMemory(_Contents):
         self._runtime.check_open()
         async with self._lock:
             if keep:
-                return await self._answer(self._session, question)
+                return await _answer(self._session, question)
             session = self._session.fork()
-        return await self._answer(session, question)
-
-    async def _answer(self, session: Session, question: str) -> Answer:
-        answers = [answer async for _, answer in answer_steps(session, question, session.step)]
-        assert answers[-1] is not None
-        return answers[-1]
+        return await _answer(session, question)
 
     async def forget(self, source: str) -> tuple[Operation, ...]:
         """Delete everything that came from the text called `source`, or from one chunk of it.
@@ -275,10 +268,10 @@ class AsyncMemory(_Contents):
 
         With ``user``, ``agent`` or ``session``, those of all scopes that match.
         """
-        memories = {(): self} if not scope else self._scopes
-        wanted = scope_key(scope) if scope else ()
-        found: list[Found] = []
-        for key, memory in memories.items():
+        if not scope:
+            return await self._session.memory.search(query, k)
+        wanted, found = scope_key(scope), list[Found]()
+        for key, memory in self._scopes.items():
             if all(name in ("", held) for name, held in zip(wanted, key, strict=True)):
                 found += await memory._session.memory.search(query, k)
         k = k or self._runtime.run.memory.retrieve_k
@@ -328,6 +321,12 @@ class AsyncMemory(_Contents):
         await self.close()
 
 
+async def _answer(session: Session, question: str) -> Answer:
+    answers = [answer async for _, answer in answer_steps(session, question, session.step)]
+    assert answers[-1] is not None
+    return answers[-1]
+
+
 def _silence(step: Step) -> str:
     problems = ", ".join(sorted({problem.reason for problem in step.problems})) or "no tags"
     return (
@@ -337,10 +336,22 @@ def _silence(step: Step) -> str:
     )
 
 
-class Memory(_Contents):
-    """A memory that a policy fills by reading and answers from; see `AsyncMemory`.
+def _waiting(
+    method: Callable[Concatenate[AsyncMemory, _Arguments], Coroutine[Any, Any, _Result]],
+) -> Callable[Concatenate["Memory", _Arguments], _Result]:
+    @wraps(method)
+    def wait(self: "Memory", *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        return wait_for(method(self._memory, *args, **kwargs))
 
-    Every method waits until it is done. Ctrl-C ends it and keeps finished steps.
+    return wait
+
+
+class Memory(_Contents):
+    """A memory that a policy fills by reading and answers from.
+
+    Its methods `read`, `ask`, `search`, `forget`, `scope`, `fork`, `at`, `save`, `load` and `close`
+    are those of `AsyncMemory`, and wait until they are done. Ctrl-C ends one and keeps finished
+    steps. The arguments of ``Memory(...)`` are those of `AsyncMemory.open`.
     """
 
     def __init__(self, policy: Any, **settings: Any) -> None:
@@ -357,41 +368,21 @@ class Memory(_Contents):
         """Load a saved memory; see `AsyncMemory.load`."""
         return cls.__new__(cls)._wrap(wait_for(AsyncMemory.load(folder, policy, **settings)))
 
-    def read(self, source: str | Path | Iterable[str], **options: Any) -> Reading:
-        """Read a text, chunk by chunk; see `AsyncMemory.read`."""
-        return wait_for(self._memory.read(source, **options))
-
-    def ask(self, question: str, *, keep: bool = True) -> Answer:
-        """Ask a question; without `keep`, a fork answers."""
-        return wait_for(self._memory.ask(question, keep=keep))
-
-    def forget(self, source: str) -> tuple[Operation, ...]:
-        """Delete everything that came from the text called `source`, or from one chunk of it."""
-        return wait_for(self._memory.forget(source))
+    read = _waiting(AsyncMemory.read)
+    ask = _waiting(AsyncMemory.ask)
+    search = _waiting(AsyncMemory.search)
+    forget = _waiting(AsyncMemory.forget)
+    save = _waiting(AsyncMemory.save)
+    close = _waiting(AsyncMemory.close)
 
     def scope(self, **names: str) -> Self:
-        """Return the memory of a user, agent or session; see `AsyncMemory.scope`."""
         return type(self).__new__(type(self))._wrap(self._memory.scope(**names))
 
-    def search(self, query: str, k: int | None = None, **scope: str) -> list[Found]:
-        """Return the entries for a query, best first; see `AsyncMemory.search`."""
-        return wait_for(self._memory.search(query, k, **scope))
-
     def fork(self) -> Self:
-        """Return an independent copy that shares the policy; close only the original."""
         return type(self).__new__(type(self))._wrap(wait_for(self._memory.fork()))
 
     def at(self, step: int) -> Self:
-        """Return a fork as it was when step number `step` began; ``at(0)`` is empty."""
         return type(self).__new__(type(self))._wrap(wait_for(self._memory.at(step)))
-
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write it to a folder, whole or not at all; replaces a memory saved there before."""
-        return wait_for(self._memory.save(folder))
-
-    def close(self) -> None:
-        """Free the policy and the embedder, for forks too."""
-        wait_for(self._memory.close())
 
     def __enter__(self) -> Self:
         return self

@@ -47,13 +47,13 @@ RENAMED = {
     "json": "out",
     "max_in_flight": "max_inflight_tasks",
     "max_tokens": "max_completion_length",
-    "token_budget": "token_budget",
+    "micro_batch_tokens": "token_budget",
     "n": "limit",
     "out": "output_dir",
     "prompts": "judge_prompt",
-    "max_batch_tokens": "max_batch_tokens",
+    "rollout_batch_tokens": "max_batch_tokens",
     "rules": "retention",
-    "num_generations": "num_generations",
+    "samples_per_task": "num_generations",
 }
 """Former names of settings, which are refused: a thing has one name in all commands."""
 
@@ -90,23 +90,17 @@ class Parser(jsonargparse.ArgumentParser):
     ) -> None:
         """Add a flag for every field of dataclasses, of its type and with its help.
 
-        Args:
-            names: Only these fields, in this order; those that no class has are skipped.
-            leave_out: Fields without a flag. Fields that have a flag already are skipped.
+        With `names` only for these, in this order, if a class has them; for none of `leave_out`,
+        and none that has a flag already.
         """
         found: dict[str, tuple[Any, Any]] = {}
         for config in configs:
             hints = typing.get_type_hints(config)
-            found |= {
-                item.name: (item, hints[item.name])
-                for item in fields(config)
-                if item.init and item.name not in leave_out
-            }
+            found |= {item.name: (item, hints[item.name]) for item in fields(config) if item.init}
         group = self.add_argument_group(title)
-        known = set(self.setting_names())
-        for name in found if names is None else names:
-            if name in found and name not in known:
-                known.add(name)
+        skipped = {*leave_out, *self.setting_names()}
+        for name in found if names is None else dict.fromkeys(names):
+            if name in found and name not in skipped:
                 self._add_field(group, *found[name])
         for action in self._actions:
             if action.dest.endswith(".help"):  # jsonargparse's own, for types with classes
@@ -223,8 +217,6 @@ class Parser(jsonargparse.ArgumentParser):
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """At most 80 columns."""
-
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=min(80, get_terminal_size().columns))
 

@@ -44,8 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     Raises:
         AtomMemError: A setting or file is wrong, or the policy is out of reach.
     """
-    argv = sys.argv[1:] if argv is None else argv
-    arguments, settings = _parse(argv)
+    arguments, settings = _parse(sys.argv[1:] if argv is None else argv)
     try:
         if arguments.no_reading and not SavedMemory.exists(arguments.memory or ""):
             raise ConfigError("--no_reading: needs a saved memory. Give its folder as --memory.")
@@ -54,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         with lock, warnings.catch_warnings():
             show = partial(tqdm.write, file=sys.stderr)
             warnings.showwarning = lambda message, *_: show(f"warning: {message}")
-            return asyncio.run(_run(arguments, settings))
+            return asyncio.run(_run(arguments, settings, _text(arguments.file)))
     except KeyboardInterrupt:
         folder = arguments.memory
         kept = f" {folder} holds the finished steps; the same command continues." if folder else ""
@@ -96,9 +95,8 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     return arguments, settings
 
 
-async def _run(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
+async def _run(arguments: argparse.Namespace, settings: dict[str, Any], text: str | None) -> int:
     folder = arguments.memory
-    text = await asyncio.to_thread(_text, arguments.file)
     if len(arguments.policy) == 1 and "://" not in arguments.policy[0]:
         model_folder("policy", arguments.policy[0])
     _note(f"opening {' '.join(arguments.policy) or 'the policy'} ...")
@@ -106,8 +104,7 @@ async def _run(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
         memory = await AsyncMemory.load(folder, arguments.policy or None, **settings)
     else:
         memory = await AsyncMemory.open(arguments.policy, **settings)
-    steps: list[Step] = []
-    answers: list[Answer] = []
+    steps, answers = list[Step](), list[Answer]()
     async with memory:
         try:
             if text is not None:
@@ -142,8 +139,8 @@ def _write_trace(
     """Write the steps of this command as an episode, each with its prompt."""
     shown = [replace(step, prompt=memory.prompt(step)) for step in steps]
     episode = Episode(arguments.file or "ask", 0, shown, tuple(answer.text for answer in answers))
-    if any(answer.note for answer in answers):
-        episode.question_notes = tuple(answer.note for answer in answers)
+    notes = tuple(answer.note for answer in answers)
+    episode.question_notes = notes if any(notes) else ()
     episode.seconds = sum(step.seconds for step in steps)
     questions = [{"text": question} for question in arguments.questions]
     task = {"id": episode.task_id, "questions": questions}

@@ -24,13 +24,9 @@ _SYSTEM, _USER, _REPLY = "ATOMMEM-SYSTEM\n\n<b> & 'x'", "ATOMMEM-USER <b> &", "A
 class ChatFormat:
     """How a tokenizer's chat template words messages; without one, they are joined.
 
-    Attributes:
-        first_ids: What the tokenizer puts before a text, where no template was applied.
-        folds_system: The template refuses or drops a system message, so its text comes first in the
-            user's.
-
-    Raises:
-        DialectError: The template raises for every form of messages, or drops the user's.
+    `first_ids` are what the tokenizer puts before a text, where no template was applied. With
+    `folds_system` the template refuses or drops a system message, so its text comes first in the
+    user's. DialectError: it raises for every form of messages, or drops the user's.
     """
 
     def __init__(
@@ -52,15 +48,13 @@ class ChatFormat:
 
     def record(self) -> dict[str, Any]:
         """Return ``chat_format`` of a run's record, as JSON values: what is out of the ordinary."""
-        found: dict[str, Any] = {}
-        if self.folds_system:
-            found["system"] = "before the user's text"
-        if self._in_parts:
-            found["content"] = "in parts"
-        if self._dated:
-            found["today"] = self._today
-        if self.first_ids:
-            found["first_ids"] = self.first_ids
+        found = {
+            "system": "before the user's text" if self.folds_system else None,
+            "content": "in parts" if self._in_parts else None,
+            "today": self._today if self._dated else None,
+            "first_ids": self.first_ids,
+        }
+        found = {name: value for name, value in found.items() if value}
         return {"chat_format": found} if found else {}
 
     def messages(self, user: str, system: str = "", reply: str = "") -> list[dict[str, str]]:
@@ -83,18 +77,15 @@ class ChatFormat:
         if tools:
             options["tools"] = [{"type": "function", "function": tool} for tool in tools]
         shown: list[dict[str, Any]] = [dict(message) for message in messages]
-        if self._in_parts:
-            for message in shown:
-                message["content"] = [{"type": "text", "text": message["content"]}]
+        for message in shown if self._in_parts else ():
+            message["content"] = [{"type": "text", "text": message["content"]}]
+        options |= {"tokenize": False, "add_generation_prompt": generation}
         try:
-            rendered: str = self._tokenizer.apply_chat_template(
-                shown, tokenize=False, add_generation_prompt=generation, **options
-            )
+            return str(self._tokenizer.apply_chat_template(shown, **options))
         except Exception as error:  # a template raises what it likes
             raise DialectError(
                 f"the tokenizer's chat template cannot be rendered: {type(error).__name__}: {error}"
             ) from error
-        return rendered
 
     def reply_frame(self) -> tuple[str, int | None]:
         """Return what stands before an assistant's text after the prompt, and the token after it.
@@ -145,8 +136,7 @@ def turn_ends(tokenizer: Any) -> set[int]:
 
 
 def _first_ids(tokenizer: Any) -> list[int]:
-    plain = tokenizer.encode("x", add_special_tokens=False)
-    whole = tokenizer.encode("x", add_special_tokens=True)
+    plain, whole = (tokenizer.encode("x", add_special_tokens=special) for special in (False, True))
     places = range(len(whole) - len(plain) + 1)
     at = next((at for at in places if whole[at : at + len(plain)] == plain), 0)
     return list(whole[:at])

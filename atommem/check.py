@@ -6,21 +6,15 @@ import random
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from atommem.actions import MEMORY_ACTIONS, MEMORY_KINDS, ActionSpec, Body
 from atommem.arguments import Command, Parser, make, run_command
-from atommem.config import EmbedderConfig, MemoryConfig
+from atommem.config import EmbedderConfig, MemoryConfig, field_names
 from atommem.dialects import Dialect, get_dialect
 from atommem.embedding.embedder import HashingEmbedder
-from atommem.environment import (
-    GROUP,
-    EnvironmentConfig,
-    EnvironmentFactory,
-    find_environment,
-)
+from atommem.environment import GROUP, EnvironmentConfig, EnvironmentFactory, find_environment
 from atommem.episode import Episode, StopReason
 from atommem.memory.log import MemoryView
 from atommem.plugins import names
@@ -42,16 +36,12 @@ _MALFORMED = ("{{{", "null", '{"name": "no_such_tool", "arguments": {}}', '{"nam
 
 
 class _BrokenError(Exception):
-    """A contract does not hold; `fix` replaces the check's."""
-
-    def __init__(self, detail: str, fix: str = "") -> None:
-        super().__init__(detail)
-        self.fix = fix
+    """A contract does not hold: what, and how to mend it, unless the check's docstring tells."""
 
 
-def _require(holds: Any, detail: str, fix: str = "") -> None:
+def _require(holds: Any, *detail_and_fix: str) -> None:
     if not holds:
-        raise _BrokenError(detail, fix)
+        raise _BrokenError(*detail_and_fix)
 
 
 class ProbePolicy(Policy):
@@ -78,7 +68,7 @@ class ProbePolicy(Policy):
 
     def _element(self, spec: ActionSpec, rng: random.Random) -> str:
         """Write a well-formed action, whose arguments fit plain types and enums of its schema."""
-        text, handle = rng.choice(_TEXTS), f"Memory {rng.randint(1, 3)}"
+        tag, text, handle = self._tag(spec), rng.choice(_TEXTS), f"Memory {rng.randint(1, 3)}"
         values = {"integer": rng.randint(0, 5), "number": 0.5, "boolean": True, "array": [text]}
         arguments = {
             name: rng.choice(schema.get("enum") or [values.get(schema.get("type"), text)])
@@ -86,13 +76,12 @@ class ProbePolicy(Policy):
         }
         call = {"name": spec.name, "arguments": arguments}
         bodies = {
-            Body.BOX: f"\\boxed{{{text}}}",
-            Body.BOXES: f"\\boxed{{{text}}}",
+            **dict.fromkeys((Body.BOX, Body.BOXES), f"\\boxed{{{text}}}"),
             Body.HANDLE: handle,
             Body.HANDLE_TEXT: f"{handle}: {text}",
             Body.ARGUMENTS: json.dumps(call if spec.is_tool else arguments),
         }
-        return f"<{self._tag(spec)}>{bodies.get(spec.body, text)}</{self._tag(spec)}>"
+        return f"<{tag}>{bodies.get(spec.body, text)}</{tag}>"
 
 
 class _Checker:
@@ -115,8 +104,8 @@ class _Checker:
     async def settings(self) -> None:
         """Give every setting a name of its own and a working default."""
         settings = self.kind.config_class
-        taken = {item.name for other in (MemoryConfig, EmbedderConfig) for item in fields(other)}
-        clash = ", ".join(sorted(taken & {item.name for item in fields(settings)}))
+        taken = {*field_names(MemoryConfig), *field_names(EmbedderConfig)}
+        clash = ", ".join(sorted(taken & {*field_names(settings)}))
         _require(not clash, f"memory or embedder also have {clash}")
         name = f"{self.kind.__module__}:{self.kind.__qualname__}"
         self.factory = self.kind(self.config or settings(name), ApproximateTokenizer())
@@ -154,17 +143,15 @@ class _Checker:
     async def repeatable(self) -> None:
         """Keep an episode's state in its environment, and draw random values from the task."""
         first, last = self.tasks[0], self.tasks[-1]
-        alone = await self._play(first, "everything")
-        beside, _ = await asyncio.gather(
-            self._play(first, "everything"), self._play(last, "everything")
-        )
+        alone = await self._play(first)
+        beside, _ = await asyncio.gather(self._play(first), self._play(last))
         played = [
             [(step.observation, step.actions, step.operations) for step in episode.steps]
             for episode in (alone, beside)
         ]
         _require(played[0] == played[1], f"{first.id} went another way beside another")
 
-    async def _play(self, task: Any, kind: str) -> Episode:
+    async def _play(self, task: Any, kind: str = "everything") -> Episode:
         agent = Agent(
             policy=ProbePolicy(kind, self.dialect, self.factory.actions),
             embedder=HashingEmbedder(64),
@@ -181,14 +168,12 @@ class _Checker:
         for step in episode.steps:
             phase = step.observation.phase
             _require(phase in self.factory.phases, f"phase {phase!r}", "List it in `phases`.")
-        questions = self.factory.describe(task).questions
-        reward = episode.reward
-        unknown = reward is None and not any(question.golds for question in questions)
+        questions, reward = self.factory.describe(task).questions, episode.reward
+        asked = any(question.golds for question in questions)
         fix = "Return a reward from 0 to 1; None where no question has a gold answer."
-        _require(unknown or (reward is not None and 0 <= reward <= 1), f"reward={reward!r}", fix)
-        fix = "Return one answer for each question, or none."
-        counts = (0, len(questions))
-        _require(len(episode.answers) in counts, f"{len(episode.answers)} answers", fix)
+        _require(0 <= reward <= 1 if reward is not None else not asked, f"reward={reward!r}", fix)
+        fix, count = "Return one answer for each question, or none.", len(episode.answers)
+        _require(count in (0, len(questions)), f"{count} answers", fix)
         self.factory.diagnose(task, episode)
 
 
@@ -209,7 +194,7 @@ async def check_environment(
         try:
             await check()
         except _BrokenError as broken:
-            return f"{check.__name__}: {broken}. {broken.fix or check.__doc__}"
+            return f"{check.__name__}: {'. '.join((*broken.args, check.__doc__ or '')[:2])}"
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"

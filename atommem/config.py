@@ -74,8 +74,8 @@ class MemoryConfig:
         check_choice("layout", self.layout, LAYOUTS)
         for name in self.disabled_actions:
             check_choice("disabled_actions", name, MEMORY_KINDS)
-        limits = {"scratchpad_tokens": 1, "query_tokens": 1, "entry_tokens": 1}
-        check_least(self, retrieve_k=1, capacity=1, **limits)
+        check_least(self, retrieve_k=1, capacity=1, scratchpad_tokens=1)
+        check_least(self, query_tokens=1, entry_tokens=1)
         if any(capacity < 0 for capacity in self.capacities):
             raise ConfigError(
                 f"capacities={self.capacities}: at least 1 each, or 0 for no limit. Correct them."
@@ -223,7 +223,6 @@ def check_ranges(config: object, **most: int) -> None:
 
 
 def check_probabilities(config: object, *names: str) -> None:
-    """Raise ConfigError if a setting of `config` is not a probability."""
     for name in names:
         value = getattr(config, name)
         if not 0 <= value <= 1:

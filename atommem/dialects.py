@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -43,74 +44,53 @@ def fill(template: str, values: Mapping[str, object]) -> str:
 
 def split_template(template: str) -> list[TemplatePart]:
     """Return the literal runs of a template, each with the placeholder behind it."""
-    parts = []
-    end = 0
-    for match in _PLACEHOLDER.finditer(template):
-        parts.append(TemplatePart(template[end : match.start()], match[1], match[2] is not None))
-        end = match.end()
-    return [*parts, TemplatePart(template[end:], "")]
+    *parts, last = _PLACEHOLDER.split(template)  # with a third of None where it is no number
+    found = zip(parts[::3], parts[1::3], map(bool, parts[2::3]), strict=True)
+    return [*starmap(TemplatePart, found), TemplatePart(last, "")]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The wording of an environment.
-
-    `actions` explains those of its own that their description does not explain.
-    """
+    """The wording of an environment."""
 
     pieces: Mapping[str, str]
     introduction: str = ""
     rules: str = ""
-    actions: Mapping[str, str] = {}
+    actions: Mapping[str, str] = {}  # explain its own, where their description does not
 
 
 class Templates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The wording of a memory, and what holds a prompt together.
 
-    In every field ``{tag.create}``, ``{tag.answer}``, ``{tag.call}``, ... stand for tag names.
-
-    Attributes:
-        chat: Send system and user messages through the tokenizer's chat template; otherwise the
-            pieces are joined and encoded as plain text.
-        join: Stands between two pieces.
-        system: The instructions, with ``{introduction}`` and ``{rules}`` of the environment,
-            ``{actions}`` and ``{places}``.
-        actions: One explanation per memory action; those of disabled actions are left out.
-        call: Explains a tool that the environment does not explain: ``{name}``, ``{description}``,
-            ``{schema}``.
-        places: Explain ``scratchpad`` and ``store``, unless no enabled action can fill them.
-        past: An entry that was replaced or deleted since (``read_past``).
-        memory: ``{entries}``, ``{size}``, ``{capacity_notice}``. A set for a dialect without a
-            store leaves out `memory`, `query` and `entry`.
-        empty: Stands for an empty scratchpad, query or list of entries.
-        cut_marker: Ends a text that was cut at its token limit.
-        environments: Sections of environments by name, instead of those that they bring.
+    In every field ``{tag.create}``, ``{tag.answer}``, ``{tag.call}``, ... stand for tag names. A
+    set for a dialect without a store leaves out `memory`, `query` and `entry`. With `chat`, system
+    and user messages go through the tokenizer's chat template; otherwise the pieces are joined and
+    encoded as plain text.
     """
 
-    system: str
+    system: str  # with {introduction} and {rules} of the environment, {actions} and {places}
     scratchpad: str = ""
     query: str = ""
-    memory: str = ""
+    memory: str = ""  # with {entries}, {size}, {capacity_notice}
     entry: str = ""
-    past: str = ""
+    past: str = ""  # an entry that was replaced or deleted since (`read_past`)
     capacity_notice: str = ""
-    empty: str = "(empty)"
-    cut_marker: str = " [cut]"
-    join: str = "\n\n"
+    empty: str = "(empty)"  # stands for an empty scratchpad, query or list of entries
+    cut_marker: str = " [cut]"  # ends a text that was cut at its token limit
+    join: str = "\n\n"  # stands between two pieces
     chat: bool = True
-    actions: Mapping[str, str] = {}
-    call: str = ""
-    places: Mapping[str, str] = {}
-    environments: Mapping[str, Section] = {}
+    actions: Mapping[str, str] = {}  # explain memory actions, unless they are disabled
+    call: str = ""  # a tool that the environment does not explain: {name}, {description}, {schema}
+    places: Mapping[str, str] = {}  # explain `scratchpad` and `store`, unless nothing fills them
+    environments: Mapping[str, Section] = {}  # by name, instead of those that they bring
 
 
 @dataclass(frozen=True)
 class Dialect:
     """Tags of completions, with the templates that explain them to the model.
 
-    Attributes:
-        tags: The tag of each memory action, of the answer and of tool calls (``call``). Other
-            actions of an environment bring their own.
-        whole: For a dialect without tags, the one action that a completion is as a whole, by phase.
+    `tags` are those of memory actions, of the answer and of tool calls (``call``); other actions
+    bring their own. A dialect without tags has in `whole` the one action that a completion is as a
+    whole, by phase.
     """
 
     name: str
@@ -146,11 +126,9 @@ class Dialect:
 
     @property
     def call_tag(self) -> str:
-        """The tag of tool calls."""
         return self.tags.get(CALL, "tool_call")
 
     def can_write(self, name: str) -> bool:
-        """Return whether a memory action can be written in it."""
         return name in self.tags or name in self.whole.values()
 
 
@@ -181,10 +159,10 @@ def get_dialect(name: str, templates: str = "full") -> Dialect:
         )
     dialect = replace(_REGISTERED[name], templates=load_templates(templates))
     if bool(dialect.whole) == bool(dialect.templates.entry):
-        store = "no store" if dialect.whole else "a store"
+        store, others = ("no store", "with") if dialect.whole else ("a store", "without")
         raise DialectError(
-            f"dialect={name}: has {store}, and templates={templates} are for dialects "
-            f"{'with' if dialect.whole else 'without'} one. Give other templates."
+            f"dialect={name}: has {store}, and templates={templates} are for dialects {others} "
+            "one. Give other templates."
         )
     return dialect
 
@@ -217,14 +195,10 @@ def load_section(
 ) -> Section:
     """Return the section of an environment in the template set `name`.
 
-    A user's file may hold it (``environments``); the shipped sets are those that the environment
-    brings. For a file without it, it is the environment's ``full``, or ``compact`` where the file
-    is plain text.
-
-    Args:
-        folder: Holds the environment's own sections.
-        pieces: Every piece that it may show, with the placeholders that its template must have.
-        shown: Those that it shows under its settings, and that must be there; unset: all.
+    A user's file may hold it (``environments``); the shipped sets lie in the `folder` of the
+    environment. For a file without it, it is the environment's ``full``, or ``compact`` where the
+    file is plain text. `pieces` are all that it may show, with the placeholders that they must
+    have; those of `shown` (unset: all) must be there.
     """
     templates = load_templates(name)
     wording = name if name in SHIPPED else "full" if templates.chat else "compact"

@@ -178,15 +178,9 @@ def _read_html(source: bytes | str) -> tuple[str, list[str]]:
         before = str(tag.previous_sibling or "")[-1:]
         if before.isdigit() and re.fullmatch(r"[-\u2212+]?\d+", tag.get_text(strip=True)):
             tag.insert_before("^")  # 10<sup>6</sup> is not 106
-    converter: Any = MarkdownConverter(
-        heading_style="ATX",
-        strip=["a"],
-        table_infer_header=True,
-        escape_asterisks=False,
-        escape_underscores=False,
-        escape_misc=False,
-    )
-    text = converter.convert_soup(soup).strip()
+    escape: Any = dict.fromkeys(("escape_asterisks", "escape_underscores", "escape_misc"), False)
+    shape: Any = {"heading_style": "ATX", "strip": ["a"], "table_infer_header": True}
+    text = MarkdownConverter(**shape, **escape).convert_soup(soup).strip()
     return (f"{title}\n\n{text}" if title and title not in text[:500] else text), left_out
 
 
@@ -202,10 +196,9 @@ def _read_docx(raw: bytes) -> tuple[str, list[str]]:
         io.BytesIO(raw), convert_image=mammoth.images.img_element(lambda image: {})
     )
     text, left_out = _read_html(converted.value)
-    ignored = [
-        re.search(r"element was ignored.*?(\w+)\Z", one.message) for one in converted.messages
-    ]
-    left_out += sorted({f"elements {found[1]}" for found in ignored if found})
+    messages = "\n".join(one.message for one in converted.messages)
+    ignored = re.findall(r"element was ignored.*?(\w+)$", messages, re.MULTILINE)
+    left_out += sorted({f"elements {name}" for name in ignored})
     with zipfile.ZipFile(io.BytesIO(raw)) as parts:
         for part in ("header", "footer", "comments"):
             names = [name for name in parts.namelist() if name.startswith(f"word/{part}")]

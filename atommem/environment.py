@@ -35,13 +35,10 @@ class QuestionDescription:
 
 @dataclass(frozen=True, slots=True)
 class TaskDescription:
-    """A task as records, reports and traces show it.
+    """A task as records, reports and traces show it; `id` is unique in its file.
 
-    Attributes:
-        id: Unique in its file.
-        source: Its origin (``hotpotqa``, ...).
-        questions: In the order of the score's answers.
-        group: The cluster of its scores, such as a conversation that tasks share.
+    `source` is its origin (``hotpotqa``, ...), and `group` the cluster of its scores, such as a
+    conversation that tasks share. The questions are in the order of the score's answers.
     """
 
     id: str
@@ -56,27 +53,17 @@ class TaskDescription:
 
 @dataclass(frozen=True, slots=True)
 class TaskShape:
-    """The mean size of the tasks in a file.
+    """The mean size of the tasks in a file."""
 
-    Attributes:
-        source: The origin of the numbers, in words.
-        tasks: The number of tasks.
-        documents: Of a task, if nothing else is known of its stream.
-        stream_steps, stream_tokens: Steps that show something new, and the tokens of each.
-        questions, question_tokens: Of a task; questions of one step count as one.
-        reads: Further steps that a question may take before its answer.
-        same_stream: Whether a step shows the same to all episodes of a task.
-    """
-
-    source: str
+    source: str  # the origin of the numbers, in words
     tasks: int
-    documents: float
-    stream_steps: float
-    stream_tokens: float
-    questions: float
+    documents: float  # of a task, if nothing else is known of its stream
+    stream_steps: float  # that show something new
+    stream_tokens: float  # of each of these
+    questions: float  # of a task; those of one step count as one
     question_tokens: float
-    reads: int
-    same_stream: bool = True
+    reads: int  # further steps that a question may take before its answer
+    same_stream: bool = True  # a step shows the same to all episodes of a task
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +76,13 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The terminal reward with everything that records and reports show of it.
+    """The terminal reward with everything that records and reports show of it."""
 
-    Attributes:
-        reward: From 0 to 1; None if the task has no gold answers.
-        metrics, question_metrics: Means over the questions, and the scores of each.
-        question_notes: How each question was scored, in words (a judge's verdict).
-    """
-
-    reward: float | None
+    reward: float | None  # from 0 to 1; None if the task has no gold answers
     answers: tuple[str | None, ...] = ()
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)  # means over the questions
     question_metrics: tuple[dict[str, float], ...] = ()
-    question_notes: tuple[str, ...] = ()
+    question_notes: tuple[str, ...] = ()  # how each was scored, in words (a judge's verdict)
 
 
 class Environment(Protocol):
@@ -138,18 +119,12 @@ class EnvironmentFactory(ABC):
     """A kind of environment with its settings; it makes an `Environment` for every episode.
 
     A subclass defines the attributes and the abstract methods, and overrides others that apply.
-
-    Attributes:
-        config_class: A dataclass derived from `EnvironmentConfig`.
-        templates: Folder of its template sections, such as ``full.yaml``.
-        pieces: The placeholders of every piece that its observations may contain.
-        phases: The phases of its observations.
     """
 
     config_class: ClassVar[type[EnvironmentConfig]]
-    templates: ClassVar[Path]
-    pieces: ClassVar[Mapping[str, Sequence[str]]]
-    phases: ClassVar[Sequence[str]]
+    templates: ClassVar[Path]  # the folder of its template sections, such as `full.yaml`
+    pieces: ClassVar[Mapping[str, Sequence[str]]]  # the placeholders of each that it may show
+    phases: ClassVar[Sequence[str]]  # of its observations
 
     def __init__(self, config: Any, tokenizer: Tokenizer) -> None:
         self.config = config
@@ -248,10 +223,8 @@ def find_environment(name: str) -> type[EnvironmentFactory]:
 
 
 def environment_config(name: str, **settings: Any) -> EnvironmentConfig:
-    """Return the settings of an environment."""
     return find_environment(name).config_class(**{**settings, "environment": name})
 
 
 def make_factory(config: EnvironmentConfig, tokenizer: Tokenizer) -> EnvironmentFactory:
-    """Return the environment of these settings."""
     return find_environment(config.environment)(config, tokenizer)

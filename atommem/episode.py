@@ -18,15 +18,12 @@ from atommem.memory.log import POLICY, MemoryView, Operation, Outcome
 class Piece:
     """A block of an observation: a template of the environment's section, with its values.
 
-    Attributes:
-        name: The template's.
-        values: By placeholder. Texts are data; numbers are trusted; pieces are nested blocks.
-        needs: A memory action (``read``) without which the piece is not shown.
+    Of the values, texts are data, numbers are trusted, and pieces are nested blocks.
     """
 
-    name: str
+    name: str  # the template's
     values: Mapping[str, str | int | Piece | tuple[Piece, ...]] = field(default_factory=dict)
-    needs: str | None = None
+    needs: str | None = None  # a memory action (`read`) without which it is not shown
 
     def walk(self) -> Iterator[tuple[str, str | int]]:
         """Yield all texts and numbers with their placeholders."""
@@ -42,26 +39,18 @@ class Piece:
 class Observation:
     """The environment's part of what the policy sees (the memory's part is `MemoryView`).
 
-    Attributes:
-        phase: The environment's name for the kind of step (``reading``, ``answering``, ``acting``).
-        task: Pieces that stay through the episode; they come first.
-        stream: New at this step; before the memory (layout ``prefix``) or after it (``paper``).
-        closing: The instruction for this step; it comes last.
-        label: The position, for people (``chunk 3/10``).
-        question, questions: The index of the first question that is asked, and their number.
-        origin: The name of the chunk or page, kept with the entries written at this step.
-        start, end: The chunk's span of characters in the whole text, kept with them too.
+    `origin`, `start` and `end` are kept with the entries that are written at this step.
     """
 
-    phase: str
-    task: tuple[Piece, ...] = ()
-    stream: tuple[Piece, ...] = ()
-    closing: tuple[Piece, ...] = ()
-    label: str = ""
-    question: int | None = None
-    origin: str | None = None
-    questions: int = 1
-    start: int | None = None
+    phase: str  # the environment's name for the kind of step (reading, answering, acting)
+    task: tuple[Piece, ...] = ()  # stays through the episode; comes first
+    stream: tuple[Piece, ...] = ()  # new; before the memory (layout prefix) or after it (paper)
+    closing: tuple[Piece, ...] = ()  # the instruction for this step; comes last
+    label: str = ""  # the position, for people (chunk 3/10)
+    question: int | None = None  # the index of the first that is asked
+    origin: str | None = None  # the name of the chunk or page
+    questions: int = 1  # that are asked
+    start: int | None = None  # the chunk's span of characters in the whole text
     end: int | None = None
 
     @property
@@ -72,7 +61,6 @@ class Observation:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """All pieces in order."""
         return (*self.task, *self.stream, *self.closing)
 
     def values(self, name: str) -> list[Any]:
@@ -100,35 +88,27 @@ class StopReason(StrEnum):
 class Step:
     """One observation, one completion, and the operations that its actions led to.
 
-    Attributes:
-        index: From 0.
-        prompt_ids: Empty unless the agent keeps prompts.
-        token_ids, logprobs: As sampled, in nats; training uses them as they are.
-        operations: Empty if an outage prevented them.
-        store_size: The number of entries after the step.
-        searches: Those that found what its prompt showed: one while a query stands.
-        prompt_tokens, completion_tokens: Counts, also if a chat server returns text only.
-        prompt: The prompt's text, where a trace keeps it for people; of baselines it does not
-            follow from observation and view.
+    `prompt` is the prompt's text, where a trace keeps it for people; of baselines it does not
+    follow from observation and view.
     """
 
-    index: int
+    index: int  # from 0
     observation: Observation
     view: MemoryView = field(default_factory=MemoryView)
-    prompt_ids: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    prompt_ids: list[int] = field(default_factory=list)  # empty unless the agent keeps prompts
+    token_ids: list[int] = field(default_factory=list)  # as sampled; training uses them as they are
+    logprobs: list[float] = field(default_factory=list)  # nats
     text: str = ""
     finish_reason: str = "stop"
     actions: tuple[Action, ...] = ()
     problems: tuple[Problem, ...] = ()
-    operations: tuple[Operation, ...] = ()
-    store_size: int = 0
+    operations: tuple[Operation, ...] = ()  # empty if an outage prevented them
+    store_size: int = 0  # entries after the step
     prompt_tokens: int = 0
     seconds: float = 0.0
     prompt: str | None = None
-    completion_tokens: int = 0
-    searches: int = 0
+    completion_tokens: int = 0  # also if a chat server returns text only
+    searches: int = 0  # that found what its prompt showed: one while a query stands
 
     def __post_init__(self) -> None:
         self.completion_tokens = self.completion_tokens or len(self.token_ids)
@@ -163,24 +143,18 @@ class Episode:
     """One run of one policy on one task, from empty memory to a terminal reward.
 
     The scores are those of `environment.Score`; a failed episode has none.
-
-    Attributes:
-        sample: The index of this episode among those of the task.
-        stop_reason: None while the episode is in progress.
-        error: The outage that ended a failed episode.
-        seconds: Wall-clock time.
     """
 
     task_id: str
-    sample: int
+    sample: int  # the index of this episode among those of the task
     steps: list[Step] = field(default_factory=list)
     answers: tuple[str | None, ...] = ()
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     question_metrics: tuple[dict[str, float], ...] = ()
     question_notes: tuple[str, ...] = ()
-    stop_reason: StopReason | None = None
-    error: str | None = None
+    stop_reason: StopReason | None = None  # while it is in progress
+    error: str | None = None  # the outage that ended a failed episode
     seconds: float = 0.0
 
     @property
@@ -193,26 +167,18 @@ _ACTION, _METRIC, _METRIC_COUNT = "actions/", "metric/", "metric_count/"
 _WASTED = (Outcome.UNKNOWN_HANDLE, Outcome.REJECTED, Outcome.DISABLED)
 _COUNTS = ("episodes", "failed")
 _STOPS = tuple(f"stop/{reason}" for reason in StopReason)
-_PER_EPISODE = (
-    *("steps", "tokens/prompt", "tokens/completion"),
-    *("retrievals", "store_size", "seconds"),
-)
-_PER_STEP = (
-    *(f"{_ACTION}{kind}" for kind in (*MEMORY_KINDS, ANSWER)),
-    *("malformed", "truncated", "thinking_cut"),
-    *(f"wasted/{outcome}" for outcome in _WASTED),
-)
+_PER_EPISODE = ["steps", "tokens/prompt", "tokens/completion", "retrievals"]
+_PER_EPISODE += ["store_size", "seconds"]
+_PER_STEP = [f"{_ACTION}{kind}" for kind in (*MEMORY_KINDS, ANSWER)]
+_PER_STEP += ["malformed", "truncated", "thinking_cut", *(f"wasted/{kind}" for kind in _WASTED)]
 
 
 def episode_sums(episodes: Iterable[Episode]) -> dict[str, float]:
     """Return additive totals; failed episodes only count as ``episodes`` and ``failed``."""
     sums: dict[str, float] = dict.fromkeys((*_COUNTS, *_STOPS, *_PER_EPISODE, *_PER_STEP), 0.0)
     for episode in episodes:
-        counts = {
-            "episodes": 1.0,
-            "failed": float(episode.failed),
-            f"stop/{episode.stop_reason}": 1.0,
-        }
+        counts = {"episodes": 1.0, "failed": float(episode.failed)}
+        counts[f"stop/{episode.stop_reason}"] = 1.0
         sums = add_sums([sums, counts, {} if episode.failed else _sums_of(episode)])
     return sums
 
@@ -252,11 +218,10 @@ def add_value(sums: dict[str, float], name: str, value: float) -> None:
 
 def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Add several `episode_sums` (one a rank) by key."""
-    total: dict[str, float] = {}
+    total = Counter[str]()
     for part in parts:
-        for key, value in part.items():
-            total[key] = total.get(key, 0.0) + value
-    return total
+        total.update(part)
+    return dict(total)
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:

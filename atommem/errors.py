@@ -97,7 +97,6 @@ def format_error(error: BaseException) -> str:
 
 
 def remedy(error: OSError) -> str:
-    """Return what a user can do about a failed file operation."""
     return _REMEDIES.get(error.errno or 0, "Give another path or address")
 
 

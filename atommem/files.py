@@ -50,7 +50,6 @@ def write_text(path: str | Path, text: str, *, durable: bool = False) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -193,8 +193,9 @@ class Grammar:
         return [tag for _, tag in sorted((thoughts | found).items())]
 
     def _element(self, spec: ActionSpec, tag: _Tag, body: str, end: int) -> list[_Item]:
-        if tag.name == self.call_tag:
-            return [_tool_call(self.tools, tag.name, body, tag.start, end)]
+        tools = self.tools if tag.name == self.call_tag else {}
+        if tools or (spec.body is Body.ARGUMENTS and body):
+            return [_call(spec, tools, tag.name, body, tag.start, end)]
         return _element(spec, tag.name, body, tag.start, end)
 
 
@@ -260,8 +261,6 @@ def _element(spec: ActionSpec, name: str, body: str, start: int, end: int) -> li
     if not body:
         return problem(ProblemReason.EMPTY)
     handle: int | None = None
-    if spec.body is Body.ARGUMENTS:
-        return [_call_with(spec, name, body, body, start, end)]
     if spec.body in (Body.BOX, Body.BOXES):
         boxes = boxes_in(body)
         if not boxes:
@@ -314,33 +313,23 @@ def boxes_in(body: str) -> list[str]:
     return [plain_text(body[begin:end].strip()) for begin, end in spans]
 
 
-def _tool_call(tools: Mapping[str, ActionSpec], tag: str, body: str, start: int, end: int) -> _Item:
-    """Return the action of a call ``{"name": ..., "arguments": {...}}``, or its problem."""
-    call, error = _json_object(body)
-    if error:
-        return Problem(ProblemReason.NOT_JSON, tag, start, end, error)
-    name = call.get("name")
-    if not isinstance(name, str) or name not in tools:
-        detail = f"no tool {name!r}; there are {', '.join(tools)}"
-        return Problem(ProblemReason.UNKNOWN_TOOL, tag, start, end, detail)
-    item = _call_with(tools[name], tag, call.get("arguments", {}), body, start, end)
-    if isinstance(item, Problem) and item.reason == ProblemReason.NOT_JSON:
-        detail = f"{name}: arguments must be a JSON object"
-        return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, detail)
-    return item
-
-
-def _call_with(
-    spec: ActionSpec, tag: str, arguments: Any, body: str, start: int, end: int
+def _call(
+    spec: ActionSpec, tools: Mapping[str, ActionSpec], tag: str, body: str, start: int, end: int
 ) -> _Item:
-    """Return the action with these arguments: a JSON object, or its text, as some models write."""
-    error = ""
-    if isinstance(arguments, str):
-        arguments, error = _json_object(arguments)
-    if error or not isinstance(arguments, dict):
-        return Problem(ProblemReason.NOT_JSON, tag, start, end, error)
-    if spec.schema is not None and (error := _schema_error(spec.schema, arguments)):
-        return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, f"{spec.name}: {error}")
+    """Return an action with arguments; with `tools`, of a ``{"name": ..., "arguments": {...}}``."""
+    reason, (arguments, error) = ProblemReason.NOT_JSON, _json_object(body)
+    if tools and not error:
+        reason, name = ProblemReason.UNKNOWN_TOOL, arguments.get("name")
+        if not isinstance(name, str) or name not in tools:
+            error = f"no tool {name!r}; there are {', '.join(tools)}"
+        else:
+            spec, (arguments, error) = tools[name], _json_object(arguments.get("arguments", {}))
+            reason = ProblemReason.BAD_ARGUMENTS
+            error = error and f"{name}: arguments must be a JSON object"
+    if not error and spec.schema is not None and (wrong := _schema_error(spec.schema, arguments)):
+        reason, error = ProblemReason.BAD_ARGUMENTS, f"{spec.name}: {wrong}"
+    if error:
+        return Problem(reason, tag, start, end, error)
     return Action(spec.name, body, arguments=arguments, start=start, end=end)
 
 
@@ -367,9 +356,10 @@ def _validator(schema: str) -> Any:
     return validator_for(loaded)(loaded, registry=Registry())
 
 
-def _json_object(text: str) -> tuple[dict[str, Any], str]:
+def _json_object(value: Any) -> tuple[dict[str, Any], str]:
+    """Return a JSON object, or that of a text, as some models write it; and what is wrong."""
     try:
-        loaded = read_json(text, _MAX_DEPTH)
+        loaded = read_json(value, _MAX_DEPTH) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
         return {}, f"not a JSON object: {str(error)[:100]}"
     return (loaded, "") if isinstance(loaded, dict) else ({}, "not a JSON object")

@@ -69,8 +69,11 @@ class RequestBatcher(Generic[Request, Result]):
                     await asyncio.sleep(LINGER_SECONDS)
                 batch = [item for item in queue if not item.future.done()]
                 queue.clear()
-                if batch:
-                    await self._handle_batch(batch)
+                try:
+                    await self._handle(batch)
+                except Exception as error:
+                    for item in batch:
+                        item.fail(error)
         except asyncio.CancelledError as error:
             for item in batch + queue:
                 item.fail(error)
@@ -78,10 +81,3 @@ class RequestBatcher(Generic[Request, Result]):
         finally:
             # There was no await since the queue was empty, so a later request makes a new one.
             del self._queues[loop]
-
-    async def _handle_batch(self, batch: list[Waiting[Request, Result]]) -> None:
-        try:
-            await self._handle(batch)
-        except Exception as error:
-            for item in batch:
-                item.fail(error)

@@ -30,7 +30,6 @@ class ActivityClock:
 
     @contextmanager
     def busy(self, kind: str) -> Iterator[None]:
-        """Count the time of the block for `kind`."""
         self._add_elapsed()
         self._running[kind] += 1
         try:

@@ -69,16 +69,12 @@ class PromptBuilder:
     almost the whole prompt; ``paper`` puts it last, as arXiv 2601.08323 does. Different
     observations and memories have different prompts (`atommem.text_safety`).
 
-    Attributes:
-        system: The system message of the template set. A chat template that explains tools itself
-            (Qwen's) gets their schemas instead of the set's explanations.
-        opens_thinking: Whether the chat template ends prompts with ``<think>`` or its like:
-            completions then begin inside of it. `closing_thought` is what closes it.
+    `system` is the system message of the template set; a chat template that explains tools itself
+    (Qwen's) gets their schemas instead of the set's explanations. With `opens_thinking`, it ends
+    prompts with ``<think>`` or its like, which `closing_thought` closes: completions begin inside.
 
-    Raises:
-        DialectError: A template begins with a placeholder instead of a word, or the chat template
-            raises, or does not show the user message.
-        ConfigError: A tool's name cannot be called, or is that of an action of ours.
+    DialectError: a template begins with a placeholder, or the chat template raises or drops the
+    user message. ConfigError: a tool's name cannot be called, or is that of an action of ours.
     """
 
     def __init__(
@@ -93,20 +89,13 @@ class PromptBuilder:
         self.tokenizer = tokenizer
         self._config, self._section = config, section
         self._templates = dialect.templates
-        self.chat = ChatFormat(
-            tokenizer,
-            dialect.templates.join,
-            chat_template_kwargs or {},
-            chat=dialect.templates.chat,
-        )
+        join, chat = dialect.templates.join, dialect.templates.chat
+        self.chat = ChatFormat(tokenizer, join, chat_template_kwargs or {}, chat=chat)
         tagged = [spec for spec in (*MEMORY_ACTIONS, *actions) if not spec.is_tool]
         self._tags = {f"tag.{spec.name}": dialect.tag(spec) for spec in tagged}
         self._tags["tag.call"] = dialect.call_tag
-        self._enabled = [
-            name
-            for name in MEMORY_KINDS
-            if dialect.can_write(name) and name not in config.disabled_actions
-        ]
+        written = filter(dialect.can_write, MEMORY_KINDS)
+        self._enabled = [name for name in written if name not in config.disabled_actions]
         # A place that no action can fill stays empty for ever.
         self._places = {
             place
@@ -114,7 +103,7 @@ class PromptBuilder:
             if needed <= set(self._enabled) or not self._templates.places
         }
         explained = () if dialect.whole else actions
-        self._tools = {tool["name"]: tool for tool in self._shown_tools(explained)}
+        self._tools = self._shown_tools(explained)
         self.system = self._instructions(explained)
         frame = self._make_frame(explained)
         self._frame = frame.split(_USER)
@@ -185,11 +174,9 @@ class PromptBuilder:
                 literal += part.text
                 continue
             text = literal.rstrip(" ")
-            if text:
-                segments.append(Segment(text))
-            segments.append(part._replace(blank=literal[len(text) :]))
+            segments += (Segment(text), part._replace(blank=literal[len(text) :]))
             literal = ""
-        return [*segments, Segment(literal)] if literal else segments
+        return [one for one in (*segments, Segment(literal)) if one.text or one.place]
 
     def _user(self, observation: Observation, view: MemoryView) -> list[Segment]:
         stream, memory = observation.stream, self._memory(view)
@@ -218,10 +205,8 @@ class PromptBuilder:
             elif isinstance(value, str):
                 segments.append(Segment(value, (piece.name, placeholder)))
             else:
-                pieces = (value,) if isinstance(value, Piece) else value
-                segments += self._joined(
-                    pieces, "\n" if self._templates.chat else self._templates.join
-                )
+                between = "\n" if self._templates.chat else self._templates.join
+                segments += self._joined((value,) if isinstance(value, Piece) else value, between)
         return [segment for segment in segments if segment.text or segment.place]
 
     def _memory(self, view: MemoryView) -> list[Piece]:
@@ -230,14 +215,11 @@ class PromptBuilder:
         if "scratchpad" in self._places:
             pieces.append(Piece(f"{_MEMORY}scratchpad", {"text": view.scratchpad or empty}))
         if "store" in self._places:
-            entries = tuple(
-                Piece(
-                    f"{_MEMORY}{'past' if item.entry_id < 0 else 'entry'}",
-                    {"handle": item.handle, "text": item.text},
-                )
-                for item in view.retrieved
-            )
-            values: dict[str, Any] = {"entries": entries or empty, "size": view.size}
+            entries = []
+            for one in view.retrieved:
+                name = f"{_MEMORY}{'past' if one.entry_id < 0 else 'entry'}"
+                entries.append(Piece(name, {"handle": one.handle, "text": one.text}))
+            values: dict[str, Any] = {"entries": tuple(entries) or empty, "size": view.size}
             name = _NO_NOTICE
             if self._config.capacity_notice and view.capacity is not None:
                 name, filled = f"{_MEMORY}memory", {"size": view.size, "capacity": view.capacity}
@@ -264,17 +246,15 @@ class PromptBuilder:
             memory["past"] = self._templates.past or f"Past {memory['entry']}"
         memory["unlimited"] = memory["memory"].replace("{capacity_notice}", "").rstrip()
         memory["empty"] = self._templates.empty
-        parts = {
-            f"{_MEMORY}{name}": [
+        templates = {f"{_MEMORY}{name}": text for name, text in memory.items()}
+        templates |= self._section.pieces
+        parts = {name: split_template(fill(text, self._tags)) for name, text in templates.items()}
+        for name in memory:  # an environment marks its numbers itself
+            parts[_MEMORY + name] = [
                 part._replace(is_number=part.is_number or part.placeholder in _MEMORY_NUMBERS)
-                for part in split_template(fill(template, self._tags))
+                for part in parts[_MEMORY + name]
             ]
-            for name, template in memory.items()
-        }
-        return parts | {
-            name: split_template(fill(template, self._tags))
-            for name, template in self._section.pieces.items()
-        }
+        return parts
 
     def _instructions(self, actions: Sequence[ActionSpec]) -> str:
         templates, section = self._templates, self._section
@@ -300,8 +280,8 @@ class PromptBuilder:
         tag = self._tags[f"tag.{spec.name}"]
         return f"<{tag}>...</{tag}> {spec.description}" if spec.description else ""
 
-    def _shown_tools(self, actions: Sequence[ActionSpec]) -> list[dict[str, Any]]:
-        """Return the tools among `actions`, as chat templates take functions.
+    def _shown_tools(self, actions: Sequence[ActionSpec]) -> dict[str, dict[str, Any]]:
+        """Return the tools among `actions` by name, as chat templates take functions.
 
         Descriptions and schemas are data of the tools' servers: every text stands in one line,
         without control tokens.
@@ -316,21 +296,18 @@ class PromptBuilder:
                 return {shown(str(name)): shown(item) for name, item in value.items()}
             return [shown(item) for item in value] if isinstance(value, list | tuple) else value
 
-        tools = [spec for spec in actions if spec.is_tool]
-        for spec in tools:
+        tools = {}
+        for spec in actions:
+            if not spec.is_tool:
+                continue
             if not _TOOL_NAME.fullmatch(spec.name) or spec.name in OUR_KINDS:
                 raise ConfigError(
                     f"tool={spec.name[:200]!r}: a name has at most 128 letters, digits, '_', '.', "
                     f"':', '/' and '-', and is not {' or '.join(OUR_KINDS)}. Drop its source."
                 )
-        return [
-            {
-                "name": spec.name,
-                "description": shown(spec.description),
-                "parameters": shown(spec.schema or {}),
-            }
-            for spec in tools
-        ]
+            explained = {"description": spec.description, "parameters": spec.schema or {}}
+            tools[spec.name] = {"name": spec.name, **shown(explained)}
+        return tools
 
     def _make_frame(self, actions: Sequence[ActionSpec]) -> str:
         """Return the prompt around the user message, tools worded by the chat template if it can.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, Protocol, Self, runtime_checkable
 
 from atommem.actions import Parsed, ProblemReason
@@ -22,7 +22,6 @@ from atommem.memory.log import MemoryView, Source
 from atommem.memory.memory import WorkingMemory
 from atommem.memory.rules import RuleSet
 from atommem.policy.contract import (
-    BatchPolicy,
     Completion,
     MessagePolicy,
     Policy,
@@ -55,12 +54,7 @@ class ObservationPolicy(Protocol):
 class Agent:
     """A policy in an environment, with what its sessions share.
 
-    Attributes:
-        sampling: With a seed, every request gets its own derived seed.
-        chat_template_kwargs: Passed to the chat template (``enable_thinking`` of Qwen3).
-        encode_threads: Threads that encode prompts; 0, or a `BatchPolicy`: the event loop.
-        keep_prompts: Keep prompt ids in the steps, which training needs.
-        activity: Seconds in which sessions waited: ``generate``, and ``embed`` with search.
+    `activity` counts the seconds in which sessions waited: ``generate``, and ``embed`` with search.
     """
 
     policy: Policy
@@ -68,10 +62,10 @@ class Agent:
     tokenizer: Tokenizer
     factory: EnvironmentFactory
     memory: MemoryConfig
-    sampling: Sampling
-    chat_template_kwargs: dict[str, Any] | None = None
-    encode_threads: int = 0
-    keep_prompts: bool = False
+    sampling: Sampling  # with a seed, every request gets its own derived seed
+    chat_template_kwargs: dict[str, Any] | None = None  # such as enable_thinking of Qwen3
+    encode_threads: int = 0  # that encode prompts; 0: the event loop
+    keep_prompts: bool = False  # in the steps: training needs their ids
     activity: ActivityClock = field(default_factory=ActivityClock, init=False)
 
     def __post_init__(self) -> None:
@@ -83,8 +77,7 @@ class Agent:
             self.tokenizer, self.dialect, memory, factory, self.chat_template_kwargs
         )
         self._threads: ThreadPoolExecutor | None = None
-        batches = isinstance(self.policy, BatchPolicy) and self.policy.samples_what_waits
-        if self.encode_threads and not batches:
+        if self.encode_threads and not getattr(self.policy, "samples_what_waits", False):
             # The first call may change settings of a fast tokenizer, so it must not be in a thread.
             self.tokenizer.encode("", add_special_tokens=False)
             self._threads = ThreadPoolExecutor(self.encode_threads, "atommem-prompts")
@@ -101,14 +94,13 @@ class Agent:
     ) -> tuple[list[int], Completion]:
         """Return the prompt ids of a step (none for a `MessagePolicy`) and its completion."""
         policy = self.policy
-        prompt_ids: list[int] = []
-        if isinstance(policy, ObservationPolicy):
-            prompt_ids = await self._encode(observation, view)
-            work = policy.complete_observation(observation, view, sampling)
-        elif isinstance(policy, MessagePolicy):
+        is_chat = isinstance(policy, MessagePolicy)
+        prompt_ids = [] if is_chat else await self._encode(observation, view)
+        if isinstance(policy, MessagePolicy):
             work = policy.complete_chat(self.prompts.messages(observation, view), sampling)
+        elif isinstance(policy, ObservationPolicy):
+            work = policy.complete_observation(observation, view, sampling)
         else:
-            prompt_ids = await self._encode(observation, view)
             work = policy.complete(prompt_ids, sampling)
         with self.activity.busy("generate"):
             return prompt_ids, await work
@@ -120,7 +112,6 @@ class Agent:
         return await loop.run_in_executor(self._threads, self.prompts.build, observation, view)
 
     def parse(self, completion: Completion, phase: str) -> Parsed:
-        """Parse a completion of this agent's policy."""
         thinking = begins_in_thinking(self.policy, self.prompts, completion)
         parsed = self.grammar.parse(clean(completion.text), phase, thinking)
         if isinstance(self.policy, MessagePolicy) and any(
@@ -159,11 +150,8 @@ class Session:
     async def step(self, observation: Observation, affinity: str | None = None) -> Step:
         """Take one step: prompt, completion, and its actions applied to the memory.
 
-        Raises:
-            OutageError: Policy or embedder are out of reach; the memory is unchanged, as it is if
-                the step is cancelled.
-            PromptTooLongError: The prompt does not fit the policy's context window.
-            PolicyError: The policy refused the request.
+        Raises as `Policy.complete` does, and OutageError if the embedder is out of reach; the
+        memory is then unchanged, as it is if the step is cancelled.
         """
         step = await self.sample(observation, affinity)
         await self.apply(step)
@@ -176,9 +164,8 @@ class Session:
         agent, view = self.agent, self.memory.view()
         started = time.perf_counter()
         sampling = request_sampling(agent.sampling, self.key, self.steps, affinity)
-        if max_tokens is not None:
-            most = min(sampling.max_completion_length, max_tokens)
-            sampling = replace(sampling, max_completion_length=most)
+        if max_tokens is not None and max_tokens < sampling.max_completion_length:
+            sampling = replace(sampling, max_completion_length=max_tokens)
         prompt_ids, completion = await agent.complete(observation, view, sampling)
         parsed = agent.parse(completion, observation.phase)
         step = sampled_step(self.steps, observation, view, len(prompt_ids), completion)
@@ -191,7 +178,6 @@ class Session:
         return step
 
     async def apply(self, step: Step) -> None:
-        """Apply the actions of a sampled step to the memory."""
         started = time.perf_counter()
         shown = step.observation
         source = Source(step.index, shown.origin, shown.start, shown.end)
@@ -210,12 +196,8 @@ class Session:
     async def restore(cls, agent: Agent, state: SessionState, *, reembed: bool = False) -> Self:
         """Continue a saved session with an agent of the same settings.
 
-        Args:
-            reembed: Accept another embedder, and embed all entries again.
-
-        Raises:
-            ConfigError: The agent has another embedder.
-            TraceError: The operations of the log contradict each other.
+        ConfigError: the agent has another embedder, unless `reembed` embeds all entries again.
+        TraceError: the operations of the log contradict each other.
         """
         own = agent.embedder.id
         if state.embedder != own and not reembed:
@@ -247,37 +229,29 @@ class Limits:
         check_least(self, max_steps=1, max_tokens=1, max_seconds=1e-3)
 
 
+@dataclass(eq=False)
 class EpisodeRunner:
     """Run episodes concurrently; each waits only for its own completions and embeddings.
 
     `max_in_flight` bounds the episodes at a time; a semaphore bounds those of several runners.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        *,
-        limits: Limits | None = None,
-        max_in_flight: int | asyncio.Semaphore | None = None,
-    ) -> None:
-        self.agent = agent
-        self.limits = limits or Limits()
-        self.max_in_flight = max_in_flight
+    agent: Agent
+    _: KW_ONLY
+    limits: Limits = Limits()
+    max_in_flight: int | asyncio.Semaphore | None = None
 
     @property
     def factory(self) -> EnvironmentFactory:
-        """The agent's environment factory."""
         return self.agent.factory
 
     def copy(
         self, *, policy: Policy | None = None, sampling: Sampling | None = None
     ) -> EpisodeRunner:
         """Return a runner with the same prompts, and another policy or sampling if given."""
-        runner = copy(self)
-        runner.agent = copy(self.agent)
-        runner.agent.policy = policy or self.agent.policy
-        runner.agent.sampling = sampling or self.agent.sampling
-        return runner
+        agent = copy(self.agent)
+        agent.policy, agent.sampling = policy or agent.policy, sampling or agent.sampling
+        return replace(self, agent=agent)
 
     async def run(self, task: Any, sample: int = 0) -> Episode:
         """Run one episode; an outage ends it with stop reason FAILED and no reward."""
@@ -296,10 +270,8 @@ class EpisodeRunner:
     ) -> list[Episode]:
         """Run one episode for each ``(task, sample)`` and return them in this order.
 
-        An error other than an outage cancels the other episodes.
-
-        Args:
-            on_episode: Called with the index of the job and the episode when one ends.
+        `on_episode` is called with the index of the job and the episode when one ends. An error
+        other than an outage cancels the other episodes.
         """
         return await run_jobs(self.run, jobs, on_episode, self.max_in_flight)
 
@@ -314,11 +286,10 @@ class EpisodeRunner:
                 while True:
                     if limits.max_steps is not None and session.steps >= limits.max_steps:
                         return StopReason.STEP_LIMIT
-                    left = None
-                    if limits.max_tokens is not None:
-                        left = limits.max_tokens - session.sampled
-                        if left <= 0:
-                            return StopReason.TOKEN_LIMIT
+                    most = limits.max_tokens
+                    left = None if most is None else most - session.sampled
+                    if left is not None and left <= 0:
+                        return StopReason.TOKEN_LIMIT
                     step = await session.sample(observation, episode.task_id, left)
                     # If an outage prevents its actions, its tokens still count.
                     episode.steps.append(step)
@@ -363,7 +334,5 @@ def timed(episode: Episode) -> Iterator[None]:
 
 
 def set_score(episode: Episode, score: Score) -> None:
-    """Copy a score into its episode."""
-    episode.reward, episode.answers = score.reward, score.answers
-    episode.metrics, episode.question_metrics = dict(score.metrics), score.question_metrics
-    episode.question_notes = score.question_notes
+    for item in fields(score):
+        setattr(episode, item.name, copy(getattr(score, item.name)))

@@ -86,7 +86,7 @@ def find_stored(
 
     model = given(model_field)
     if isinstance(model, list):
-        model = model[0] if model else None
+        model = next(iter(model), None)
     if model is not None and is_server([str(model)]):
         model = given("tokenizer")
     folder = model and shipped_policy(str(model))
@@ -125,19 +125,13 @@ def warn_of_other_prompts(stored: Mapping[str, Any], memory: MemoryConfig) -> No
     if "dialect" not in stored:
         return
     trained = MemoryConfig(**fields_of(MemoryConfig, stored))
-    names = [
-        name
-        for name in ("dialect", "templates", "layout")
-        if getattr(trained, name) != getattr(memory, name)
-    ]
+    fixes = dict.fromkeys(("dialect", "templates", "layout"), "drop it")
+    fixes = {name: fixes[name] for name in fixes if getattr(trained, name) != getattr(memory, name)}
     if memory.shows_capacity and not trained.shows_capacity:
-        names.append("capacity")
-    for name in names:
-        fix = "--capacity_notice false hides it" if name == "capacity" else "drop it"
-        warnings.warn(
-            f"{name}={getattr(memory, name)}: the policy's training had no such prompts: {fix}.",
-            stacklevel=2,
-        )
+        fixes["capacity"] = "--capacity_notice false hides it"
+    for name, fix in fixes.items():
+        problem = f"{name}={getattr(memory, name)}: the policy's training had no such prompts"
+        warnings.warn(f"{problem}: {fix}.", stacklevel=2)
 
 
 CODE_SETTINGS = ("environment", "retention", "admission", "tools")
@@ -251,10 +245,10 @@ class Runtime:
         `stored` replaces settings stored with the policy, name by name.
         """
         opening = {name: given.pop(name) for name in field_names(PolicyConfig) if name in given}
-        choice = None
         opened: Any = policy
-        if isinstance(policy, (str, os.PathLike, list, tuple)):
-            names = [policy] if isinstance(policy, (str, os.PathLike)) else policy
+        names = [policy] if isinstance(policy, (str, os.PathLike)) else policy
+        choice = None
+        if isinstance(names, (list, tuple)):
             if tokenizer is not None:
                 opening["tokenizer"], tokenizer = _absolute(tokenizer), None
             choice = PolicyConfig([_absolute(name) for name in names], **opening)

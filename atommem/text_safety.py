@@ -173,10 +173,8 @@ class Headings:
     word) after data; numbers in it are any numbers. Data that has one there gets a backslash in
     front: ``\Memory 2: x``. A heading without a letter (``1.``) is too common for that: it counts
     in data of its own template, and at the start of other data. A literal that goes on behind data
-    on its line gets a backslash inside where that data holds it.
-
-    Raises:
-        DialectError: A template begins with a placeholder for text.
+    on its line gets a backslash inside where that data holds it. DialectError: a template begins
+    with a placeholder for text.
     """
 
     def __init__(
@@ -206,9 +204,8 @@ class Headings:
 
     def _add_literal(self, name: str, parts: Sequence[TemplatePart], before: TemplatePart) -> None:
         """Add the heading that `parts` begin with, or the literal that goes on behind data."""
-        literal = parts[0].literal
-        words = literal.lstrip()
-        gap = literal[: len(literal) - len(words)]
+        words = parts[0].literal.lstrip()
+        gap = parts[0].literal.removesuffix(words)
         if words and ("\n" in gap if self._lines else gap):
             self._add(name, self._heading(parts))
         elif words and parts[0].placeholder and not before.is_number:
@@ -230,12 +227,9 @@ class Headings:
         return text
 
     def _add(self, name: str, heading: str) -> None:
-        ended = heading[-1:].isspace()
-        if self._lines:
-            end = r"(?!\w)" if ended and heading.rstrip()[-1:].isalnum() else ""
-        else:
-            end = r"(?!\S)" if ended else ""
-        lettered = any(character.isalpha() for character in heading)
+        is_word = heading[-1:].isspace() and (not self._lines or heading.rstrip()[-1:].isalnum())
+        end = (r"(?!\w)" if self._lines else r"(?!\S)") if is_word else ""
+        lettered = any(map(str.isalpha, heading))
         found = self._lettered if lettered else self._bare.setdefault(name, set())
         found.add(_pattern(heading) + end)
 

@@ -78,7 +78,6 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def step_record(step: Step, tokens: bool) -> dict[str, Any]:
-    """Return the line of a step, as JSON values."""
     record: dict[str, Any] = {"type": "step", **msgspec.to_builtins(step)}
     record["operations"] = [to_json(operation) for operation in step.operations]
     record["seconds"] = round(step.seconds, 4)

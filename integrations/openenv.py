@@ -1,8 +1,7 @@
 """Episodes as OpenEnv 0.10 sessions that own their loop, for TRL's stock `AsyncGRPOTrainer`.
 
 TRL's `HarnessRolloutWorker` makes a session for each episode, waits for it, and trains on its
-`TrainingTrace`: a turn for each step. A turn whose prompt does not continue the last one starts a
-row of its own, and all rows of a session get the advantage of its reward.
+`TrainingTrace`: every step is a turn, and a row, with the advantage of the session's reward.
 """
 
 import asyncio

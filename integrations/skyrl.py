@@ -5,6 +5,7 @@ and the same for all of them. Other arguments are SkyRL's own overrides, KEY=VAL
 """
 
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -45,9 +46,8 @@ class SkyRLGenerator(GeneratorInterface):
         statistics = means(episode_sums(episodes))
         metrics = {f"atommem/{name}": value for name, value in statistics.items()}
         if input_batch["batch_metadata"].training_phase == "eval":
-            pairs = zip(names, episodes, strict=True)
-            scored = [(name, episode) for name, episode in pairs if not episode.failed]
-            names, episodes = [name for name, _ in scored], [episode for _, episode in scored]
+            names = [n for n, e in zip(names, episodes, strict=True) if not e.failed]
+            episodes = [episode for episode in episodes if not episode.failed]
         tokenizer: Any = self.runner.agent.tokenizer
         return make_rows(episodes, names, tokenizer.eos_token_id) | {"rollout_metrics": metrics}
 
@@ -71,10 +71,9 @@ def make_rows(episodes: Sequence[Episode], names: Sequence[Any], pad_id: int) ->
     SkyRL's baseline is the mean over all episodes of a group. A failed one leaves it: its reward is
     the mean of the others, and its one row has no token in the loss.
     """
-    groups: dict[str, list[float]] = {name.instance_id: [] for name in names}
+    groups = defaultdict[str, list[float]](list)
     for name, episode in zip(names, episodes, strict=True):
-        if episode.reward is not None:
-            groups[name.instance_id].append(episode.reward)
+        groups[name.instance_id] += [] if episode.reward is None else [episode.reward]
     rows: list[dict[str, Any]] = []
     for name, episode in zip(names, episodes, strict=True):
         others = groups[name.instance_id]

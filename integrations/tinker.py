@@ -80,11 +80,7 @@ def trained_logprobs(reply: Any, rows: Sequence[Row]) -> np.ndarray:
 
 
 def unpack_adapter(archive: bytes, folder: Path) -> None:
-    """Unpack an adapter that peft can load.
-
-    SkyRL's configuration names no modules, so peft would take its own and leave the others'
-    weights out.
-    """
+    """Unpack an adapter, with the names of its modules: SkyRL's configuration has none."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(folder, filter="data")
     with safe_open(folder / "adapter_model.safetensors", "pt") as weights:

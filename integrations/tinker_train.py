@@ -1,9 +1,8 @@
 """The stage ``atommem train tinker``: our loop, with sampling and updates on a Tinker server.
 
-An update runs the episodes of its groups, compares them (`group_advantages`: the baseline counts
-episodes, failed ones leave it), makes a row of every step and sends ``forward_backward`` and
-``optim_step``. The server holds the model, a LoRA adapter and the optimizer; this process holds
-the memories, the environment and the logs.
+An update runs the episodes of its groups, compares them, makes a row of every step and sends
+``forward_backward`` and ``optim_step``. The server holds the model, a LoRA adapter and the
+optimizer; this process holds the memories, the environment and the logs.
 """
 
 import asyncio
@@ -28,6 +27,7 @@ from atommem.chat_format import turn_ends
 from atommem.config import check_choice, save_config, setting
 from atommem.episode import Episode
 from atommem.errors import ConfigError
+from atommem.files import write_json
 from atommem.integrations.engine import EnginePolicy
 from atommem.integrations.tinker import (
     REDUCTIONS,
@@ -42,31 +42,15 @@ from atommem.policy.contract import Sampling
 from atommem.process import no_full_collection
 from atommem.train import checkpoints
 from atommem.train.console import GRPO_COLUMNS, ConsoleTable, MetricsFile
-from atommem.train.episode_logs import (
-    EPISODES,
-    SYNC,
-    RolloutLog,
-    check_failed,
-    rollout_entry,
-)
+from atommem.train.episode_logs import EPISODES, SYNC, RolloutLog, check_failed, rollout_entry
 from atommem.train.errors import DivergedError, RolloutFailedError, TrainingInterrupted
 from atommem.train.loops.episode_trainer import held_out_jobs, held_out_metrics, run_held_out
 from atommem.train.loops.models import load_tokenizer
 from atommem.train.loops.update_step import DIFFERENCE, batch_of, policy_loss
 from atommem.train.objective.rows import Row, Tokens, merge_equal_rows
-from atommem.train.rollout.rollouts import (
-    TaskOrder,
-    gather_outcomes,
-    plan_groups,
-    run_groups,
-)
+from atommem.train.rollout.rollouts import TaskOrder, gather_outcomes, plan_groups, run_groups
 from atommem.train.settings import Settings, Stage
-from atommem.train.stages import (
-    episode_arguments,
-    make_rollouts,
-    prepare_reporters,
-    run_facts,
-)
+from atommem.train.stages import episode_arguments, make_rollouts, prepare_reporters, run_facts
 from atommem.train.stop_request import StopRequest
 from atommem.train.train_config import TrainConfig, check_refused
 
@@ -116,16 +100,12 @@ class TinkerTrainer:
         self.sampler: Any = None
         policy = EnginePolicy(self.tokenizer, self.sample, errors, context)
         self.runner = make_rollouts(settings, self.tokenizer).runner(policy)
-        if args.max_steps > 0:
-            self.state.max_steps = args.max_steps
-        else:
-            epochs = args.num_train_epochs * self._order.updates_per_epoch
-            self.state.max_steps = math.ceil(epochs)
+        epochs = math.ceil(args.num_train_epochs * self._order.updates_per_epoch)
+        self.state.max_steps = args.max_steps if args.max_steps > 0 else epochs
         self.state.compute_steps(args, self.state.max_steps)
         self._rates = learning_rates(args, self.state.max_steps)
         self._loss = policy_loss(args)
-        agent = self.runner.agent
-        self._rollout_log = RolloutLog(map(agent.factory.describe, self.tasks), agent.memory)
+        self._rollout_log = RolloutLog(self.runner.agent, self.tasks)
         table = ConsoleTable(GRPO_COLUMNS, Console(highlight=False))
         reporters = [make() for make in get_reporting_integration_callbacks(args.report_to)]
         self._callbacks = [table, MetricsFile(), *reporters]
@@ -166,10 +146,11 @@ class TinkerTrainer:
             except (TrainingInterrupted, RolloutFailedError, DivergedError) as stop:
                 with suppress(tinker.TinkerError):  # the server may be what ended the run
                     self.save()
-                raise type(stop)(f"{str(stop).rstrip('.')}. {self._resume_hint()}") from stop
+                hint = checkpoints.resume_hint(self.args)
+                raise type(stop)(f"{str(stop).rstrip('.')}. {hint}") from stop
             except tinker.TinkerError as error:
-                message = f"the Tinker server failed: {error}. {self._resume_hint()}"
-                raise RolloutFailedError(message) from error
+                hint = checkpoints.resume_hint(self.args)
+                raise RolloutFailedError(f"the Tinker server failed: {error}. {hint}") from error
         self._call("on_train_end")
 
     def _train(self) -> None:
@@ -185,10 +166,6 @@ class TinkerTrainer:
                 self.evaluate()
             if control.should_save:
                 self.save()
-
-    def _resume_hint(self) -> str:
-        last = checkpoints.last_checkpoint(self.args.output_dir)
-        return f"The same command with --resume continues from {last or 'the start'}."
 
     def _update(self) -> None:
         update = self.state.global_step
@@ -221,7 +198,7 @@ class TinkerTrainer:
             self._run(run_groups(self.runner.copy(sampling=sampling), groups))
         episodes = [episode for group in groups for episode in group.episodes]
         every = [e for group in groups for e in (*group.episodes, *group.replaced)]
-        sums = self._rollout_log.sums(every, self.runner.agent.activity)
+        sums = self._rollout_log.sums(every)
         _, _, log = gather_outcomes(groups, args)
         log["seconds/rollout"] = time.perf_counter() - started
         return episodes, rollout_entry(self.state, [sums], log)
@@ -281,7 +258,7 @@ class TinkerTrainer:
         self.publish()
         jobs = held_out_jobs(self.held_out, self.args)
         records = self._run(run_held_out(self.runner, jobs, self.args))
-        self._rollout_log.sums([], self.runner.agent.activity)  # its time is not the next update's
+        self._rollout_log.sums([])  # its time is not the next update's
         metrics = held_out_metrics(records, self.args)
         self.log(metrics)
         return metrics
@@ -308,9 +285,8 @@ class TinkerTrainer:
             return
         partial = out / checkpoints.PARTIAL / checkpoints.name_of(step)
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
         state = {"state": self.client.save_state(f"update-{step}").result().path}
-        (partial / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+        write_json(partial / STATE_FILE, state)
         self.state.save_to_json(str(partial / "trainer_state.json"))
         save_config(partial, *self._stored)
         checkpoints.publish_checkpoint(partial, out, self.args)

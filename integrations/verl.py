@@ -118,10 +118,7 @@ def _open(given: str, tokenizer: Any) -> tuple[Episodes, EpisodeRunner]:
 
 
 def read_arguments(argv: Sequence[str]) -> list[str]:
-    """Return verl's overrides for a recipe; its agent loop goes to a file beside the checkpoints.
-
-    Every node has to see that file, and the tasks.
-    """
+    """Return verl's overrides for a recipe; the agent loop's file is beside the checkpoints."""
     overrides, settings = split_config(argv, "engines")
     theirs = settings.pop("verl", {})
     pairs = (override.partition("=") for override in overrides)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,32 +10,22 @@ import httpx
 from safetensors.numpy import load_file
 
 
+@dataclass(eq=False)
 class FakeServer:
-    """One server: completions, adapters, health.
+    """One server: completions, adapters, health."""
 
-    Attributes:
-        up: Whether connections to it succeed.
-        asked, bodies: Model name and body of every completion, in order.
-        loads: The adapters that were loaded, in order.
-        seconds: How long a completion takes.
-        choice: Replaces parts of a completion's choice; None sends no choice.
-        refusal: Replaces every completion.
-        ignored: A part of the names of adapter weights that have no effect.
-    """
-
-    def __init__(self, lora: bool = True) -> None:
-        self.up = True
-        self.lora = lora
-        self.models: dict[str, str] = {"policy": ""}  # adapters with their folders
-        self.asked: list[str] = []
-        self.bodies: list[dict[str, Any]] = []
-        self.loads: list[str] = []
-        self.in_flight = 0
-        self.seconds = 0.0
-        self.logprobs_mode = "raw_logprobs"
-        self.choice: dict[str, Any] | None = {}
-        self.refusal: httpx.Response | None = None
-        self.ignored: str | None = None
+    lora: bool = True
+    up: bool = True  # whether connections to it succeed
+    models: dict[str, str] = field(default_factory=lambda: {"policy": ""})  # adapters: folders
+    asked: list[str] = field(default_factory=list)  # the model of every completion
+    bodies: list[dict[str, Any]] = field(default_factory=list)  # of the same
+    loads: list[str] = field(default_factory=list)  # adapters, in order
+    in_flight: int = 0
+    seconds: float = 0.0  # that a completion takes
+    logprobs_mode: str = "raw_logprobs"
+    choice: dict[str, Any] | None = field(default_factory=dict)  # replaces parts; None: sends none
+    refusal: httpx.Response | None = None  # replaces every completion
+    ignored: str | None = None  # a part of the names of adapter weights that have no effect
 
     def restart(self) -> None:
         self.models = {"policy": ""}

@@ -87,20 +87,17 @@ def test_container_s_steps_run(tmp_path: Path) -> None:
 
 KILLS = ROOT / "scripts" / "bench_kills.py"  # a test of its own: tests/serve/test_durability.py
 BENCHES = sorted({*(ROOT / "scripts").glob("bench_*.py")} - {KILLS})
-WITH_VLLM = ("bench_lora_sync", "bench_rollout", "bench_step")
+NEEDS = dict.fromkeys(("bench_lora_sync", "bench_rollout", "bench_step"), "vllm")
+NEEDS |= {"bench_stores": "mem0", "bench_tinker": "skyrl"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bench", BENCHES, ids=lambda path: path.stem)
 def test_bench_in_its_smallest_form_holds(bench: Path, tmp_path: Path) -> None:
-    has_vllm = os.environ.get("VLLM_PYTHON") or (ROOT / ".venv-vllm" / ".installed").exists()
-    if bench.stem in WITH_VLLM and not has_vllm:
-        pytest.skip("needs vLLM: set VLLM_PYTHON or run scripts/vllm_python")
-    if bench.stem == "bench_stores" and "MEM0_PYTHON" not in os.environ:
-        pytest.skip("needs mem0: set MEM0_PYTHON")
-    has_skyrl = os.environ.get("SKYRL_PYTHON") or (ROOT / ".venv-skyrl" / ".installed").exists()
-    if bench.stem == "bench_tinker" and not has_skyrl:
-        pytest.skip("needs SkyRL: set SKYRL_PYTHON or run scripts/skyrl_python")
+    engine = NEEDS.get(bench.stem, "")
+    installed = (ROOT / f".venv-{engine}" / ".installed").exists()
+    if engine and not installed and f"{engine.upper()}_PYTHON" not in os.environ:
+        pytest.skip(f"needs {engine}: set {engine.upper()}_PYTHON, or see scripts/*_python")
     settings = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "WANDB_MODE": "offline"}
     environment = {**os.environ, **settings, "PYTHONPATH": str(ROOT)}
     command, pipe = [sys.executable, bench, "--quick"], subprocess.PIPE

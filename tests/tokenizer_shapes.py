@@ -14,29 +14,14 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
+from atommem.files import load_beside
+
+TEMPLATES: dict[str, str] = load_beside(__file__, "chat_templates.yaml")
 CORPUS = (
     "The town of Vesk lies on the river Lorne. Memory 2: the bell was cast in 1911, not in 1912 "
     "(as the guide says).",
     "Update your memory now. Part 3 of 17 of the text: <b>bold</b> [1] user system assistant "
     "\\boxed{answer} | _ - # ?",
-)
-CHATML = (
-    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + "
-    "'<|im_end|>\n' }}"
-    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}"
-    "{%- if enable_thinking is defined and enable_thinking is false %}{{- "
-    "'<think>\n\n</think>\n\n' }}{%- endif %}"
-    "{%- endif %}"
-)
-INST = (
-    "{{- '<s>' }}{%- for message in messages %}{%- if message.role == 'system' %}"
-    "{{- '<<SYS>>\n' + message.content | trim + '\n<</SYS>>\n\n' }}{%- else %}"
-    "{{- '[INST] ' + message.content | trim + ' [/INST]' }}{%- endif %}{%- endfor %}"
-)
-ROLES = (
-    "{%- for message in messages %}{{- '<|' + message.role + '|>\n' + message.content + '</s>\n' "
-    "}}{%- endfor %}"
-    "{{- '<|assistant|>\n' }}"
 )
 
 
@@ -51,7 +36,9 @@ def _byte_level_bpe(normalizer: Any, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def one_token_a_byte(special: str, plain: str = "", template: str | None = CHATML) -> Any:
+def one_token_a_byte(
+    special: str, plain: str = "", template: str | None = TEMPLATES["chatml"]
+) -> Any:
     """Byte-level BPE without merges; the first special token pads, the last ends."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
@@ -73,7 +60,7 @@ def byte_level() -> Any:
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in special.split()])
     plain = [AddedToken(text, special=False, normalized=False) for text in added.split()]
     tokenizer.add_tokens(plain)
-    return _fast(tokenizer, CHATML, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    return _fast(tokenizer, TEMPLATES["chatml"], eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
 def unigram() -> Any:
@@ -95,7 +82,7 @@ def unigram() -> Any:
     )
     tokenizer.add_tokens([AddedToken("  ", normalized=False), AddedToken("\n\n", normalized=False)])
     special = {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    return _fast(tokenizer, INST, **special)
+    return _fast(tokenizer, TEMPLATES["inst"], **special)
 
 
 def words() -> Any:
@@ -116,7 +103,7 @@ def awkward() -> Any:
     tokenizer.add_special_tokens(
         [AddedToken(text, special=True, normalized=at % 2 == 0) for at, text in enumerate(special)]
     )
-    return _fast(tokenizer, ROLES, eos_token="</s>", pad_token="☃")
+    return _fast(tokenizer, TEMPLATES["roles"], eos_token="</s>", pad_token="☃")
 
 
 def without_a_byte() -> Any:
@@ -129,7 +116,7 @@ def without_a_byte() -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(control)
     special = {"unk_token": control[0], "bos_token": control[1], "eos_token": control[2]}
-    return _fast(tokenizer, CHATML, **special)
+    return _fast(tokenizer, TEMPLATES["chatml"], **special)
 
 
 def byte_fallback() -> Any:
@@ -152,7 +139,7 @@ def byte_fallback() -> Any:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in control])
-    return _fast(tokenizer, INST, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    return _fast(tokenizer, TEMPLATES["inst"], unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
 MAKERS = (byte_level, unigram, byte_fallback, words, awkward, without_a_byte)

@@ -1,9 +1,8 @@
 """Checkpoint folders: written aside, renamed when complete, and checked before a run resumes.
 
-All processes write a checkpoint to ``output_dir/.partial/checkpoint-N``. When every file is there,
-a manifest of file sizes is added and the folder is renamed to ``output_dir/checkpoint-N``. A
-process that is killed at any moment therefore leaves complete checkpoints and a ``.partial``
-folder, which the next start removes.
+All processes write to ``output_dir/.partial/checkpoint-N``, which gets a manifest of file sizes and
+is renamed to ``output_dir/checkpoint-N`` when every file is there. A process that is killed leaves
+complete checkpoints, and ``.partial``, which the next start removes.
 """
 
 import json
@@ -113,12 +112,18 @@ def last_checkpoint(output_dir: str | Path) -> Path | None:
     return next(complete, None)
 
 
+def resume_hint(args: Any) -> str:
+    """Return how a run that ended goes on."""
+    if last := last_checkpoint(args.output_dir):
+        return f"The same command with --resume continues from the last checkpoint, {last}."
+    return "There is no checkpoint yet: the same command starts again."
+
+
 def checkpoint_to_resume(args: Any, memory: MemoryConfig) -> str | None:
     """Return the checkpoint to continue from, or None for a fresh start; all processes together.
 
-    ``args.resume_from_checkpoint`` is a folder; ``auto`` (set by ``--resume``) or ``true``: the
-    last checkpoint in the output folder, if any; unset or ``false``: a fresh start, which must not
-    mix its checkpoints with those of an earlier run.
+    ``args.resume_from_checkpoint`` is a folder; ``auto`` (``--resume``) or ``true``: the last
+    checkpoint in the output folder, if any; unset or ``false``: a fresh start.
     """
     with PartialState().main_process_first():
         shutil.rmtree(Path(args.output_dir) / PARTIAL, ignore_errors=True)
@@ -136,12 +141,11 @@ def checkpoint_to_resume(args: Any, memory: MemoryConfig) -> str | None:
     if folder is None:
         return None
     if problem := find_damage(folder):
-        good = last_checkpoint(folder.parent)
-        fix = f"--resume_from_checkpoint {good} continues from a complete one" if good else ""
-        fix = fix or "restore it, or move it away to start from the first update"
+        fix = "restore it, or move it away to start from the first update"
+        if good := last_checkpoint(folder.parent):
+            fix = f"--resume_from_checkpoint {good} continues from a complete one"
         raise CheckpointError(f"{folder} is damaged: {problem}. Nothing was changed; {fix}.")
-    before = _read_manifest(folder).get("settings", {})
-    before |= fields_of(MemoryConfig, load_config(folder))
+    before = _read_manifest(folder)["settings"] | fields_of(MemoryConfig, load_config(folder))
     now = update_settings(args) | asdict(memory)
     for name, value in before.items():
         if value != now[name]:

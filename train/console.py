@@ -26,13 +26,8 @@ Column = tuple[str, str, str]  # heading, key in the log, format
 _HEADING_EVERY = 25
 
 GRPO_COLUMNS: tuple[Column, ...] = (
-    ("reward", "reward", ".3f"),
-    ("em", "em", ".3f"),
-    ("f1", "f1", ".3f"),
-    ("create", "actions/create", ".2f"),
-    ("read", "actions/read", ".2f"),
-    ("update", "actions/update", ".2f"),
-    ("delete", "actions/delete", ".2f"),
+    *((name, name, ".3f") for name in ("reward", "em", "f1")),
+    *((name, f"actions/{name}", ".2f") for name in ("create", "read", "update", "delete")),
     ("scratch", "actions/scratchpad", ".2f"),
     ("malform", "malformed", ".2f"),
     ("store", "store_size", ".1f"),
@@ -125,18 +120,19 @@ class MetricsFile(TrainerCallback):
     """Appends log entries to ``output_dir/metrics.jsonl``; a resumed run goes on from its own."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not state.is_world_process_zero:
-            return
-        path = Path(args.output_dir) / METRICS_FILE
-        path.parent.mkdir(parents=True, exist_ok=True)
         # A checkpoint's history replaces what was logged after it.
-        lines = [json.dumps({"step": entry["step"], **entry}) + "\n" for entry in state.log_history]
-        path.write_text("".join(lines), encoding="utf-8")
+        self._write("w", args, state, *state.log_history)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if state.is_world_process_zero and logs:
-            with (Path(args.output_dir) / METRICS_FILE).open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+        if logs:
+            self._write("a", args, state, {"step": state.global_step, **logs})
+
+    def _write(self, mode: str, args: Any, state: Any, *entries: Mapping[str, Any]) -> None:
+        if state.is_world_process_zero:
+            path = Path(args.output_dir) / METRICS_FILE
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open(mode, encoding="utf-8") as file:
+                file.writelines(json.dumps({"step": e["step"], **e}) + "\n" for e in entries)
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
@@ -168,19 +164,15 @@ _DASHES = ("-", "--", ":", "-.")
 def main(argv: Sequence[str]) -> int:
     about = "Draw scores, action rates and store size over the training of one or several runs."
     parser = Parser("atommem train plot", about)
-    parser.add_argument(
-        "runs", nargs="+", help=f"Output folders of runs, with their {METRICS_FILE}."
-    )
+    folders = f"Output folders of runs, with their {METRICS_FILE}."
+    parser.add_argument("runs", nargs="+", help=folders)
     parser.add_argument("--out", help=f"Image file; default: {PLOT_FILE} in the first folder.")
     args = parser.parse_args(list(argv))
-    runs = {}
     for run in args.runs:
-        file = Path(run) / METRICS_FILE
-        if not file.is_file():
+        if not (Path(run) / METRICS_FILE).is_file():
             raise DataError(f"run={run}: there is no {METRICS_FILE}. Give a run's output folder.")
-        runs[run] = read_metrics(file)
-    out = Path(args.out) if args.out else Path(args.runs[0]) / PLOT_FILE
-    print(plot_training(runs, out))
+    runs = {run: read_metrics(Path(run) / METRICS_FILE) for run in args.runs}
+    print(plot_training(runs, Path(args.out or f"{args.runs[0]}/{PLOT_FILE}")))
     return 0
 
 
@@ -189,11 +181,7 @@ def plot_training(
     path: Path,
     lines: Mapping[str, float] | None = None,
 ) -> Path:
-    """Draw three panels and write them as an image; returns `path`.
-
-    `runs` are entries of ``metrics.jsonl`` by name: their scores differ in colour, their actions in
-    dashes. `lines` are scores across the first panel, by label.
-    """
+    """Draw entries of ``metrics.jsonl`` by run, and scores `lines` by label; returns `path`."""
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
     figure = Figure(figsize=(9, 8), layout="constrained")
@@ -239,7 +227,5 @@ def _draw_evaluations(axes: Any, metrics: Sequence[Mapping[str, Any]], color: st
     below = [max(entry[key] - entry[f"{key}_low"], 0.0) for entry, (key, _) in found]
     above = [max(entry[f"{key}_high"] - entry[key], 0.0) for entry, (key, _) in found]
     style = {"color": color, "marker": "o", "markersize": 3, "capsize": 2}
-    steps = [entry["step"] for entry, _ in found]
-    axes.errorbar(
-        steps, means, yerr=(below, above), label=f"held-out {found[0][1][1]}{of}", **style
-    )
+    style["label"] = f"held-out {found[0][1][1]}{of}"
+    axes.errorbar([entry["step"] for entry, _ in found], means, yerr=(below, above), **style)

@@ -1,18 +1,15 @@
 """Logs of a rollout: statistics, traces, and sample episodes.
 
 Beside the episodes' own statistics these are scores by data source, the fill of limited stores at
-the end (``store_fill``, 0 to 1), and the seconds of an update, each a mean over ranks:
+the end (``store_fill``, 0 to 1), and seconds of an update, means over ranks:
 
 ``sync``      giving the sampling side the current weights
-``rollout``   from the start of ``sync`` until the episodes of all ranks have ended
+``rollout``   from the start of ``sync`` until the episodes of all ranks have ended: ``sync``,
+              ``generate`` and ``idle``
 ``generate``  at least one completion was awaited
 ``embed``     at least one episode awaited embeddings, or searched its store
-``idle``      of the rollout, without a completion being awaited: for embeddings alone, for the
-              environment, or for slower ranks
-``train``     forward and backward passes
-
-``sync + generate + idle`` make up ``rollout``, and ``rollout + train`` an update without the
-optimizer's step and saving.
+``idle``      no completion was awaited: for embeddings, the environment, or slower ranks
+``train``     forward and backward passes, without the optimizer's step
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,18 +36,18 @@ _TIME = "time/"
 
 
 class RolloutLog:
-    """Collects one rank's part of the log, for episodes of `tasks`."""
+    """Collects one rank's part of the log, for an agent's episodes of `tasks`."""
 
-    def __init__(self, tasks: Iterable[TaskDescription], memory: MemoryConfig) -> None:
-        self._memory = memory
-        self._sources = {task.id: task.source for task in tasks}
-        self.clock = ActivityClock()
+    def __init__(self, agent: Any, tasks: Sequence[Any]) -> None:
+        described = map(agent.factory.describe, tasks) if agent else ()
+        self._sources = {task.id: task.source for task in described}
+        self._agent, self.clock = agent, ActivityClock()
 
-    def sums(self, episodes: Sequence[Episode], activity: ActivityClock) -> dict[str, float]:
+    def sums(self, episodes: Sequence[Episode]) -> dict[str, float]:
         """Return additive totals of `episodes`, and seconds by stage since the last call."""
         sums = episode_sums(episodes)
         for episode in episodes:
-            capacity = self._memory.of_task(episode.task_id).capacity
+            capacity = self._agent.memory.of_task(episode.task_id).capacity
             if capacity and not episode.failed:
                 size = episode.steps[-1].store_size if episode.steps else 0
                 add_value(sums, "store_fill", size / capacity)
@@ -58,25 +55,20 @@ class RolloutLog:
             if source and episode.reward is not None:
                 for name, value in {"reward": episode.reward, **episode.metrics}.items():
                     add_value(sums, f"{name}/{source}", value)
-        for stage, seconds in {**activity.take(), **self.clock.take()}.items():
-            sums[_TIME + stage] = seconds
-        return sums
+        seconds = self._agent.activity.take() | self.clock.take()
+        return sums | {_TIME + stage: value for stage, value in seconds.items()}
 
 
 def rollout_entry(
     state: Any, by_rank: Sequence[Mapping[str, float]], further: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return what is logged of a rollout, and count its tokens in the trainer's `state`.
-
-    `by_rank` are `RolloutLog.sums` of each rank.
-    """
+    """Return what is logged of `RolloutLog.sums` by rank, and count the tokens in `state`."""
     sums, ranks = add_sums(by_rank), len(by_rank)
     state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
     log = means(sums)
     stages = (SYNC, EPISODES, WAIT, "generate", "embed")
     seconds = {stage: sums.get(_TIME + stage, 0.0) / ranks for stage in stages}
-    for stage in (SYNC, "generate", "embed"):
-        log[f"seconds/{stage}"] = seconds[stage]
+    log |= {f"seconds/{stage}": seconds[stage] for stage in (SYNC, "generate", "embed")}
     log["seconds/idle"] = max(seconds[EPISODES] - seconds["generate"], 0.0) + seconds[WAIT]
     return {**log, **further, "num_tokens": float(state.num_input_tokens_seen)}
 
@@ -96,9 +88,8 @@ def check_failed(
 class EpisodeFiles:
     """An `EpisodesHook` that writes episodes to the output folder of the run `args`.
 
-    With ``save_traces`` all of them to ``traces/step-N/task-INDEX.SAMPLE.jsonl``. The best and the
-    worst ``log_episodes`` as text to ``samples/step-N.txt`` and as a table to wandb, in the first
-    update, then every ``log_episodes_steps``.
+    With ``save_traces`` all of them; the best and the worst ``log_episodes`` as text, and as a
+    table to wandb, in the first update, then every ``log_episodes_steps``.
     """
 
     def __init__(self, args: Any, tasks: Iterable[TaskDescription], memory: MemoryConfig) -> None:
@@ -121,9 +112,11 @@ class EpisodeFiles:
         rows = []
         for episode in best_and_worst(episodes, self._args.log_episodes):
             _, task = self._tasks[episode.task_id]
-            text = _render(Trace(task.to_json(), self._settings, episode, True))
+            console = Console(width=120, color_system=None, legacy_windows=False, quiet=False)
+            with console.capture() as capture:
+                console.print(render_trace(Trace(task.to_json(), self._settings, episode, True)))
             outcome = (episode.sample, episode.reward, str(episode.stop_reason))
-            rows.append((task.id, task.source, *outcome, text))
+            rows.append((task.id, task.source, *outcome, capture.get()))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(row[-1] for row in rows), encoding="utf-8")
         if "wandb" in self._args.report_to:
@@ -132,18 +125,9 @@ class EpisodeFiles:
             wandb.log({"episodes": wandb.Table(list(COLUMNS), rows)}, commit=False)
 
 
-def _render(trace: Trace) -> str:
-    console = Console(width=120, color_system=None, legacy_windows=False, quiet=False)
-    with console.capture() as capture:
-        console.print(render_trace(trace))
-    return capture.get()
-
-
 def best_and_worst(episodes: Sequence[Episode], count: int) -> list[Episode]:
     """Return the best, the worst, the second best, ... `count` episodes that did not fail."""
     scored = [episode for episode in episodes if episode.reward is not None]
     ranked = sorted(scored, key=lambda episode: episode.reward or 0.0, reverse=True)
-    chosen: list[Episode] = []
-    while ranked and len(chosen) < count:
-        chosen.append(ranked.pop(0 if len(chosen) % 2 == 0 else -1))
-    return chosen
+    places = (place // 2 if place % 2 == 0 else ~(place // 2) for place in range(len(ranked)))
+    return [ranked[place] for place in places][:count]

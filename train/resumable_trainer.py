@@ -32,13 +32,15 @@ from atommem.train.errors import (
 from atommem.train.stop_request import StopRequest
 
 _CONTINUE, _STOP, _BROKEN = range(3)  # reports of a rank in `sync_stop`; the largest wins
+_CARD = """A policy that reads with a memory, trained with AtomMem: `atommem eval --policy`, \
+`atommem serve` and `atommem ask` use it. `atommem_config.json` holds its prompts."""
 
 
 class ResumableTrainer(Trainer):
     """A transformers Trainer, and a mixin: ``class T(ResumableTrainer, SFTTrainer)``.
 
-    - Checkpoints are written aside and renamed when complete (`atommem.train.checkpoints`), with
-      ``atommem_config.json``, which holds the fields of the dataclasses `settings`.
+    - Checkpoints are whole or absent (`atommem.train.checkpoints`), with ``atommem_config.json``,
+      which holds the fields of the dataclasses `settings`.
     - SIGTERM, SIGUSR1 and Ctrl-C end the run at the next step boundary, or in the middle of a
       rollout, with a checkpoint of the last finished update; all ranks together.
     - A NaN, an outage or a failed write ends the run with the reason and how to continue.
@@ -59,7 +61,10 @@ class ResumableTrainer(Trainer):
         """Train as `Trainer.train`; the error that ends a run says how to continue it."""
         if resume_from_checkpoint is not None:
             folder = Path(resume_from_checkpoint)
-            if (folder / checkpoints.SHARDED_MODEL).is_dir() != self._writes_shards():
+            plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+            kind = plugin and plugin.state_dict_type
+            shards = kind == StateDictType.SHARDED_STATE_DICT
+            if (folder / checkpoints.SHARDED_MODEL).is_dir() != shards:
                 raise ConfigError(
                     f"resume_from_checkpoint={folder}: FSDP and other launchers cannot read each "
                     "other's checkpoints. Resume it under the launcher that it was written under, "
@@ -76,7 +81,8 @@ class ResumableTrainer(Trainer):
                 deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
                 if saves and not (deepspeed and isinstance(stop, DivergedError)):
                     self._save_last_update()
-                raise type(stop)(f"{str(stop).rstrip('.')}. {self._resume_hint()}") from stop
+                hint = checkpoints.resume_hint(self.args)
+                raise type(stop)(f"{str(stop).rstrip('.')}. {hint}") from stop
 
     def __enter__(self) -> Self:
         return self
@@ -113,14 +119,12 @@ class ResumableTrainer(Trainer):
     def _save_in_loaded_dtype(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
         """Save a model as it was loaded, not in float32 as it is trained; adapters as they are."""
         model = self.accelerator.unwrap_model(self.model)
-        converted: dict[int, torch.Tensor] = {}  # tied weights stay one tensor
         if not isinstance(model, PeftModel):
             names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+            converted: dict[int, torch.Tensor] = {}  # tied weights stay one tensor
             for name in names & weights.keys():
-                address = weights[name].data_ptr()
-                if address not in converted:
-                    converted[address] = weights[name].to(self._loaded_dtype)
-                weights[name] = converted[address]
+                saved = weights[name].to(self._loaded_dtype)
+                weights[name] = converted.setdefault(weights[name].data_ptr(), saved)
         model.save_pretrained(folder, state_dict=weights)
         let_others_read(folder)
         if not isinstance(model, PeftModel):
@@ -134,19 +138,10 @@ class ResumableTrainer(Trainer):
             library_name="peft" if isinstance(self.model, PeftModel) else "transformers",
             tags=["atommem", "memory-policy"],
         )
-        name = folder.resolve().name
-        text = (
-            "A policy that reads with a memory, trained with AtomMem: `atommem eval --policy`, "
-            "`atommem serve` and `atommem ask` use it. `atommem_config.json` holds its prompts."
-        )
+        card = f"---\n{data.to_yaml()}\n---\n\n# {folder.resolve().name}\n\n{_CARD}\n"
         if self.is_world_process_zero():
             folder.mkdir(parents=True, exist_ok=True)  # TRL writes a card before a checkpoint
-            card = f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{text}\n"
             (folder / "README.md").write_text(card, encoding="utf-8")
-
-    def _writes_shards(self) -> bool:
-        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
-        return plugin is not None and plugin.state_dict_type == StateDictType.SHARDED_STATE_DICT
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         output_dir = Path(self.args.output_dir)
@@ -179,7 +174,7 @@ class ResumableTrainer(Trainer):
             raise CheckpointError(
                 f"the checkpoint of update {self.state.global_step} could not be written: "
                 f"{error or 'another process failed'}. {free / 1e6:,.1f} MB are free on its disk. "
-                f"{self._resume_hint()}"
+                f"{checkpoints.resume_hint(self.args)}"
             ) from error
         self._saved_step = self.state.global_step
 
@@ -205,12 +200,6 @@ class ResumableTrainer(Trainer):
         if self._saved_step not in (None, self.state.global_step):
             self._save_checkpoint(self.model, trial=None)
             self.callback_handler.on_save(self.args, self.state, self.control)
-
-    def _resume_hint(self) -> str:
-        last = checkpoints.last_checkpoint(self.args.output_dir)
-        if last is None:
-            return "There is no checkpoint yet: the same command starts again."
-        return f"The same command with --resume continues from the last checkpoint, {last}."
 
     # Where all ranks stop together --------------------------------------------------------------
 
@@ -264,8 +253,8 @@ def keep_in_float32(model: Any, accelerator: Any) -> None:
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         return
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    gets_weights = plugin is not None and plugin.cpu_ram_efficient_loading
-    gets_weights = gets_weights and not accelerator.is_main_process
+    one_loads = plugin is not None and plugin.cpu_ram_efficient_loading
+    gets_weights = one_loads and not accelerator.is_main_process
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             empty = torch.empty_like(parameter, dtype=torch.float32)

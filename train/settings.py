@@ -53,24 +53,21 @@ class Settings:
     @property
     def stored(self) -> list[Any]:
         """The dataclasses that a checkpoint's ``atommem_config.json`` holds."""
-        run = self.run
-        generation = GenerationSettings(
-            run.sampling.max_completion_length, run.chat_template_kwargs
-        )
+        run, longest = self.run, self.run.sampling.max_completion_length
+        generation = GenerationSettings(longest, run.chat_template_kwargs)
         return [run.memory, run.embedder, run.environment, generation]
 
     def stored_with(self, tokenizer: Any) -> list[Any]:
         """`stored`, with what was found out of the ordinary in the chat template."""
         *parts, generation = self.stored
-        memory = self.run.memory
+        memory, options = self.run.memory, self.run.chat_template_kwargs
         templates = get_dialect(memory.dialect, memory.templates).templates
-        options = generation.chat_template_kwargs
         chat = ChatFormat(tokenizer, templates.join, options, chat=templates.chat)
         return [*parts, replace(generation, **chat.record())]
 
 
 def parse(stage: str, argv: Sequence[str], given: Mapping[str, Any] | None = None) -> Settings:
-    """Read the command line of a stage; in `sft`, memory and environment describe the prompts."""
+    """Read flags over settings `given` by name, over YAML, over those of the model's folder."""
     settings = read_settings(stage, argv, given)
     args, model = settings.args, settings.model.model_name_or_path
     if not args.data:
@@ -86,10 +83,7 @@ def parse(stage: str, argv: Sequence[str], given: Mapping[str, Any] | None = Non
 def read_settings(
     stage: str, argv: Sequence[str], given: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Read as `parse` does, but accept a run without data or model, which the demo makes itself.
-
-    `given` are settings by name, over those of a YAML file and under flags.
-    """
+    """Read as `parse` does, but accept a run without data or model, which the demo makes itself."""
     found = find("atommem.stages", stage)
     config_class, model_class = found.config_class, found.model_class
     argv, values = split_config(argv, "train")
@@ -105,14 +99,10 @@ def read_settings(
     others = (config_class, model_class, MemoryConfig, EmbedderConfig, DryRunConfig)
     taken = {name for kind in others for name in field_names(kind)}
     check_setting_names(stored["environment"], environment, taken)
-    own = [
-        name
-        for kind in config_class.__mro__
-        if kind.__module__.startswith("atommem.")
-        for name in get_annotations(kind)
-    ]
+    ours = [kind for kind in config_class.__mro__ if kind.__module__.startswith("atommem.")]
+    shown = [*_SHOWN.split(), *(name for kind in ours for name in get_annotations(kind))]
     try:
-        parser.add_settings("training", config_class, model_class, names=[*_SHOWN.split(), *own])
+        parser.add_settings("training", config_class, model_class, names=shown)
         parser.add_settings("memory", MemoryConfig)
         parser.add_settings("environment", environment)
         parser.add_settings("embedder", EmbedderConfig)

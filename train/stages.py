@@ -31,6 +31,7 @@ from atommem.train.loops.models import load_tokenizer, loading_whole, model_argu
 from atommem.train.loops.sft import ColdStartTrainer, sft_dataset, trace_demonstrations
 from atommem.train.rollout.backends import Backend, make_local_backend
 from atommem.train.rollout.rollouts import Rollouts
+from atommem.train.rollout.server_backend import make_server_backend, make_server_pool
 from atommem.train.settings import Settings, parse
 from atommem.train.train_config import (
     AsyncModelConfig,
@@ -53,17 +54,15 @@ def make_grpo_trainer(settings: Settings) -> MemoryGRPOTrainer:
 
 
 def make_backend(rollouts: Rollouts, model: Any) -> Backend:
-    if rollouts.args.use_vllm and rollouts.args.vllm_mode == "server":
-        from atommem.train.rollout.server_backend import make_server_backend, make_server_pool
-
-        pool = make_server_pool(rollouts, max_in_flight=1024)  # servers queue the rest
-        lora = isinstance(model, PeftModel)
-        return make_server_backend(rollouts.args, rollouts.runner(pool), lora)
-    if rollouts.args.use_vllm:
+    if not rollouts.args.use_vllm:
+        return make_local_backend(rollouts, model)
+    if rollouts.args.vllm_mode == "colocate":
         from atommem.train.rollout.colocate_backend import make_colocate_backend
 
         return make_colocate_backend(rollouts, model)
-    return make_local_backend(rollouts, model)
+    pool = make_server_pool(rollouts, max_in_flight=1024)  # servers queue the rest
+    lora = isinstance(model, PeftModel)
+    return make_server_backend(rollouts.args, rollouts.runner(pool), lora)
 
 
 def make_async_trainer(settings: Settings) -> AsyncMemoryGRPOTrainer:
@@ -135,8 +134,7 @@ def make_trainer(
     """
     arguments = [] if config is None else ["--config", str(config)]
     given = {name: str(v) if isinstance(v, Path) else v for name, v in settings.items()}
-    if tasks is not None:
-        given["data"] = "tasks of the caller"
+    given |= {} if tasks is None else {"data": "tasks of the caller"}
     parsed = replace(parse(stage, arguments, given), tasks=tasks, held_out=held_out)
     return find("atommem.stages", stage).prepare(parsed)
 
@@ -167,10 +165,10 @@ class TrainerStage:
         folder: Path = trainer.save_final()
         if args.push_to_hub and trainer.is_world_process_zero():
             push_model(folder, trainer.hub_model_id, args)
-        data = getattr(args, "eval_data", None) or "TASKS"
-        command = ["atommem", "eval", "--policy", str(folder), "--data", data]
-        command += ["--output_dir", str(folder / "eval")]
-        trainer.accelerator.print(f"saved to {folder}; evaluate it: {shlex.join(command)}")
+        flags = ["--data", getattr(args, "eval_data", None) or "TASKS"]
+        flags += ["--output_dir", str(folder / "eval")]
+        command = shlex.join(["atommem", "eval", "--policy", str(folder), *flags])
+        trainer.accelerator.print(f"saved to {folder}; evaluate it: {command}")
         return folder
 
 
@@ -182,8 +180,7 @@ def run_facts(settings: Settings, checkpoint: str) -> dict[str, Any]:
 def prepare_reporters(args: Any) -> None:
     """Name the run for the services of ``report_to``, and keep its files in the output folder.
 
-    wandb runs offline unless ``WANDB_MODE`` is set, because it would wait for a login. A
-    resumed run continues its run there, whose id is in the output folder.
+    wandb, which would wait for a login, runs offline. A resumed run continues its run there.
     """
     for name in set(args.report_to) & {"wandb", "trackio", "tensorboard"}:
         if find_spec(name) is None:
@@ -215,10 +212,10 @@ def push_model(folder: Path, name: str, args: Any) -> None:
             ignore_patterns=list(_PRIVATE),
         )
     except (OSError, HTTPError) as error:
+        reason = format_error(error).rstrip(".")
         raise CheckpointError(
-            f"the model is in {folder}, but could not be pushed: "
-            f"{format_error(error).rstrip('.')}. "
-            "The same command with --resume tries again."
+            f"the model is in {folder}, but could not be pushed: {reason}. The same command with "
+            "--resume tries again."
         ) from error
 
 

@@ -29,8 +29,7 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        self.requested = False
-        self._requested_at = 0.0
+        self.requested, self._requested_at = False, 0.0
         self._cancel: Callable[[], object] | None = None
 
     @contextmanager
@@ -39,10 +38,10 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():  # others get no signals
             yield
             return
-        before = {number: signal.getsignal(number) for number in _SIGNALS}
-        for number, handler in before.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(number, self._handle)
+        found = {number: signal.getsignal(number) for number in _SIGNALS}
+        before = {number: handler for number, handler in found.items() if handler != signal.SIG_IGN}
+        for number in before:
+            signal.signal(number, self._handle)
         try:
             yield
         finally:
@@ -62,8 +61,7 @@ class StopRequest:
             if not self.requested:
                 raise
             # A sampling thread uses the model until it notices that nobody waits for it.
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            if others:
+            if others := asyncio.all_tasks() - {asyncio.current_task()}:
                 await asyncio.wait(others, timeout=CANCEL_SECONDS)
             return None
         finally:

@@ -1,7 +1,4 @@
-"""Settings of training: TRL's configurations plus our fields.
-
-A TRL field that cannot be honoured is refused with its reason, never ignored.
-"""
+"""Settings of training: TRL's, and ours; what cannot be honoured is refused with its reason."""
 
 import os
 from collections.abc import Mapping
@@ -9,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 import yaml
 from transformers import TrainingArguments
 from trl import GRPOConfig, ModelConfig, SFTConfig
@@ -60,17 +58,11 @@ class StageConfig:
     )
 
     @property
-    def template_kwargs(self) -> dict[str, Any]:
-        return self.chat_template_kwargs or {}
-
-    @property
     def n_gpu(self) -> int:
         """GPUs of this process: more would make transformers use `nn.DataParallel`."""
         return min(1, super().n_gpu)  # type: ignore[misc]  # TRL's
 
     def __post_init__(self) -> None:
-        import torch
-
         # TRL turns both on; without a GPU they only make training slower.
         gpu = torch.cuda.is_available()
         if self.bf16 is None:
@@ -244,9 +236,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
                 f"num_generations={self.num_generations}: dynamic_sampling needs each group on one "
                 "process. Make the first a multiple of the second."
             )
-        self._check_engine()
-
-    def _check_engine(self) -> None:
         kwargs = self.vllm_engine_kwargs or {}
         colocated = self.use_vllm and self.vllm_mode == "colocate"
         if kwargs and not colocated:
@@ -261,11 +250,7 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
 
 @dataclass
 class AsyncTrainConfig(EpisodeConfig, TrainingArguments):
-    """GRPO over whole episodes, sampled while the trainer steps.
-
-    `per_device_train_batch_size` counts episodes per process and update; over all processes it is a
-    multiple of `num_generations`.
-    """
+    """GRPO over whole episodes, sampled while the trainer steps; counts are as in `TrainConfig`."""
 
     refused: ClassVar = ("episodes", "async")
 

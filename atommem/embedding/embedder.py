@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal, Protocol
 
 import numpy as np
@@ -17,19 +17,13 @@ Vectors = npt.NDArray[np.float32]
 PROBES = 8
 """Signed places per word. With several, a collision of two words is an eighth of a match."""
 _CACHED_VECTORS = 16_384
-_Request = tuple[tuple[str, ...], TextKind]
 
 
 class Embedder(Protocol):
-    """Map texts to unit vectors.
+    """Map texts to unit vectors."""
 
-    Attributes:
-        id: Kind, model and dim. Vectors of two ids are never compared.
-        dim: Length of the vectors.
-    """
-
-    id: str
-    dim: int
+    id: str  # kind, model and dim: vectors of two ids are never compared
+    dim: int  # the length of the vectors
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
         """Embed `texts`: shape (len(texts), dim), float32, every row of norm 1."""
@@ -109,40 +103,32 @@ class MicroBatcher:
         self.embedder = embedder
         self.id, self.dim = embedder.id, embedder.dim
         self._cache: dict[tuple[TextKind, str], Vectors] = {}
-        self._batcher: RequestBatcher[_Request, Vectors] = RequestBatcher(self._embed_all)
+        kinds: tuple[TextKind, ...] = ("query", "entry")
+        self._batchers = {kind: RequestBatcher(partial(self._embed_all, kind)) for kind in kinds}
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
         if not texts:
             return np.empty((0, self.dim), dtype=np.float32)
         if all((kind, text) in self._cache for text in texts):
             return np.stack([self._cache[kind, text] for text in texts])
-        return await self._batcher.submit((tuple(texts), kind))
+        return await self._batchers[kind].submit(tuple(texts))
 
     async def close(self) -> None:
         await self.embedder.close()
 
-    async def _embed_all(self, waiting: list[Waiting[_Request, Vectors]]) -> None:
-        kinds: tuple[TextKind, ...] = ("query", "entry")
-        await asyncio.gather(*(self._embed_kind(kind, waiting) for kind in kinds))
-
-    async def _embed_kind(self, kind: TextKind, waiting: list[Waiting[_Request, Vectors]]) -> None:
-        """Embed the texts of a kind that are not cached; an error reaches its requests."""
-        own = [item for item in waiting if item.request[1] == kind]
-        texts = dict.fromkeys(text for item in own for text in item.request[0])
+    async def _embed_all(
+        self, kind: TextKind, waiting: list[Waiting[tuple[str, ...], Vectors]]
+    ) -> None:
+        """Embed the texts that are not cached; an error reaches all requests."""
+        texts = dict.fromkeys(text for item in waiting for text in item.request)
         found = {text: self._cache[kind, text] for text in texts if (kind, text) in self._cache}
         new, size = [text for text in texts if text not in found], self.batch_size
         calls = (self.embedder.embed(new[at : at + size], kind) for at in range(0, len(new), size))
-        parts = await asyncio.gather(*calls, return_exceptions=True)
-        for error in parts:
-            if isinstance(error, BaseException):
-                for item in own:
-                    item.fail(error)
-                return
         # Copies: a view would keep the whole call's array alive in the cache.
-        rows = (row.copy() for part in parts for row in part)  # type: ignore[union-attr]
+        rows = (row.copy() for part in await asyncio.gather(*calls) for row in part)
         found |= zip(new, rows, strict=True)
         self._cache |= {(kind, text): row for text, row in found.items()}
         while len(self._cache) > _CACHED_VECTORS:
             del self._cache[next(iter(self._cache))]
-        for item in own:
-            item.resolve(np.stack([found[text] for text in item.request[0]]))
+        for item in waiting:
+            item.resolve(np.stack([found[text] for text in item.request]))

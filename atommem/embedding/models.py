@@ -51,8 +51,6 @@ class SentenceTransformerEmbedder:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-embedder")
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
-        if not texts:
-            return np.empty((0, self.dim), dtype=np.float32)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._encode, texts, kind)
 
@@ -84,13 +82,11 @@ class HttpEmbedder:
         self.model = model
         options = {"timeout": 60.0, "max_in_flight": 16, **options}
         self._client = ServerClient(base_url, service="embedder", **options)
-        self.dim = 0
+        self.dim = 0  # until it is measured
         self.dim = wait_for(self._measure_dim())
         self.id = f"http/{model}/{self.dim}"
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
-        if not texts:
-            return np.empty((0, self.dim), dtype=np.float32)
         vectors = await self._request(list(texts))
         if vectors.shape[1] != self.dim:
             raise ConfigError(

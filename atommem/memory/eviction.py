@@ -7,13 +7,14 @@ from atommem.words import spaced
 
 
 class Lowest(Rule):
-    """Base class of rules that evict the entry with the lowest score."""
+    """Base class of rules that evict the entry with the lowest score: a field of it by default."""
 
     reason = "score {:.3g}"
+    field = ""
 
     def scores(self, store: StoreState) -> Numbers:
         """Return a score of each entry, shape (n,)."""
-        raise NotImplementedError
+        return store.column(self.field)
 
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
         chosen, score = lowest(store, self.scores(store))
@@ -23,10 +24,7 @@ class Lowest(Rule):
 class FirstInFirstOut(Lowest):
     """Evict the oldest entry; an update does not make it younger."""
 
-    reason = "oldest, of step {:.0f}"
-
-    def scores(self, store: StoreState) -> Numbers:
-        return store.column("created")
+    reason, field = "oldest, of step {:.0f}", "created"
 
 
 def steps_of_last_use(store: StoreState) -> Numbers:
@@ -47,10 +45,7 @@ class LeastRecentlyUsed(Lowest):
 class LeastFrequentlyUsed(Lowest):
     """Evict the entry that was shown at the fewest steps."""
 
-    reason = "shown {:.0f} times"
-
-    def scores(self, store: StoreState) -> Numbers:
-        return store.column("shown")
+    reason, field = "shown {:.0f} times", "shown"
 
 
 class RandomEviction(Rule):

@@ -94,35 +94,25 @@ class Operation:
     """One line of the log: a change, an action without effect, or a retrieval.
 
     Every memory action of a completion has exactly one operation by the actor ``policy``. Rules
-    have their own: an eviction is a delete before its create, a merge an update after it.
-
-    Attributes:
-        kind: ``create``, ``read``, ``update``, ``delete``, ``scratchpad``; ``retrieve`` (the
-            results that the next step shows); ``outcome`` (the reward of the writers of entries);
-            ``observe`` (the outcome of a task that entries were shown for).
-        outcome: Only APPLIED operations change the contents.
-        handle: The number by which the policy addressed the entry.
-        before, after: The old and new text of the entry, the scratchpad or (read) the query.
-        actor: ``policy``, ``user``, ``memory`` (retrievals), or a rule (``retention:NAME``).
-        reason: A rule's reason, or ``cut`` if the text exceeded its limit.
-        score: The number on which a rule decided; for a create or update, the text's rating.
-        scores: Pairs of entry id and number: cosines in the order of the handles (retrieve), or
-            rewards (outcome, observe).
-        source: The origin of the text, if more than the step is known.
+    have their own: an eviction is a delete before its create, a merge an update after it. Kinds
+    are ``create``, ``read``, ``update``, ``delete``, ``scratchpad``; ``retrieve`` (the results that
+    the next step shows); ``outcome`` (the reward of the writers of entries); ``observe`` (the
+    outcome of a task that entries were shown for). `scores` are pairs of entry id and number:
+    cosines in the order of the handles (retrieve), or rewards (outcome, observe).
     """
 
     step: int
     kind: str
-    outcome: Outcome = Outcome.APPLIED
+    outcome: Outcome = Outcome.APPLIED  # only these change the contents
     entry_id: int | None = None
-    handle: int | None = None
-    before: str | None = None
-    after: str | None = None
-    actor: str = POLICY
-    reason: str = ""
-    score: float | None = None
+    handle: int | None = None  # by which the policy addressed the entry
+    before: str | None = None  # the old text of the entry, the scratchpad or (read) the query
+    after: str | None = None  # the new one
+    actor: str = POLICY  # or "user", "memory" (retrievals), a rule ("retention:NAME")
+    reason: str = ""  # a rule's, or "cut" if the text exceeded its limit
+    score: float | None = None  # on which a rule decided; of a create or update, its rating
     scores: tuple[tuple[int, float], ...] = ()
-    source: Source | None = None
+    source: Source | None = None  # of the text, if more than the step is known
     details: Mapping[str, Any] | None = None
 
 
@@ -130,21 +120,16 @@ class Operation:
 class Contents:
     """The contents of a memory; only operations change them.
 
-    Attributes:
-        entries: By id, oldest first.
-        shown: Pairs of entry id and score that the policy sees, in the order of their handles.
-        newest_id: The highest id given so far.
-        position: The number of operations that led here.
-        past: Entries as they were before they were replaced or deleted, unless by the user. The key
-            is the negative number of that operation.
+    `past` are entries as they were before they were replaced or deleted, unless by the user. The
+    key is the negative number of that operation.
     """
 
-    entries: dict[int, Entry] = field(default_factory=dict)
+    entries: dict[int, Entry] = field(default_factory=dict)  # by id, oldest first
     scratchpad: str = ""
     query: str | None = None
-    shown: tuple[tuple[int, float], ...] = ()
-    newest_id: int = 0
-    position: int = 0
+    shown: tuple[tuple[int, float], ...] = ()  # entry ids and scores, in the order of handles
+    newest_id: int = 0  # the highest id given so far
+    position: int = 0  # the number of operations that led here
     past: dict[int, Entry] = field(default_factory=dict)
 
     def apply(self, operation: Operation) -> None:

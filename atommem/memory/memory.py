@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from atommem.actions import CREATE, MEMORY_KINDS, READ, SCRATCHPAD, UPDATE, Action
+from atommem.actions import CREATE, MEMORY_KINDS, READ, SCRATCHPAD, Action
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.errors import ConfigError
@@ -72,14 +72,9 @@ class WorkingMemory:
         """Apply the memory actions of one completion in order; other actions are ignored.
 
         Handles are those of `view()` before this call; a read takes effect in the view after it. If
-        this raises or is cancelled, the memory is unchanged.
-
-        Returns:
-            One operation for each memory action, those of the rules, and the retrieval.
-
-        Raises:
-            OutageError: The embedder is out of reach.
-            ConfigError: A rule names an entry that does not exist.
+        this raises (OutageError: the embedder is out of reach) or is cancelled, the memory is
+        unchanged. Returns an operation for each memory action, those of the rules, and the
+        retrieval.
         """
         resolved = self._resolve(actions)
         stored = [action for action in resolved if action.may_store_text]
@@ -106,9 +101,8 @@ class WorkingMemory:
             plan.delete(entry, actor=USER)
         else:
             text = self._cut(text, self._config.entry_tokens)
-            vector = (await self._embed([text]))[text]
-            values: dict[str, Any] = {"before": entry.text, "after": text, "source": Source(step)}
-            plan.add(UPDATE, vector=vector, entry_id=entry_id, actor=USER, **values)
+            vectors = await self._embed([text])
+            plan.update(entry, text, vectors[text], actor=USER, source=Source(step))
         return self._commit(plan, self._query_vector)
 
     async def forget(
@@ -117,10 +111,9 @@ class WorkingMemory:
         """Delete what was written while the source `piece`, or a part of it, was shown.
 
         An entry goes if any of its texts came from there, even if it was rewritten since, or
-        deleted (then it is no longer found by `read_past`). The
-        scratchpad and the query are emptied if one of their texts since they were last empty came
-        from there. `steps_shown` restricts the piece to these steps; give it if several pieces
-        share the name.
+        deleted (then `read_past` no longer finds it); scratchpad and query are emptied if one of
+        their texts since they were last empty did. `steps_shown` restricts the piece to these
+        steps, for pieces that share a name.
         """
         written: set[int | str] = set()  # ids of entries, and kinds
         for operation in self._log:
@@ -157,9 +150,8 @@ class WorkingMemory:
         vector = await self._embed_query(self._cut(query, self._config.query_tokens) or None)
         if vector is None:
             return []
-        if not source:
-            hits = self._search(vector, k)
-        else:
+        hits = self._search(vector, k)
+        if source:
             pieces = {entry.id: entry.source and entry.source.piece for entry in self.entries()}
             named = [key for key, piece in pieces.items() if (piece or "").startswith(source)]
             ids = np.array(named, np.int64)
@@ -189,18 +181,15 @@ class WorkingMemory:
         TraceError: the operations contradict each other.
         """
         contents = replay(log)
-        texts = [entry.text for entry in contents.entries.values()]
         queries = [] if contents.query is None else [contents.query]
-        rows = await embed_texts(self._embedder, texts, "entry", vectors)
         query_rows = await embed_texts(self._embedder, queries, "query", vectors)
-        store = VectorStore(self._embedder.dim)
-        store.add(list(contents.entries), rows)
-        past = VectorStore(self._embedder.dim)
-        if self._config.read_past:
-            earlier = [entry.text for entry in contents.past.values()]
-            past.add(list(contents.past), await embed_texts(self._embedder, earlier, "entry"))
-        self._past = past
-        self._contents, self._log, self._store = contents, list(log), store
+        stores = []
+        for entries in (contents.entries, contents.past if self._config.read_past else {}):
+            texts = [entry.text for entry in entries.values()]
+            stores.append(VectorStore(self._embedder.dim))
+            rows = await embed_texts(self._embedder, texts, "entry", vectors)
+            stores[-1].add(list(entries), rows)
+        self._contents, self._log, (self._store, self._past) = contents, list(log), stores
         self._query_vector = query_rows[0] if queries else None
         self._rules = self._rules.renewed(log)
         return self
@@ -264,14 +253,12 @@ class WorkingMemory:
         for action in actions:
             if action.kind not in MEMORY_KINDS:
                 continue
-            disabled = action.kind in config.disabled_actions
-            limit = limits.get(action.kind, config.entry_tokens)
+            kind, handle = action.kind, action.handle
+            disabled = kind in config.disabled_actions
+            limit = limits.get(kind, config.entry_tokens)
             text = action.text if disabled else self._cut(action.text, limit)
-            reason = "" if text == action.text else "cut"
-            entry_id = None if action.handle is None else entry_ids.get(action.handle)
-            resolved.append(
-                ResolvedAction(action.kind, text, action.handle, entry_id, reason, disabled)
-            )
+            reason, entry_id = "" if text == action.text else "cut", entry_ids.get(handle or 0)
+            resolved.append(ResolvedAction(kind, text, handle, entry_id, reason, disabled))
         return resolved
 
     def _cut(self, text: str, limit: int) -> str:

@@ -106,28 +106,27 @@ class Plan:
         if isinstance(decision, Refused):
             self.add(CREATE, Outcome.REJECTED, after=action.text, **asdict(decision))
             return
-        kind, reason = CREATE, "; ".join(filter(None, (action.reason, decision.reason)))
-        values: dict[str, Any] = {"entry_id": self.contents.newest_id + 1}
+        values: dict[str, Any] = {"score": decision.score, "source": self.source}
         if isinstance(decision, Merged):
             entry, actor = self.contents.entries[decision.entry_id], self.rules.admission_actor
             merged = f"{actor}: {decision.reason}"
             self.add(CREATE, Outcome.MERGED, entry_id=entry.id, after=action.text, reason=merged)
-            kind, reason = UPDATE, decision.reason
-            values = {"entry_id": entry.id, "before": entry.text, "actor": actor}
-        values |= {"after": action.text, "score": decision.score, "source": self.source}
-        self.add(kind, vector=vector, reason=reason, **values)
+            values |= {"actor": actor, "reason": decision.reason}
+            self.update(entry, action.text, vector, **values)
+        else:
+            new: dict[str, Any] = {"entry_id": self.contents.newest_id + 1, "after": action.text}
+            reason = "; ".join(filter(None, (action.reason, decision.reason)))
+            self.add(CREATE, vector=vector, reason=reason, **new, **values)
 
     def _update(self, action: ResolvedAction, entry: Entry, vector: Vectors) -> None:
         candidate = self.candidate(action.text, vector, replaces=entry.id)
-        self._write(
-            action,
-            vector=vector,
-            entry_id=entry.id,
-            handle=action.handle,
-            before=entry.text,
-            after=action.text,
-            score=self.rules.retention.rate(candidate, self.state()),
-        )
+        score = self.rules.retention.rate(candidate, self.state())
+        values = {"handle": action.handle, "reason": action.reason, "source": self.source}
+        self.update(entry, action.text, vector, score=score, **values)
+
+    def update(self, entry: Entry, text: str, vector: Vectors, **values: Any) -> None:
+        changed: dict[str, Any] = {"entry_id": entry.id, "before": entry.text, "after": text}
+        self.add(UPDATE, vector=vector, **changed, **values)
 
     def delete(self, entry: Entry, **values: Any) -> None:
         self.add(DELETE, **{"entry_id": entry.id, "before": entry.text, **values})

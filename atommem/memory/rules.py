@@ -26,21 +26,15 @@ _DIGITS = 5
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A text that is about to become an entry.
-
-    Attributes:
-        score: Its rating by `Rule.rate` or `Accepted.score`; None before that.
-        replaces: For an update, the id of the entry.
-        outcome, details: Those of a record of an experience bank.
-    """
+    """A text that is about to become an entry."""
 
     text: str
     vector: Vectors
     source: Source
-    score: float | None = None
-    replaces: int | None = None
-    outcome: float | None = None
-    details: Mapping[str, Any] | None = None
+    score: float | None = None  # its rating by `Rule.rate` or `Accepted.score`
+    replaces: int | None = None  # for an update, the id of the entry
+    outcome: float | None = None  # of a record of an experience bank
+    details: Mapping[str, Any] | None = None  # of such a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +76,13 @@ class Eviction:
 
 @dataclass(frozen=True, eq=False)
 class StoreState:
-    """A store as a rule sees it: read-only, with arrays in the order of `ids`.
+    """A store as a rule sees it: read-only, with arrays in the order of `ids`."""
 
-    Attributes:
-        entries: By id, oldest first.
-        store: Their vectors, but for the `changes` that are not applied yet.
-        step: The step that is being applied; in a bank, the number of the task.
-        capacity: Most entries; None is unlimited.
-        seed: Of `rng`: the memory's seed and its position in the log.
-    """
-
-    entries: Mapping[int, Entry]
-    store: VectorStore
-    step: int
-    capacity: int | None
-    seed: tuple[int, ...]
+    entries: Mapping[int, Entry]  # by id, oldest first
+    store: VectorStore  # their vectors, but for the `changes` that are not applied yet
+    step: int  # that is being applied; in a bank, the number of the task
+    capacity: int | None  # most entries; None is unlimited
+    seed: tuple[int, ...]  # of `rng`: the memory's seed and its position in the log
     changes: Mapping[int, Vectors | None] = field(default_factory=dict)
 
     @cached_property
@@ -189,21 +175,18 @@ class RuleSet:
 
     def observe(self, operation: Operation) -> None:
         """Pass an ``observe`` operation to the retention rule."""
-        if operation.kind != "observe":
-            return
-        if operation.scores:
+        if operation.kind == "observe" and operation.scores:
             shown = [entry_id for entry_id, _ in operation.scores]
             self.retention.observe(shown, operation.scores[0][1], operation.step)
-        elif operation.details:
+        elif operation.kind == "observe" and operation.details:
             self.retention.observe(operation.details["shown"], nan, operation.step)
 
 
 def make_rule(setting: str, name: str) -> Rule:
     """Make the rule that the setting ``retention`` or ``admission`` names.
 
-    Args:
-        setting: Selects the entry points ``atommem.SETTING``.
-        name: An entry point or ``package.module:Class``, with options as ``NAME(option=value)``.
+    That is an entry point of ``atommem.SETTING`` or ``package.module:Class``, with options as
+    ``NAME(option=value)``.
     """
     kind, options = _rule_of(setting, name)
     return kind(**options)

@@ -131,12 +131,6 @@ class TextVectors:
     digests: npt.NDArray[np.uint64]
     rows: Vectors
 
-    def find(self, texts: Sequence[str], kind: TextKind) -> Ids:
-        """Return the row of each text, or -1."""
-        rows = dict(zip(self.digests.tolist(), range(len(self.digests)), strict=True))
-        wanted = digests_of(texts, kind).tolist()
-        return np.array([rows.get(digest, -1) for digest in wanted], dtype=np.int64)
-
     def save(self, path: Path) -> None:
         with replacing(path) as draft, draft.open("wb") as file:
             np.savez(file, embedder=np.array(self.embedder), digests=self.digests, rows=self.rows)
@@ -166,13 +160,11 @@ async def embed_texts(
     embedder: Embedder, texts: Sequence[str], kind: TextKind, cache: TextVectors | None = None
 ) -> Vectors:
     """Return the unit vectors of texts, shape (n, dim): from the cache, or embedded."""
-    rows = np.empty((len(texts), embedder.dim), dtype=np.float32)
-    places = np.full(len(texts), -1, dtype=np.int64)
+    known: dict[int, Vectors] = {}
     if cache is not None and cache.embedder == embedder.id:
-        places = cache.find(texts, kind)
-        rows[places >= 0] = cache.rows[places[places >= 0]]
-    missing = np.flatnonzero(places < 0)
-    if len(missing):
-        found = await embedder.embed([texts[place] for place in missing], kind)
-        rows[missing] = check_vectors(found, embedder.dim)
-    return rows
+        known = dict(zip(cache.digests.tolist(), cache.rows, strict=True))
+    found = [known.get(digest) for digest in digests_of(texts, kind).tolist()]
+    if missing := [text for text, row in zip(texts, found, strict=True) if row is None]:
+        new = iter(check_vectors(await embedder.embed(missing, kind), embedder.dim))
+        found = [next(new) if row is None else row for row in found]
+    return np.array(found, dtype=np.float32).reshape(len(texts), embedder.dim)

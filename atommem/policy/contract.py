@@ -14,9 +14,8 @@ from atommem.errors import PolicyError, PromptTooLongError
 class Sampling:
     """Sampling settings of a completion; field names are vLLM's.
 
-    Attributes:
-        affinity: Requests with equal values share a prompt prefix, so a server pool sends them to
-            one server for its prefix cache. The episode loop sets the task id. Sampling ignores it.
+    Requests of one `affinity` (the task id) share a prompt prefix, so a server pool sends them to
+    one server for its prefix cache.
     """
 
     temperature: float = setting(0.7, "Sampling temperature; 0 is greedy.")
@@ -29,16 +28,20 @@ class Sampling:
     affinity: str | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < inf:
-            raise PolicyError(f"temperature={self.temperature}: must be finite and at least 0.")
-        if not 0 < self.top_p <= 1:
-            raise PolicyError(f"top_p={self.top_p}: must be above 0 and at most 1.")
-        if self.top_k < 0:
-            raise PolicyError(f"top_k={self.top_k}: must be at least 0 (0 keeps all tokens).")
-        if self.max_completion_length < 1:
-            raise PolicyError(
-                f"max_completion_length={self.max_completion_length}: must be at least 1."
-            )
+        for name, holds, constraint in (
+            ("temperature", 0 <= self.temperature < inf, "must be finite and at least 0"),
+            ("top_p", 0 < self.top_p <= 1, "must be above 0 and at most 1"),
+            ("top_k", self.top_k >= 0, "must be at least 0 (0 keeps all tokens)"),
+            ("max_completion_length", self.max_completion_length >= 1, "must be at least 1"),
+        ):
+            if not holds:
+                raise PolicyError(f"{name}={getattr(self, name)}: {constraint}.")
+
+    def to_request(self) -> dict[str, Any]:
+        """Return the settings as vLLM's and OpenAI's requests call them."""
+        names = ("temperature", "top_p", "top_k", "seed")
+        values = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {"max_tokens": self.max_completion_length, **values}
 
 
 def request_sampling(
@@ -57,28 +60,27 @@ def derived_seed(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A policy's completion.
+    """A policy's completion; a server of texts (`ChatPolicy`) returns token counts, but no ids.
 
     `logprobs` (nats) are of the distribution that was sampled from, after temperature, top-k and
-    top-p (vLLM's ``processed_logprobs``), at temperature 0 the model's own. The closing
-    end-of-sequence token is among the ids, since it is trained on. A server of texts (`ChatPolicy`)
-    returns neither, but its token counts. After ``content_filter``, a refusal, `text` is empty.
-    `thinking_apart`: the server took the thoughts out of the text.
+    top-p (vLLM's ``processed_logprobs``), at temperature 0 the model's own.
     """
 
-    token_ids: list[int]
+    token_ids: list[int]  # with the closing end-of-sequence token, which is trained on
     logprobs: list[float]
-    text: str
+    text: str  # empty after content_filter, a refusal
     finish_reason: Literal["stop", "length", "content_filter"]
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    thinking_apart: bool = False
+    thinking_apart: bool = False  # the server took the thoughts out of the text
 
 
 class Policy(Protocol):
-    """Map a prompt to a completion.
+    """Map a prompt to a completion. It may instead be a `MessagePolicy` or an `ObservationPolicy`.
 
-    A policy may also be a `MessagePolicy`, a `BatchPolicy`, or an `ObservationPolicy`.
+    If its attribute ``samples_what_waits`` is true, it samples all waiting requests together, in
+    this process: prompts are then encoded in the event loop, since threads would hand them over one
+    by one, and the first batch would have a single prompt.
     """
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
@@ -103,30 +105,19 @@ class MessagePolicy(Protocol):
         """Sample one completion; raises as `Policy.complete` does."""
 
 
-@runtime_checkable
-class BatchPolicy(Protocol):
-    """A policy that samples all waiting requests together, in this process."""
-
-    samples_what_waits: bool
-    """If true, prompts are encoded in the event loop: threads would hand them over one by one, and
-    the first batch would have a single prompt."""
-
-
 def check_request(
     prompt_ids: Sequence[int], sampling: Sampling, context_length: int | None
 ) -> None:
     """Raise PolicyError for an empty prompt, PromptTooLongError for one beyond the context."""
+    longest, context = sampling.max_completion_length, context_length or inf
     if not prompt_ids:
         raise PolicyError("The prompt is empty: give at least one token.")
-    if context_length is None:
-        return
-    longest = sampling.max_completion_length
-    if longest >= context_length:
+    if longest >= context:
         raise PolicyError(
             f"max_completion_length={longest}: leaves no room for a prompt in the model's context "
             f"of {context_length}. Lower it."
         )
-    if len(prompt_ids) + longest > context_length:
+    if len(prompt_ids) + longest > context:
         raise PromptTooLongError(
             f"The prompt has {len(prompt_ids)} tokens; with max_completion_length={longest} it "
             f"exceeds the context of {context_length}. Give a smaller --chunk_tokens or "
@@ -141,14 +132,9 @@ def make_completion(
     stopped: bool,
     source: str = "the model",
 ) -> Completion:
-    """Decode sampled tokens (`completion_text`).
+    """Decode sampled tokens (`completion_text`); `source` names the back end in errors.
 
-    Args:
-        stopped: An end-of-sequence token ended it, not max_completion_length.
-        source: Names the back end in errors.
-
-    Raises:
-        PolicyError: A log-probability is missing or not finite.
+    PolicyError: a log-probability is missing or not finite.
     """
     found = [logprob for logprob in logprobs or () if logprob is not None and isfinite(logprob)]
     if len(found) != len(token_ids) or len(found) != len(logprobs or ()):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import takewhile
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,28 +28,19 @@ COMPACT_AT = 0.9  # share of running rows at which finished ones leave; leaving 
 
 @dataclass(slots=True)
 class Row:
-    """One prompt and its sample so far, filled by `decode`.
-
-    `abandoned` is checked at every token; True ends the row because no caller waits for it.
-    """
+    """One prompt and its sample so far, filled by `decode`."""
 
     prompt_ids: list[int]
     sampling: Sampling
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    stopped: bool = False
-    abandoned: Callable[[], bool] = lambda: False
+    stopped: bool = False  # by a token that ends it
+    abandoned: Callable[[], bool] = lambda: False  # whether no caller waits for it any more
 
     @property
     def finished(self) -> bool:
-        """Whether it ended: by end of sequence, by length, or abandoned."""
         is_cut = len(self.token_ids) >= self.sampling.max_completion_length
         return self.stopped or is_cut or self.abandoned()
-
-    def append(self, token_id: int, logprob: float, eos_ids: Collection[int]) -> None:
-        self.token_ids.append(token_id)
-        self.logprobs.append(logprob)
-        self.stopped = token_id in eos_ids
 
 
 def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: int) -> None:
@@ -83,7 +74,9 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
                 running, token_ids.tolist(), chosen.tolist(), strict=True
             ):
                 if not row.finished:
-                    row.append(token_id, logprob, eos_ids)
+                    row.token_ids.append(token_id)
+                    row.logprobs.append(logprob)
+                    row.stopped = token_id in eos_ids
             alive = [index for index, row in enumerate(running) if not row.finished]
             if not alive:
                 return
@@ -102,9 +95,8 @@ def _prefill(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Fill the cache with sorted prompts, what neighbours share computed once.
 
-    Returns:
-        The next token's logits, and the attention mask of prompts padded on the left:
-        (prompts, vocabulary) and (prompts, width).
+    Returns the next token's logits (prompts, vocabulary), and the attention mask (prompts, width)
+    of prompts padded on the left.
     """
     import torch
 
@@ -205,8 +197,7 @@ def _tries(
     """
     ids, depths, paths, before = list[int](), list[int](), list[list[int]](), tuple[int, ...]()
     for prompt in prompts:
-        equal = (a == b for a, b in zip(before, prompt, strict=False))
-        shared = sum(1 for _ in takewhile(bool, equal))
+        shared = len(commonprefix((before, prompt)))  # noqa: RUF071, not paths
         if len(ids) + len(prompt) - shared > most and paths:
             yield ids, depths, paths
             ids, depths, paths, shared = [], [], [], 0
@@ -244,10 +235,9 @@ def _uniforms(rows: Sequence[Row]) -> np.ndarray:
     """Draw numbers in [0, 1) from each row's seed: shape (rows, longest max_completion_length)."""
     streams = np.zeros((len(rows), max(row.sampling.max_completion_length for row in rows)))
     for stream, row in zip(streams, rows, strict=True):
-        seed = row.sampling.seed
+        seed, length = row.sampling.seed, row.sampling.max_completion_length
         generator = np.random.default_rng(None if seed is None else seed % 2**64)
-        longest = row.sampling.max_completion_length
-        stream[:longest] = generator.random(longest)
+        stream[:length] = generator.random(length)
     return streams
 
 
@@ -256,13 +246,8 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample one token id per row by inverting the cumulative distribution at `uniforms`.
 
-    Args:
-        logits: (rows, vocabulary).
-        uniforms: (rows,), in [0, 1).
-        settings: (rows, 3), of `sampling_settings`.
-
-    Returns:
-        Token ids and their log-probabilities in the sampled distribution: (rows,) each.
+    Of logits (rows, vocabulary), uniforms in [0, 1) (rows,) and `sampling_settings` (rows, 3), it
+    returns token ids and their log-probabilities in the sampled distribution: (rows,) each.
     """
     import torch
 

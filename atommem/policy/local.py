@@ -30,17 +30,13 @@ class LocalPolicy:
     between batches. A seeded request draws the same random numbers in any batch; logits depend on
     the batch's shape within rounding.
 
-    Args:
-        model: A transformers causal language model, or a peft model around one.
-        tokenizer: `turn_ends`, and the end-of-sequence tokens of the model's generation config, end
-            a completion.
-        max_batch_tokens: Most rows x (longest prompt + longest max_completion_length) in one batch;
-            bounds the key-value cache. A single request may exceed it.
-        autocast: Compute in bfloat16, as a trainer does whose weights are float32.
+    `model` may be a peft model. The tokenizer's `turn_ends`, and the end-of-sequence tokens of the
+    model's generation config, end a completion. `max_batch_tokens`, the most rows x (longest prompt
+    + longest max_completion_length) in one batch, bounds the key-value cache; a single request may
+    exceed it. `autocast` computes in bfloat16, as a trainer does whose weights are float32.
     """
 
     samples_what_waits = True
-    """A batch starts with the waiting prompts, so an `Agent` encodes them in the event loop."""
 
     def __init__(
         self,
@@ -141,7 +137,8 @@ def read_tokenizer(name: str | Path, revision: str | None = None) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     found: dict[str, Any] = {"revision": revision, "local_files_only": only_here(name)}
-    tokenizer, failure = None, None
+    tokenizer: Any = None
+    failure = None
     try:  # False: transformers would ask at the terminal whether to run the model's code
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **found)
     except Exception as error:  # tokenizers raises bare exceptions
@@ -158,16 +155,14 @@ def read_tokenizer(name: str | Path, revision: str | None = None) -> Any:
             warnings.warn(
                 f"{name}: {kind} {does}; tokenizer.json is read without it.", stacklevel=2
             )
-    if tokenizer is None:
-        reason = not_loaded(str(name), failure or ValueError("no tokenizer"))
-        if "mistral-common" in reason:  # which does not return the positions of tokens
-            reason = "its tekken.json cannot be read. Give a model with a tokenizer.json."
-        raise PolicyError(f"No tokenizer could be loaded from {str(name)!r}: {reason}") from failure
     if not getattr(tokenizer, "is_fast", False):
-        raise PolicyError(
-            f"No tokenizer could be loaded from {str(name)!r}: {type(tokenizer).__name__} does not "
-            "return the positions of tokens. Give a model with a tokenizer.json."
-        )
+        advice = "Give a model with a tokenizer.json."
+        reason = f"{type(tokenizer).__name__} does not return the positions of tokens. {advice}"
+        if tokenizer is None:
+            reason = not_loaded(str(name), failure or ValueError("no tokenizer"))
+        if "mistral-common" in reason:  # which does not return the positions of tokens
+            reason = f"its tekken.json cannot be read. {advice}"
+        raise PolicyError(f"No tokenizer could be loaded from {str(name)!r}: {reason}") from failure
     tokenizer.clean_up_tokenization_spaces = False  # it would change what a policy writes
     return tokenizer
 
@@ -206,17 +201,17 @@ def plan_batches(
     """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i][0]):
-        if batches:
-            prompts, limits = zip(*(lengths[i] for i in (*batches[-1], index)), strict=True)
-            width, size, real = prompts[0], len(prompts), sum(prompts)
-            if (
-                size <= max_batch_size
-                and size * (width + max(limits)) <= max_batch_tokens
-                and width * size - real <= max(real, FREE_PADDING)
-            ):
-                batches[-1].append(index)
-                continue
-        batches.append([index])
+        larger = [*batches[-1], index] if batches else [index]
+        prompts, limits = zip(*(lengths[i] for i in larger), strict=True)
+        width, size, real = prompts[0], len(prompts), sum(prompts)
+        if (
+            1 < size <= max_batch_size
+            and size * (width + max(limits)) <= max_batch_tokens
+            and width * size - real <= max(real, FREE_PADDING)
+        ):
+            batches[-1].append(index)
+        else:
+            batches.append([index])
     return batches
 
 

@@ -51,7 +51,6 @@ def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPo
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load the tokenizer in a folder, or of a hub name (NAME@REVISION)."""
     from atommem.policy.local import read_tokenizer
 
     return read_tokenizer(*hub_name(name))

@@ -181,15 +181,7 @@ class ChatPolicy(RemotePolicy):
         A refusal by the model or a filter is an empty completion. Raises as `Policy.complete` does.
         """
         try:
-            reply = await self._chat.ask(
-                await self.model_name(),
-                messages,
-                max_tokens=sampling.max_completion_length,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                seed=sampling.seed,
-            )
+            reply = await self._chat.ask(await self.model_name(), messages, **sampling.to_request())
         except RefusedError as error:
             if error.filtered and not error.too_long:
                 return Completion([], [], "", "content_filter")
@@ -198,15 +190,8 @@ class ChatPolicy(RemotePolicy):
             raise OutageError(
                 f"{self._client.base_url} returned no chat completion: {reply.text[:200]!r}."
             )
-        return Completion(
-            [],
-            [],
-            reply.text,
-            reply.finish_reason,
-            reply.prompt_tokens,
-            reply.completion_tokens,
-            thinking_apart=bool(reply.reasoning),
-        )
+        counts, apart = (reply.prompt_tokens, reply.completion_tokens), bool(reply.reasoning)
+        return Completion([], [], reply.text, reply.finish_reason, *counts, thinking_apart=apart)
 
 
 def completion_request(model: str, prompt_ids: list[int], sampling: Sampling) -> dict[str, Any]:
@@ -214,19 +199,8 @@ def completion_request(model: str, prompt_ids: list[int], sampling: Sampling) ->
 
     All values are sent, because vLLM fills gaps from the model's generation_config.json.
     """
-    body = {
-        "model": model,
-        "prompt": prompt_ids,
-        "max_tokens": sampling.max_completion_length,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "logprobs": 0,
-        "return_token_ids": True,
-    }
-    return body if sampling.seed is None else {**body, "seed": sampling.seed}
+    values = {**sampling.to_request(), "min_p": 0.0, "repetition_penalty": 1.0, "logprobs": 0}
+    return {"model": model, "prompt": prompt_ids, **values, "return_token_ids": True}
 
 
 def _gap(reply: Any) -> float:

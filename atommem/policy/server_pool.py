@@ -71,13 +71,9 @@ class PooledServer(ServerPolicy):
             body = {"lora_name": name}
             await self._admin.request("POST", "/v1/unload_lora_adapter", body, text=True)
 
-    def stop_probe(self) -> None:
+    async def close(self) -> None:
         if self.probe is not None:
             self.probe.cancel()
-            self.probe = None
-
-    async def close(self) -> None:
-        self.stop_probe()
         await super().close()
         await self._admin.close()
 
@@ -88,13 +84,9 @@ class ServerPool:
     A request goes to the server with the fewest requests in flight; requests of one
     `Sampling.affinity` stay together, since they share a prompt prefix and so its cache. A server
     on which a request fails is dropped, and its requests go to others. Its health is polled at
-    growing intervals; it returns once it answers and has the current adapter.
-
-    Args:
-        send_seeds: Send seeds with requests. vLLM samples seeded requests row by row, slowly.
-        patience: Seconds without any server after which a request fails.
-        backoff: Seconds before the first health check; doubles each time, at most 10.
-        options: Options of `ServerPolicy`, ``timeout`` and ``transport`` also of administration.
+    growing intervals (from `backoff` seconds); it returns once it answers and has the current
+    adapter. After `patience` seconds without any server, a request fails. Without `send_seeds` vLLM
+    is faster: it samples seeded requests row by row. `options` are those of `ServerPolicy`.
     """
 
     def __init__(
@@ -169,12 +161,12 @@ class ServerPool:
                     names[server.url] = await server.model_name()
                 except OutageError:
                     self._drop(server)
-        if len(set(names.values())) > 1:
+        name, *others = {*names.values()}
+        if others:
             listing = ", ".join(f"{url}: {name}" for url, name in names.items())
             raise PolicyError(
                 f"The servers serve different models ({listing}). Name one (--model)."
             )
-        name = next(iter(names.values()))
         for server in self.servers:
             # A server that returns with another model then refuses requests.
             server.use_model(name)
@@ -197,8 +189,9 @@ class ServerPool:
         """
         self._restricted = True
         for server in self.servers:
-            server.stop_probe()
             server.serving = server.url in urls
+            if server.probe is not None:
+                server.probe.cancel()
         self._homes.clear()
 
     async def close(self) -> None:

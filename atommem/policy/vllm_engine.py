@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from threading import Lock
@@ -147,12 +148,5 @@ def sampling_params(sampling: Sampling, stop_token_ids: list[int]) -> Any:
     """
     from vllm import SamplingParams
 
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        max_tokens=sampling.max_completion_length,
-        stop_token_ids=stop_token_ids,
-        logprobs=0,
-        detokenize=False,
-    )
+    values = replace(sampling, seed=None).to_request()
+    return SamplingParams(**values, stop_token_ids=stop_token_ids, logprobs=0, detokenize=False)

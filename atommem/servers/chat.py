@@ -9,13 +9,9 @@ from atommem.servers.client import RefusedError, ServerClient
 from atommem.text_safety import clean
 
 _UNSUPPORTED = ("unsupported_parameter", "unsupported_value", "unknown_parameter")
+_DEFAULTS = {"top_p": 1.0, "top_k": 0, "seed": None}
 _DROPPABLE = ("max_tokens", "temperature", "top_p", "top_k", "seed")
-_FINISHED: dict[str, Literal["length", "error"]] = {
-    "length": "length",
-    "max_tokens": "length",
-    "abort": "error",
-    "error": "error",
-}
+_FINISHED: Any = {"length": "length", "max_tokens": "length", "abort": "error", "error": "error"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,47 +42,33 @@ class ChatClient:
         self.folds_system = False
 
     async def ask(
-        self,
-        model: str,
-        messages: Sequence[Mapping[str, str]],
-        *,
-        max_tokens: int,
-        temperature: float,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        seed: int | None = None,
+        self, model: str, messages: Sequence[Mapping[str, str]], **settings: Any
     ) -> ChatReply:
-        """Return one reply to `messages`; raises as `ServerClient.request` does."""
-        settings: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
-        # Hosted servers reject unknown fields, so defaults are not sent.
-        optional = (("top_p", top_p, 1.0), ("top_k", top_k, 0), ("seed", seed, None))
-        settings |= {name: value for name, value, default in optional if value != default}
+        """Return one reply to `messages`; raises as `ServerClient.request` does.
+
+        `settings` are ``max_tokens``, ``temperature``, ``top_p``, ``top_k`` and ``seed``. Hosted
+        servers reject unknown fields, so what equals a default is not sent.
+        """
+        settings = {key: value for key, value in settings.items() if value != _DEFAULTS.get(key)}
         while True:
             sent = fold_system(messages) if self.folds_system else list(messages)
             body: dict[str, Any] = {"model": model, "messages": sent}
             body |= {name: value for name, value in settings.items() if name not in self._dropped}
             if "max_tokens" in self._dropped:  # OpenAI's reasoning models
-                body["max_completion_tokens"] = max_tokens
+                body["max_completion_tokens"] = settings["max_tokens"]
             try:
                 return _read(await self.client.post("/v1/chat/completions", body))
             except RefusedError as error:
                 if sent != fold_system(sent) and error.without_system_role:
                     self.folds_system = True
-                    warnings.warn(
-                        f"{self.client.base_url} refuses the system role, so its text is put "
-                        f"before the user's: {error}",
-                        stacklevel=2,
-                    )
-                    continue
-                if error.code not in _UNSUPPORTED or error.param not in {*_DROPPABLE} & {*body}:
+                    problem = "refuses the system role, so its text is put before the user's"
+                elif error.code in _UNSUPPORTED and error.param in {*_DROPPABLE} & {*body}:
+                    self._dropped.add(error.param)
+                    problem = f"does not support {error.param}; its default applies"
+                else:
                     raise
-                self._dropped.add(error.param)
-                if error.param != "max_tokens":
-                    warnings.warn(
-                        f"{self.client.base_url} does not support {error.param}; its default "
-                        f"applies: {error}",
-                        stacklevel=2,
-                    )
+                if error.param != "max_tokens":  # which has another name
+                    warnings.warn(f"{self.client.base_url} {problem}: {error}", stacklevel=2)
 
 
 def fold_system(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:

@@ -71,23 +71,19 @@ class RefusedError(Exception):
 
     @property
     def without_system_role(self) -> bool:
-        """Whether the model takes no system message."""
         return self.status in (400, 422, 500) and _NO_SYSTEM_ROLE.search(self.message) is not None
 
     @property
     def too_long(self) -> bool:
         """Whether the input exceeds the server's limit (vLLM, OpenAI, llama.cpp, TEI, TGI)."""
-        if self.status == 413 or self.code == "context_length_exceeded":
-            return True
-        return self.status in (400, 422, 500) and _TOO_LONG.search(self.message) is not None
+        found = self.status in (400, 422, 500) and _TOO_LONG.search(self.message)
+        return self.status == 413 or self.code == "context_length_exceeded" or bool(found)
 
     @property
     def filtered(self) -> bool:
         """Whether a content filter refused the input (with 403 at OpenRouter)."""
-        if self.status == 451:
-            return True
-        text = f"{self.code} {self.message}"
-        return self.status in (400, 403, 422) and _FILTERED.search(text) is not None
+        found = _FILTERED.search(f"{self.code} {self.message}")
+        return self.status == 451 or (self.status in (400, 403, 422) and found is not None)
 
     @property
     def of_account(self) -> bool:
@@ -101,9 +97,8 @@ class RefusedError(Exception):
     @property
     def of_input(self) -> bool:
         """Whether the refusal may concern the request's text, not the account or the model."""
-        if self.of_account:
-            return False
-        return self.status in (400, 422) or self.too_long or self.filtered
+        refused = self.status in (400, 422) or self.too_long or self.filtered
+        return refused and not self.of_account
 
 
 class _TransientError(Exception):
@@ -142,9 +137,7 @@ class ServerClient:
         self.base_url = self.base_url.rstrip("/").removesuffix("/v1")
         self.headers = {**self.headers, **_key_header(self.service, self.base_url)}
         # httpx binds connections to the event loop that made them.
-        self._by_loop: dict[
-            asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, asyncio.Semaphore]
-        ] = {}
+        self._by_loop: dict[Any, tuple[httpx.AsyncClient, asyncio.Semaphore]] = {}
 
     async def get(self, path: str) -> Any:
         return await self.request("GET", path)
@@ -239,9 +232,8 @@ class ServerClient:
                     max_connections=self.max_in_flight, keepalive_expiry=IDLE_SECONDS
                 ),
             )
-            for ended in [known for known in self._by_loop if known.is_closed()]:
-                del self._by_loop[ended]
-            self._by_loop[loop] = client, asyncio.Semaphore(self.max_in_flight)
+            still = {one: held for one, held in self._by_loop.items() if not one.is_closed()}
+            self._by_loop = {**still, loop: (client, asyncio.Semaphore(self.max_in_flight))}
         return self._by_loop[loop]
 
 

@@ -45,7 +45,7 @@ class VllmServer:
         self._command += ["--port", str(port), "--model", model, *chosen, *flags]
         defaults = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
         self._env = {**defaults, **os.environ, **(env or {})}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes]
 
     def __enter__(self) -> Self:
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -66,16 +66,13 @@ class VllmServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is None:
-            return
-        try:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGTERM)
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        self._process = None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     def healthy(self) -> bool:
         import httpx

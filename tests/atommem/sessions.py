@@ -12,7 +12,7 @@ from atommem.episode import Step
 from atommem.memory.log import POLICY, Operation
 from atommem.memory.memory import WorkingMemory
 from atommem.policy.contract import Completion, Policy, Sampling
-from atommem.rollout import Agent, EpisodeRunner, Limits, Session
+from atommem.rollout import Agent, EpisodeRunner, Session
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, longdoc, reading
 
 TASK = Task(
@@ -101,13 +101,9 @@ def agent(policy: Any = RandomPolicy, **settings: Any) -> Agent:
     )
 
 
-def runner(
-    policy: Any = RandomPolicy,
-    limits: Limits | None = None,
-    max_in_flight: Any = None,
-    **settings: Any,
-) -> EpisodeRunner:
-    return EpisodeRunner(agent(policy, **settings), limits=limits, max_in_flight=max_in_flight)
+def runner(policy: Any = RandomPolicy, **settings: Any) -> EpisodeRunner:
+    own = {name: settings.pop(name) for name in ("limits", "max_in_flight") if name in settings}
+    return EpisodeRunner(agent(policy, **settings), **own)
 
 
 def step_fields(step: Step) -> dict[str, Any]:

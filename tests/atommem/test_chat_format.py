@@ -16,6 +16,7 @@ from atommem.chat_format import turn_ends
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.errors import ConfigError, DialectError, PolicyError
+from atommem.files import load_beside
 from atommem.grammar import parse_whole
 from atommem.memory.log import MemoryView
 from atommem.policy.contract import Sampling, make_completion
@@ -184,32 +185,9 @@ DRAFT = r"<create_memory>draft</create_memory><final_answer>\boxed{Paris}</final
 FACT = r"<create_memory>fact</create_memory><final_answer>\boxed{Lyon}</final_answer>"
 (NOTE,) = (spec for spec in MEMORY_ACTIONS if spec.name == SCRATCHPAD)
 FINAL = "<|start|>assistant<|channel|>final<|message|>"
-FORMS = [
-    *((f"<{name}>", f"</{name}>") for name in ("think", "thinking", "reasoning", "seed:think")),
-    *((f"<{name}>", f"</{name}>") for name in ("longcat_think", "chain_of_thought", "think\n")),
-    *((f"<{name}>", f"</{name}>") for name in ("reason", "chain-of-thought", 'think n="1"')),
-    *(("<|think|>", closing) for closing in ("<|/think|>", "</|think|>")),
-    *(("[THINK]", "[/THINK]"), ("[BEGIN_THOUGHT]", "[END_THOUGHT]")),
-    ("<start_working_out>", "<end_working_out>"),
-    ("<|begin_of_thought|>", "<|end_of_thought|>"),
-    ("<\uff5cbegin▁of▁thinking\uff5c>", "<\uff5cend▁of▁thinking\uff5c>"),
-    ("<|reasoning_start|>", "<|reasoning_end|>"),
-    ("<|begin_thinking|>", "<|end_thinking|>"),
-    ("<|im_start|>think\n", "<|im_start|>answer\n"),
-    ("<unused94>thought\n", "<unused95>"),
-    ("◁think▷", "◁/think▷"),
-    ("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>"),
-    ("<|channel>thought\n", "<channel|>"),
-    ("<|channel|>analysis<|message|>", f"<|end|>{FINAL}"),
-    ("<|channel|>commentary to=functions.x <|constrain|>json<|message|>", f"<|call|>{FINAL}"),
-    (" to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>"),
-    ("<|open|>think<|sep|>", "<|close|>think<|sep|><|open|>response<|sep|>"),
-    ("Here is my thought process:", "Here is my response:"),
-    ("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),
-]
 
 
-@pytest.mark.parametrize(("opening", "closing"), FORMS)
+@pytest.mark.parametrize(("opening", "closing"), load_beside(__file__, "thoughts.yaml"))
 def test_thoughts_of_every_form_are_not_carried_out(opening: str, closing: str) -> None:
     tokenizer = byte_level()
     special = [mark for mark in (opening, closing) if mark.isascii() and " " not in mark.strip()]

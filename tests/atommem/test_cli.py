@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from atommem import cli, completion
-from atommem.arguments import load_yaml, split_config
+from atommem.arguments import RENAMED, load_yaml, split_config
 from atommem.errors import ConfigError
 from atommem.plugins import shipped_files
 from atommem.run import find_stored, stored_settings
@@ -49,6 +49,7 @@ def test_former_names_of_settings_are_refused_with_the_new_one(
     (tmp_path / "atommem_config.json").write_text('{"max_tokens": 3}')
     with pytest.raises(ConfigError, match=f"called {called} now"):
         stored_settings(str(tmp_path))
+    assert RENAMED.keys() & RENAMED.values() == {"out"}  # no other name stands for itself
 
 
 def test_completion_in_bash_needs_no_python(

@@ -19,6 +19,7 @@ from atommem.actions import (
     answers_in,
 )
 from atommem.dialects import get_dialect
+from atommem.files import load_beside
 from atommem.grammar import Grammar, parse_whole
 from tests.atommem import sessions
 
@@ -125,52 +126,7 @@ def test_parse_handle_of_any_script_is_one_number() -> None:
     assert outline("<u>12：30发车</u>") == ["!missing_handle u"]
 
 
-@pytest.mark.parametrize(
-    ("latex", "text"),
-    [
-        (r"\text{Paris}", "Paris"),
-        (r"\textbf{\emph{New~York}}", "New York"),
-        (r"\\text{Paris}", "Paris"),
-        (r"\operatorname{Paris}\,\mathrm{(France)}", "Paris (France)"),
-        (r"\text{Simon \& Schuster}", "Simon & Schuster"),
-        (r"\{1, 2\}", "{1, 2}"),
-        (r"{a, {b}}", "{a, {b}}"),
-        (r"$\text{17}$", "17"),
-        (r"10\,000\text{ km}", "10,000 km"),
-        (r"1{,}000", "1,000"),
-        (r"25^\circ\text{C}", "25°C"),
-        (r"Z\"urich, Caf\'e, Fran\c{c}ois, Stra\ss e", "Zürich, Café, François, Straße"),
-        (
-            r"M{\"u}ller, Wa{\l}{\k{e}}sa, Dvo\v r\'ak, \r{A}, AC\/DC",
-            "Müller, Wałęsa, Dvořák, Å, AC/DC",
-        ),
-        (r"\textcolor{red}{\text{x}} \texteuro{}5, $17$ km, $$x$$", "x €5, 17 km, x"),
-        (r"\begin{array}{c}New\space York\end{array}\label{a}, 5\textdegree C", "New York, 5°C"),
-        (
-            r"\uline{\text{New}~\text{York}}\hspace{1em}\href{a.org}{(\large here)}",
-            "New York (here)",
-        ),
-        (
-            r"5\frac{1}{2} \leq \tfrac{1}{2} \times 3, \beta\text{-carotene}, 5\pounds",
-            "5 1/2 ≤ 1/2 × 3, β-carotene, 5£",
-        ),
-        (
-            r"2^{nd}, 10^{6}, \text{CO}_{2}, \frac12, x_{n}, \overset{a}{b}",
-            "2nd, 10^6, CO2, 1/2, x_{n}, b",
-        ),
-        (
-            r"{\bf New York}, {\color{red}x}, \SI{5}{km}, 3{,}5, \nicefrac{\pi}{2}, 5^\text{th}",
-            "New York, x, 5 km, 3,5, π/2, 5th",
-        ),
-        (
-            r"na{\"\i}ve, Fran\c cois, A~\&~B, \bigl(1\bigr), a \text{ b}",
-            "naïve, François, A & B, (1), a b",
-        ),
-        (r"\"Osterreich", "Österreich"),
-        # Not LaTeX, or nothing that has a plain form.
-        (r"\"Paris\" ~5 km, $5–$6, a.org/~me, C:\new, \sqrt{2}",) * 2,
-    ],
-)
+@pytest.mark.parametrize(("latex", "text"), load_beside(__file__, "latex.yaml").items())
 def test_parse_answer_is_the_text_of_its_latex(latex: str, text: str) -> None:
     assert outline(f"<a>\\boxed{{{latex}}}</a>") == [f"answer {text}"]
     assert outline(f"<a>\\boxed{{{text}}}</a>") == [f"answer {text}"]

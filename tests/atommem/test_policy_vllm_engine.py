@@ -22,13 +22,13 @@ SAMPLING = Sampling(temperature=1.0, max_completion_length=3, seed=5)
 class FakeEngine:
     """Samples the first id of the prompt; records the batch size of each step."""
 
+    error: Exception | None = None
+    logprob = -0.5
+
     def __init__(self) -> None:
         self.model_config = SimpleNamespace(max_model_len=16)
         self.requests: dict[str, Any] = {}
-        self.batches: list[int] = []
-        self.adapters: list[Any] = []
-        self.error: Exception | None = None
-        self.logprob = -0.5
+        self.batches, self.adapters = list[int](), list[Any]()
 
     def add_request(self, name: str, prompt: Any, params: Any, lora_request: Any = None) -> None:
         ids = prompt["prompt_token_ids"]

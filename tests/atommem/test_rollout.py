@@ -16,15 +16,7 @@ from atommem.policy.contract import Completion, Sampling
 from atommem.process import StepTimeoutError, time_limit
 from atommem.rollout import Limits, Session
 from atommem.session_state import SessionState
-from tests.atommem.sessions import (
-    ANSWER,
-    TASK,
-    Embeds,
-    agent,
-    runner,
-    saying,
-    take_steps,
-)
+from tests.atommem.sessions import ANSWER, TASK, Embeds, agent, runner, saying, take_steps
 from tests.fakes import ScriptedPolicy, WordEmbedder, WordTokenizer, reading
 
 

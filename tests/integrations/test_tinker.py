@@ -1,6 +1,5 @@
 """The stage `tinker`: its loss against ours, and a run on a service in memory."""
 
-import io
 import json
 import tarfile
 from concurrent.futures import Future
@@ -15,7 +14,7 @@ import pytest
 pytest.importorskip("tinker")
 import tinker
 import torch
-from safetensors.torch import save
+from safetensors.torch import save_file
 
 from atommem.config import load_config
 from atommem.envs.task import Document, Question, Task
@@ -213,20 +212,14 @@ def test_run_trains_on_sampled_ids_and_resumes_where_it_was(
     assert [entry["step"] for entry in entries] == [1, 2, 3]
     assert {"reward", "em", "loss", "ratio", "tokens/completion"} <= entries[-1].keys()
 
-    name = "base_model.model.layers.0.mlp.up_proj.lora_A.weight"
-    contents = {
-        "adapter_config.json": b'{"r": 8, "target_modules": null}',
-        "adapter_model.safetensors": save({name: torch.zeros(1)}),
-    }
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w:gz") as files:
-        for file, content in contents.items():
-            info = tarfile.TarInfo(file)
-            info.size = len(content)
-            files.addfile(info, io.BytesIO(content))
-    response = httpx.Response(
-        200, content=archive.getvalue(), request=httpx.Request("GET", "http://127.0.0.1")
-    )
+    name, saved = "base_model.model.layers.0.mlp.up_proj.lora_A.weight", model.parent / "saved"
+    saved.mkdir()
+    (saved / "adapter_config.json").write_text('{"r": 8, "target_modules": null}')
+    save_file({name: torch.zeros(1)}, saved / "adapter_model.safetensors")
+    with tarfile.open(model.parent / "archive", mode="w:gz") as files:
+        files.add(saved, "")
+    content, request = (model.parent / "archive").read_bytes(), httpx.Request("GET", "http://a")
+    response = httpx.Response(200, content=content, request=request)
     monkeypatch.setattr(httpx, "get", lambda url, **_: response)
     folder = rest.download("final", model.parent / "final")
     assert load_config(folder)["chunking"] == "documents"

@@ -20,7 +20,7 @@ from atommem.train.errors import CheckpointError, MemoryFault, RolloutFailedErro
 from atommem.train.rollout.server_backend import AdapterBackend
 from atommem.train.rollout.weight_sync import AdapterPublisher
 from tests.fake_vllm import Cluster
-from tests.train.harness import make_config, make_trainer, whole
+from tests.train.harness import fail, make_config, make_trainer, whole
 from tests.train.shipped.cpu_ranks import launch_as_fsdp2
 from tests.train.test_async_trainer import make_trainer as make_async_trainer
 from tests.train.test_backends import LORA, make_server_trainer
@@ -114,22 +114,16 @@ def end_early(folder: Path, problem: str) -> str:
 
     Memory is short before the last micro-batch.
     """
-    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "token_budget": 40}
     settings |= {"steps_per_generation": 2 if problem == "disk" else 1}
-    size = {"per_device_train_batch_size": 12 // RANKS, "token_budget": 40}
-    config = make_config(folder, **size, **settings)
+    config = make_config(folder, per_device_train_batch_size=12 // RANKS, **settings)
     trainer, _, _ = make_trainer(make_model(), config, alternating_episode, tasks=6)
-    owner: Any = {"memory": trainer._update, "disk": trainer}[problem]
-    name = {"memory": "_backward", "disk": "save_extra_state"}[problem]
-    error = {"memory": torch.OutOfMemoryError("CUDA out of memory"), "disk": OSError("disk full")}
-    work, update = getattr(owner, name), {"memory": 1, "disk": 2}[problem]
-
-    def failing(*arguments: Any) -> Any:
-        if os.environ["RANK"] == "1" and trainer.state.global_step == update:
-            raise error[problem]
-        return work(*arguments)
-
-    setattr(owner, name, failing)
+    faults: dict[str, Any] = {
+        "memory": (trainer._update, "_backward", 1, torch.OutOfMemoryError("CUDA out of memory")),
+        "disk": (trainer, "save_extra_state", 2, OSError("disk full")),
+    }
+    if os.environ["RANK"] == "1":
+        fail(trainer, *faults[problem])
     try:
         trainer.train()
     except (MemoryFault, CheckpointError) as fault:

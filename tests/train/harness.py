@@ -81,6 +81,18 @@ def at(event: str, update: int, action: Callable[[], None]) -> TrainerCallback:
     return callback
 
 
+def fail(trainer: Any, owner: Any, name: str, update: int, error: Exception) -> None:
+    """Have the method `name` of `owner` raise in an update, counted from 0."""
+    method = getattr(owner, name)
+
+    def failing(*arguments: Any) -> Any:
+        if trainer.state.global_step == update:
+            raise error
+        return method(*arguments)
+
+    setattr(owner, name, failing)
+
+
 def terminate() -> None:
     signal.raise_signal(signal.SIGTERM)
 

@@ -97,6 +97,7 @@ def test_async_without_staleness_equals_on_policy_training_and_resumes(tmp_path:
         assert b == pytest.approx(a, rel=1e-4)
 
     resumed = make_trainer(model, tmp_path / "resumed", **shared)
+    resumed.evaluate()  # it does not start the episodes of training
     resumed.train(resume_from_checkpoint=str(tmp_path / "async" / "checkpoint-2"))
     assert resumed.state.global_step == 4
     assert_same_weights(resumed, trainer, 1e-6)
@@ -157,16 +158,18 @@ class FakePolicy(Closable):
 @contextmanager
 def running_worker(policy: FakePolicy, **settings: Any) -> Iterator[RolloutWorker]:
     """Start a worker with weights of version 1: 3 groups of 2, one a version, no staleness."""
-    defaults = {"group_size": 2, "groups_per_version": 1, "max_staleness": 0, "total": 3}
+    numbers = settings.pop("numbers", range(3))
+    defaults = {"group_size": 2, "groups_per_version": 1, "max_staleness": 0}
     args = AsyncTrainConfig(**BARE, **SHARED)
     worker = RolloutWorker(
         runner=make_rollouts(args, make_action_tokenizer()).runner(policy),
         tasks=make_tasks(8),
         order=TaskOrder(8, 1, shuffle=False, seed=0),
+        close=policy.close,
         **{**defaults, **settings},
     )
     worker.update_model_version(1)
-    worker.start()
+    worker.start(numbers)
     try:
         yield worker
     finally:
@@ -184,8 +187,8 @@ def test_worker_with_a_staleness_runs_ahead_by_it(
     staleness: int, first: int, ends: tuple[int, ...]
 ) -> None:
     """Two groups a version, nine in all."""
-    settings = {"groups_per_version": 2, "max_staleness": staleness, "total": 9}
-    with running_worker(FakePolicy(), **settings, first=lambda: first) as worker:
+    settings = {"groups_per_version": 2, "max_staleness": staleness, "numbers": range(first, 9)}
+    with running_worker(FakePolicy(), **settings) as worker:
         for version, (start, end) in enumerate(pairwise((first, *ends)), start=1):
             found = groups(worker, end - start)
             assert sorted(group.index for group in found) == [*range(start, end)]

@@ -27,6 +27,7 @@ from tests.train.harness import (
     ROOT,
     at,
     environment,
+    fail,
     make_action_model,
     make_config,
     make_real_trainer,
@@ -101,25 +102,13 @@ SETTINGS |= {"shuffle_dataset": True, "learning_rate": 1e-2}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[float]]:
-    trainer = make_real_trainer(tmp_path_factory.mktemp("whole"), **SETTINGS)
-    trainer.train()
-    trainer.close()
+    with make_real_trainer(tmp_path_factory.mktemp("whole"), **SETTINGS) as trainer:
+        trainer.train()
     return trainer.model.state_dict(), rewards(Path(trainer.args.output_dir))
 
 
 def rewards(folder: Path) -> list[float]:
     return [entry["reward"] for entry in read_metrics(folder / METRICS_FILE) if "reward" in entry]
-
-
-def fail(trainer: Any, owner: Any, name: str, update: int, error: Exception) -> None:
-    method = getattr(owner, name)
-
-    def failing(*arguments: Any) -> Any:
-        if trainer.state.global_step == update:
-            raise error
-        return method(*arguments)
-
-    setattr(owner, name, failing)
 
 
 def spend_budget(trainer: MemoryGRPOTrainer) -> None:
@@ -159,21 +148,19 @@ def test_run_that_ends_early_resumes_from_the_last_update(
 ) -> None:
     """All of them in the third update: the second one is saved, and the run resumes bit for bit."""
     arrange, error, message = ENDINGS[ending]
-    trainer = make_real_trainer(tmp_path, **SETTINGS)
-    arrange(trainer)
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(error, match=rf"{message}.*--resume"):
-        trainer.train()
-    trainer.close()
+    with make_real_trainer(tmp_path, **SETTINGS) as trainer:
+        arrange(trainer)
+        with pytest.raises(error, match=rf"{message}.*--resume"):
+            trainer.train()
     assert signal.getsignal(signal.SIGTERM) is before
     assert names(tmp_path) == ["checkpoint-2"]
     assert not (tmp_path / PARTIAL).exists()
     (weights,) = (tmp_path / "checkpoint-2").glob("*.safetensors")
     assert weights.stat().st_mode == (tmp_path / METRICS_FILE).stat().st_mode  # others may read it
     # Other weights: everything has to come from the checkpoint.
-    resumed = make_real_trainer(tmp_path, make_action_model(seed=9), **SETTINGS)
-    resumed.train(resume_from_checkpoint=str(last_checkpoint(tmp_path)))
-    resumed.close()
+    with make_real_trainer(tmp_path, make_action_model(seed=9), **SETTINGS) as resumed:
+        resumed.train(resume_from_checkpoint=str(last_checkpoint(tmp_path)))
     for name, expected in whole[0].items():
         assert torch.equal(resumed.model.state_dict()[name], expected), name
     assert rewards(tmp_path) == whole[1]

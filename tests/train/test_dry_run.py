@@ -180,13 +180,11 @@ def test_workload_of_groups_equals_numbers_by_hand() -> None:
     assert shared.updates == 2 * (100 // 12) * 6
 
 
-def timeline(**changes: Any) -> Timeline:
+def timeline(samplers: int = 0, staleness: int = 0, parallel: int = 1, **changes: Any) -> Timeline:
     """Four groups of five episodes of 1,000 tokens, on four processes."""
     seconds = Costs(0.0, decode=0.01, sequence=0.001, exchange=0.002, training=5, sync=1, switch=2)
-    names = ("samplers", "staleness", "parallel")
-    schedule = {name: changes.pop(name) for name in names if name in changes}
     load = replace(LOAD, **{"episodes": 5, "steps": 10, "completion_tokens": 100, **changes})
-    return costs.estimate_timeline(seconds, load, devices=4, processes=4, name="s", **schedule)
+    return costs.estimate_timeline(seconds, load, 4, 4, "s", samplers, staleness, parallel)
 
 
 def test_timeline_equals_numbers_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,16 +23,16 @@ from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.models import make_policy
-from atommem.train.loops.update_step import Batch, UpdateStep, batch_of
+from atommem.train.loops.update_step import batch_of
 from atommem.train.objective.loss import CORRECTION, MASKED
-from atommem.train.objective.rows import Row, group_advantages
+from atommem.train.objective.rows import group_advantages
 from atommem.train.packing.micro_batch import pad_rows
 from atommem.train.rollout.rollouts import RolloutGroup, TaskOrder, run_groups
-from atommem.train.train_config import AsyncTrainConfig
 from tests.train.harness import (
     assert_equal_gradients,
     completion_logps,
     episodes_of,
+    fail,
     make_config,
     make_real_trainer,
     make_tasks,
@@ -151,32 +151,19 @@ def test_update_of_one_group_equals_numbers_by_hand(tmp_path: Path) -> None:
     assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("loop", ["grpo", "async"])
-def test_advantages_count_episodes_and_not_their_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str
-) -> None:
+def test_advantages_count_episodes_and_not_their_steps(tmp_path: Path) -> None:
     """Episodes of 1, 1, 3 and 7 steps, of which the first and the third are right."""
-    sizes, trained = (1, 1, 3, 7), list[Row]()
 
     def write(task_id: str, sample: int) -> Episode:
-        return make_episode(task_id, sample, float(sample in (0, 2)), [(5, 3)] * sizes[sample])
+        steps = (1, 1, 3, 7)[sample]
+        return make_episode(task_id, sample, float(sample in (0, 2)), [(5, 3)] * steps)
 
-    if loop == "async":
-        written = [write("t0", sample) for sample in range(4)]
-        args = AsyncTrainConfig(str(tmp_path), use_cpu=True, num_generations=4)
-        trained = batch_of(written, args)[0].rows
-    else:
-        run = UpdateStep.run
-
-        def keep(self: UpdateStep, model: Any, batch: Batch) -> Any:
-            trained.extend(batch.rows)
-            return run(self, model, batch)
-
-        monkeypatch.setattr(UpdateStep, "run", keep)
-        config = make_config(tmp_path, per_device_train_batch_size=4)
-        make_trainer(make_model(), config, write)[0].train()
-    assert [row.advantage for row in trained] == [0.5, -0.5] + [0.5] * 3 + [-0.5] * 7
+    expected = [0.5, -0.5] + [0.5] * 3 + [-0.5] * 7
+    config = make_config(tmp_path, per_device_train_batch_size=4)
+    episodes, advantages, _ = make_trainer(make_model(), config, write)[0].collect(0)
+    assert [advantage for steps in advantages for advantage in steps] == expected
+    batch, _ = batch_of(episodes, config)  # of the other loops
+    assert [row.advantage for row in batch.rows] == expected
 
 
 @pytest.mark.slow
@@ -297,9 +284,8 @@ def test_head_in_float32_projects_the_hidden_states_exactly(tmp_path: Path, tied
 @pytest.mark.slow
 def test_training_logprobs_equal_sampled_ones(tmp_path: Path) -> None:
     size = {"per_device_train_batch_size": 24, "num_generations": 12, "max_steps": 2}
-    trainer = make_real_trainer(tmp_path, learning_rate=1e-3, temperature=0.7, **size)
-    trainer.train()
-    trainer.close()
+    with make_real_trainer(tmp_path, learning_rate=1e-3, temperature=0.7, **size) as trainer:
+        trainer.train()
     for entry in read_metrics(tmp_path / METRICS_FILE)[:2]:
         assert entry["sampling/sampling_logp_difference/mean"] < 1e-5
         assert 0 < entry["reward"] < 1
@@ -378,19 +364,10 @@ async def test_evaluation_scores_equal_those_of_eval(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_failed_evaluation_ends_the_run(tmp_path: Path) -> None:
     """A mean over what an outage left over would choose the best checkpoint by chance."""
-    trainer = make_evaluating(
-        tmp_path, max_steps=2, eval_steps=1, save_strategy="steps", save_steps=9
-    )
-    policy: Any = trainer.backend.runner.agent.policy
-    complete = policy.complete
-
-    async def gone(prompt_ids: list[int], sampling: Any) -> Any:
-        if trainer.state.global_step == 1:
-            raise OutageError("no server answers")
-        return await complete(prompt_ids, sampling)
-
-    policy.complete = gone
-    with pytest.raises(RolloutFailedError, match="8 of 8 episodes of the evaluation failed"):
-        trainer.train()
-    trainer.close()
+    saves = {"max_steps": 2, "eval_steps": 1, "save_strategy": "steps", "save_steps": 9}
+    with make_evaluating(tmp_path, **saves) as trainer:
+        error = OutageError("no server answers")
+        fail(trainer, trainer.backend.runner.agent.policy, "complete", 1, error)
+        with pytest.raises(RolloutFailedError, match="8 of 8 episodes of the evaluation failed"):
+            trainer.train()
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-1"]

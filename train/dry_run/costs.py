@@ -41,11 +41,7 @@ class Precision:
 
     @classmethod
     def of(cls, dtype: str, bf16: bool, launch: Launch, lora: bool) -> Precision:
-        """Return the precision of a run.
-
-        Trained weights are float32, under DeepSpeed bfloat16 with a float32 master copy. Frozen
-        ones keep what was loaded.
-        """
+        """Return the precision of a run; frozen weights keep what was loaded."""
         loaded = BYTES[dtype]
         compute = 2 if bf16 else loaded if lora else 4
         if launch.name.startswith("zero"):
@@ -176,10 +172,7 @@ def cache_bytes(run: Run) -> int:
 
 
 def local_rollout_bytes(run: Run, rows: int, row: int) -> float:
-    """Return the memory of sampling `rows` x `row` tokens from the training model.
-
-    The cache, and one layer of the pass over the prompts with its mask, or the logits.
-    """
+    """Return the cache of `rows` x `row` tokens, with a layer of their prompts' pass, or logits."""
     (h, i, q, k), b, tokens = widths(run.model.config), run.precision.compute, rows * row
     attention = (2 * h + 3 * q + 2 * k) * b + row * (1 + b)
     prompts = tokens * max((2 * h + 3 * i) * b, attention)

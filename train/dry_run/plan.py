@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class Plan:
     host: float  # bytes of a node's memory
     timelines: list[costs.Timeline]  # the run's own, then alternatives
     assumptions: list[str]
-    warnings: list[str]
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def phases(self) -> dict[str, float]:
@@ -96,7 +96,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     model = measure(found.model)
     if stage == "sft":
         return None
-    dtype = getattr(found.model, "dtype", None) or getattr(args, "dtype", None) or "float32"
+    dtype = found.model.dtype or "float32"
     dtype = model.dtype if dtype == "auto" else dtype
     rollout = getattr(args, "vllm_mode", "server") if args.use_vllm else "local"
     run = costs.Run(
@@ -116,41 +116,36 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     tokenizer: Any = read_tokenizer(model.name) if is_here else ApproximateTokenizer()
     factory = make_factory(found.run.environment, tokenizer)
     data = factory.shape(args.data, ASSUMED_DATA)
-    prompt = measure_prompt(memory, factory, args.template_kwargs)
-    completion, source = completion_tokens(args, settings, model.config.model_type)
+    options = found.run.chat_template_kwargs
+    prompt = measure_prompt(memory, factory, options)
+    thinks = options.get("enable_thinking", model.config.model_type.startswith("qwen3"))
+    completion, source = completion_tokens(args, settings, thinks)
     load = estimate_workload(args, launch.processes, data, prompt, completion, run.share_prefixes)
     embedder, rollout_bytes = _embedder_bytes(found.run.embedder), _rollout_bytes(args, run, load)
-    engine, share = _engine(args, run)
-    plan = Plan(
-        run=run,
-        workload=load,
-        parts=costs.estimate_memory(run, load, embedder=embedder or 0.0, rollout=rollout_bytes),
-        engine=engine,
-        engine_share=share,
-        host=costs.host_bytes(run),
-        timelines=_timelines(args, run, load, costs.estimate_costs(run, load)),
-        assumptions=[
-            f"data: {data.source}",
-            f"tokens: counted by {type(tokenizer).__name__}",
-            f"completions: {completion:.0f} tokens on average ({source})",
-            f"speed: {costs.UTILISATION:.0%} of peak FLOPs",
-            *([f"rows are padded: {model.obstacle}"] if model.obstacle else []),
-        ],
-        warnings=[],
-    )
+    assumptions = [
+        f"data: {data.source}",
+        f"tokens: counted by {type(tokenizer).__name__}",
+        f"completions: {completion:.0f} tokens on average ({source})",
+        f"speed: {costs.UTILISATION:.0%} of peak FLOPs",
+    ]
+    if model.obstacle:
+        assumptions.append(f"rows are padded: {model.obstacle}")
     if embedder is None:
         name = found.run.embedder.embedder_model
-        plan.assumptions.append(f"memory without the embedder {name}, not found here")
+        assumptions.append(f"memory without the embedder {name}, not found here")
+    parts = costs.estimate_memory(run, load, embedder=embedder or 0.0, rollout=rollout_bytes)
+    lines = _timelines(args, run, load, costs.estimate_costs(run, load))
+    plan = Plan(run, load, parts, *_engine(args, run), costs.host_bytes(run), lines, assumptions)
     plan.warnings = find_warnings(plan, args)
     return plan
 
 
-def completion_tokens(args: Any, settings: DryRunConfig, model_kind: str) -> tuple[float, str]:
-    """Return the mean completion, and why; Qwen3 thinks unless ``enable_thinking`` is false."""
+def completion_tokens(args: Any, settings: DryRunConfig, thinks: bool) -> tuple[float, str]:
+    """Return the mean completion, and why."""
     longest = float(args.max_completion_length or 1024)
     if settings.dry_run_completion_tokens:
         mean, source = float(settings.dry_run_completion_tokens), "--dry_run_completion_tokens"
-    elif args.template_kwargs.get("enable_thinking", model_kind.startswith("qwen3")):
+    elif thinks:
         mean, source = THINKING_TOKENS, "the paper's, with thinking; an untrained policy may differ"
     else:
         mean, source = longest / 4, "a quarter of max_completion_length"
@@ -248,10 +243,7 @@ def find_warnings(plan: Plan, args: Any) -> list[str]:
 
 
 def diverging(args: Any) -> list[str]:
-    """Return settings that together made a reproduction of MemAgent diverge.
-
-    Verl's uni-agent, issue 175 and its mend 183. Its F1 as reward and its top_p are refused here.
-    """
+    """Return settings with which a MemAgent diverged for others (verl's uni-agent, issue 175)."""
     if args.beta or str(args.scale_rewards) == "none":
         return []
     return [

@@ -71,14 +71,15 @@ def measure(config: ModelConfig) -> ModelShape:
     is_adapter = (Path(name) / "adapter_config.json").is_file()
     adapter: Any = PeftConfig.from_pretrained(name) if is_adapter else get_peft_config(config)
     found = find_config(str(adapter.base_model_name_or_path) if is_adapter else name)
+    text = found.get_text_config()
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(found)
         layers = model.base_model.layers
         embedding = model.get_input_embeddings().weight.numel()
         layer = sum(weight.numel() for weight in layers.parameters()) // len(layers)
-        kinds = getattr(found.get_text_config(), "layer_types", None) or []
+        kinds = getattr(text, "layer_types", None) or []
         obstacle = tree_obstacle(model)
-        chosen = getattr(found.get_text_config(), "num_experts_per_tok", None) or 0
+        chosen = getattr(text, "num_experts_per_tok", None) or 0
         idle = sum(idle_parameters(layer, chosen) for layer in layers) // len(layers)
         if adapter is not None:
             adapter.inference_mode = False
@@ -88,7 +89,7 @@ def measure(config: ModelConfig) -> ModelShape:
                 raise ConfigError(f"the adapter does not fit {name}: {error}") from error
     return ModelShape(
         name=name,
-        config=found.get_text_config(),
+        config=text,
         parameters=model.num_parameters(),
         trainable=model.num_parameters(only_trainable=True),
         layer=layer,
@@ -265,9 +266,8 @@ def estimate_workload(
     groups = [shared + group * (own + sampled) for _, shared, own in kinds]
     together = max(groups) if share_prefixes else 0.0
     epoch = TaskOrder(data.tasks, tasks, False, 0).updates_per_epoch * sharing * iterations
-    updates = max(1, int(args.num_train_epochs * epoch))
     return Workload(
-        updates=args.max_steps if args.max_steps > 0 else updates,
+        updates=args.max_steps if args.max_steps > 0 else ceil(args.num_train_epochs * epoch),
         episodes=batch,
         group=group,
         steps=steps,

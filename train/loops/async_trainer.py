@@ -1,8 +1,7 @@
 """GRPO over episodes that are sampled while the trainer steps, on transformers' `Trainer`.
 
-Its data loader only counts updates. `training_step` publishes the weights of the update before,
-takes the groups of one update from the worker and trains on their rows
-(`atommem.train.loops.update_step`), with the ratio against the log-probabilities at sampling.
+Its data loader only counts updates. `training_step` publishes the weights, takes the groups of an
+update from the worker, and trains on their rows with the ratio to the sampled log-probabilities.
 """
 
 import threading
@@ -14,7 +13,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from peft import PeftModel
 
-from atommem.config import MemoryConfig
+from atommem.episode import Episode
 from atommem.errors import BudgetSpentError, ConfigError, OutageError
 from atommem.policy.contract import Completion
 from atommem.policy.decoding import Row as DecodeRow
@@ -38,8 +37,7 @@ Result = TypeVar("Result")
 class AsyncMemoryGRPOTrainer(EpisodeTrainer):
     """Trains a policy on whole episodes that a `RolloutWorker` samples meanwhile.
 
-    Arguments are those of `MemoryGRPOTrainer`, but `make_runner` makes the episode runner on the
-    main process, given its device.
+    `make_runner` makes the episode runner on the main process, given its device.
     """
 
     args: AsyncTrainConfig
@@ -61,8 +59,6 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
             )
         groups = episodes // args.num_generations
         self._order = TaskOrder(len(tasks), groups, args.shuffle_dataset, args.seed)
-        if args.max_steps <= 0:
-            args.max_steps = max(1, int(args.num_train_epochs * self._order.updates_per_epoch))
         lora = kwargs.get("peft_config") is not None
         if args.beta and not lora:
             raise ConfigError(
@@ -79,8 +75,18 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
             self.backend = make_server_backend(args, runner, lora, kept)
         self.model_version = 0  # how often the weights were published
         self._published = -1  # by this many updates
-        self._rollout_log = RolloutLog([], MemoryConfig())
-        self.rollout_worker: Any = None if runner is None else self._make_worker(runner)
+        self._rollout_log = RolloutLog(runner and runner.agent, tasks)
+        self.rollout_worker: Any = None
+        if runner is not None:
+            self.rollout_worker = RolloutWorker(
+                runner=runner,
+                tasks=tasks,
+                order=self._order,
+                group_size=args.num_generations,
+                groups_per_version=groups * args.weight_sync_steps,
+                max_staleness=args.max_staleness,
+                close=self.backend.close,
+            )
         if args.use_vllm and lora:
             check_servable(self.accelerator.unwrap_model(self.model))
 
@@ -91,23 +97,6 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         finally:
             if self.rollout_worker is not None:
                 self.rollout_worker.stop()
-
-    def _make_worker(self, runner: EpisodeRunner) -> RolloutWorker:
-        args, groups = self.args, self._order.groups_per_update
-        agent = runner.agent
-        self._rollout_log = RolloutLog(map(agent.factory.describe, self.tasks), agent.memory)
-        return RolloutWorker(
-            runner=runner,
-            tasks=self.tasks,
-            order=self._order,
-            group_size=args.num_generations,
-            groups_per_version=groups * args.weight_sync_steps,
-            max_staleness=args.max_staleness,
-            total=groups * args.max_steps,
-            first=lambda: self.state.global_step * groups,
-            max_in_flight=args.max_inflight_tasks,
-            close=self.backend.close,
-        )
 
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
@@ -122,14 +111,13 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         broken: Exception | None = None
         if self.rollout_worker is not None:
             try:
-                count, update = self._order.groups_per_update, self.state.global_step
-                numbers = range(update * count, (update + 1) * count)
+                numbers = self._numbers(self.state.global_step, self.state.global_step + 1)
                 stop, stale_after = self.stop_request, self.args.heartbeat_stale_after_s
                 with self._rollout_log.clock.busy(WAIT):
                     groups = self.rollout_worker.take(numbers, stale_after, lambda: stop.requested)
-                if len(groups) == count:
-                    self._log_groups(groups)
+                if len(groups) == len(numbers):
                     episodes = [episode for group in groups for episode in group.episodes]
+                    self._log_groups(groups, episodes)
                     batch, shares = batch_of(episodes, self.args)
                     self.log_with_update(shares)
                     payload = [batch.normalizer]
@@ -143,12 +131,14 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
             raise payload[0]
         return Batch(batch.rows, payload[0])
 
-    def _log_groups(self, groups: Sequence[Group]) -> None:
-        episodes = [episode for group in groups for episode in group.episodes]
-        activity = self.rollout_worker.runner.agent.activity
+    def _numbers(self, first: int, end: int) -> range:
+        """Return the numbers of the groups of some updates."""
+        count = self._order.groups_per_update
+        return range(first * count, end * count)
 
+    def _log_groups(self, groups: Sequence[Group], episodes: Sequence[Episode]) -> None:
         async def sums_in_loop() -> dict[str, float]:
-            return self._rollout_log.sums(episodes, activity)  # where the clock is running
+            return self._rollout_log.sums(episodes)  # where the clock is running
 
         flat = [not has_variance([e.reward for e in group.episodes]) for group in groups]
         log = {"frac_reward_zero_std": sum(flat) / len(flat)}
@@ -161,14 +151,15 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
 
     def publish(self) -> None:
         """Publish new weights as their next version, and start the worker; collective."""
-        if self._published == self.state.global_step:  # for an evaluation
-            return
-        super().publish()
-        self._published = self.state.global_step
-        self.model_version += 1
-        if self.rollout_worker is not None:
-            self.rollout_worker.update_model_version(self.model_version)
-            self.rollout_worker.start()
+        first, end = self.state.global_step, self.state.max_steps
+        if self._published != first:  # it may be, for an evaluation
+            super().publish()
+            self._published = first
+            self.model_version += 1
+            if self.rollout_worker is not None:
+                self.rollout_worker.update_model_version(self.model_version)
+        if self.rollout_worker is not None and end:  # not in an evaluation before training
+            self.rollout_worker.start(self._numbers(first, end))
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         return self.rollout_worker.spawn(work).result()
@@ -177,9 +168,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
 class CopyPolicy(LocalPolicy):
     """A second model of this process, whose weights change between two sampling batches."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._lock = threading.Lock()
+    _lock = threading.Lock()  # there is one in a process
 
     def _sample(self, rows: list[DecodeRow]) -> list[Completion]:
         with self._lock:

@@ -131,10 +131,7 @@ class EpisodeTrainer(ResumableTrainer):
         episodes: int,
         name: str = "episodes",
     ) -> Result:
-        """Run this rank's part of a rollout; returns its result when all ranks have theirs.
-
-        `make_work` gets the callback for each of the `episodes` that ends.
-        """
+        """Run what `make_work` makes of a callback for each ended episode; waits for all ranks."""
         broken: Exception | None = None
         result: Result | None = None
         try:
@@ -150,10 +147,7 @@ class EpisodeTrainer(ResumableTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Run and score episodes on the held-out tasks with the current weights; collective.
-
-        Of the arguments of `Trainer.evaluate` only the prefix is used.
-        """
+        """Run and score episodes on the held-out tasks with the current weights; collective."""
         rank, ranks = self.accelerator.process_index, sum(gather_object([self.runner is not None]))
         jobs = held_out_jobs(self.held_out, self.args)[rank::ranks]
         self.publish()
@@ -196,10 +190,7 @@ class EpisodeTrainer(ResumableTrainer):
         rewards: Sequence[float | None],
         log: Mapping[str, float],
     ) -> None:
-        """Log a rollout, and end the run if too many of its episodes failed.
-
-        `sums` are `RolloutLog.sums` of each rank, `episodes` this rank's, `rewards` all.
-        """
+        """Log `sums` by rank and this rank's episodes; end the run if too many of all failed."""
         self.log_with_update(rollout_entry(self.state, sums, log))
         if self.on_episodes is not None:
             self.on_episodes(self.state.global_step, episodes)
@@ -232,18 +223,17 @@ def held_out_metrics(
 ) -> dict[str, float]:
     """Return the metrics of an evaluation, as ``atommem eval`` has them, with `prefix`.
 
-    Every score by its name (``em``, ``f1``, or ``reward``; means over questions) with ``em_low``
-    and ``em_high`` (95% interval), ``n`` of the main score, ``em/SOURCE`` if there are several
-    sources, and `atommem.episode.means`. RolloutFailedError if too many episodes failed.
+    Every score by its name (``em``, ``f1``, or ``reward``; means over questions) with its 95%
+    interval (``em_low``, ``em_high``), ``n`` of the main score, ``em/SOURCE`` if there are several,
+    and `atommem.episode.means`. RolloutFailedError if too many episodes failed.
     """
     failed = [record.error for record in records if record.failed]
     check_failed(args, len(failed), len(records), failed, "the evaluation")
     summary = summarize(records)
-    scores = summary["metrics"]
-    metrics: dict[str, float] = dict(summary["means"])
+    scores, metrics = summary["metrics"], dict[str, float](summary["means"])
     for name, estimate in scores.items():
-        bounds = {f"{name}_low": estimate["low"], f"{name}_high": estimate["high"]}
-        metrics |= {name: estimate["mean"], **bounds}
+        metrics |= {f"{name}_{bound}": estimate[bound] for bound in ("low", "high")}
+        metrics[name] = estimate["mean"]
     if summary["metric"] in scores:
         metrics["n"] = scores[summary["metric"]]["n"]
     sources = sorted({record.source for record in records if record.source})

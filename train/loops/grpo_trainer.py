@@ -22,12 +22,7 @@ from atommem.rollout import EpisodeRunner
 from atommem.train.console import episode_bar
 from atommem.train.episode_logs import EPISODES, RolloutLog
 from atommem.train.loops.episode_trainer import EpisodeTrainer
-from atommem.train.loops.update_step import (
-    Batch,
-    load_batches,
-    make_batches,
-    save_batches,
-)
+from atommem.train.loops.update_step import Batch, load_batches, make_batches, save_batches
 from atommem.train.objective.rows import (
     EpisodeSize,
     advantages_of_steps,
@@ -36,12 +31,7 @@ from atommem.train.objective.rows import (
     merge_equal_rows,
 )
 from atommem.train.rollout.backends import Backend
-from atommem.train.rollout.rollouts import (
-    TaskOrder,
-    gather_outcomes,
-    plan_groups,
-    run_groups,
-)
+from atommem.train.rollout.rollouts import TaskOrder, gather_outcomes, plan_groups, run_groups
 from atommem.train.train_config import TrainConfig
 
 Result = TypeVar("Result")
@@ -76,8 +66,7 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         self.backend = make_backend(self.model)
         self._sampled, self._batches = -1, list[Batch]()  # of the running rollout
         self._loop = asyncio.Runner()
-        agent = self.runner.agent
-        self._rollout_log = RolloutLog(map(agent.factory.describe, tasks), agent.memory)
+        self._rollout_log = RolloutLog(self.runner.agent, tasks)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `ResumableTrainer.train`; garbage is collected before each rollout."""
@@ -110,18 +99,18 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         """
         args, started = self.args, time.perf_counter()
         size = self._order.groups_per_update * self._group_size // self.accelerator.num_processes
-        first = self.accelerator.process_index * size
-        own = range(first, first + size)
+        rank = self.accelerator.process_index
+        own = range(rank * size, (rank + 1) * size)
         groups = plan_groups(args, self._order, self.tasks, rollout, own)
-        self._rollout_log.sums([], self.runner.agent.activity)  # an evaluation's time is not its
+        self._rollout_log.sums([])  # an evaluation's time is not its
         runner = self.rollout_runner(rollout)
         self.publish()
         self.run_rollout(lambda on_episode: run_groups(runner, groups, on_episode), size)
         rewards, sizes, log = gather_outcomes(groups, args)
         log["seconds/rollout"] = time.perf_counter() - started
         every = [e for group in groups for e in (*group.episodes, *group.replaced)]
-        sums = self._rollout_log.sums(every, self.runner.agent.activity)
-        self.log_rollout(gather_object([sums]), every, rewards, log)
+        sums = gather_object([self._rollout_log.sums(every)])
+        self.log_rollout(sums, every, rewards, log)
         advantages = group_advantages(rewards, self._group_size, str(args.scale_rewards))
         self.log_with_update(gradient_shares(sizes, advantages, args.normalization))
         episodes = [episode for group in groups for episode in group.episodes]

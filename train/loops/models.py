@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 import trl.trainer.utils
 from accelerate.utils import DistributedType, fsdp2_prepare_model, set_seed
-from peft import PeftModel, get_peft_model
+from peft import AutoPeftModelForCausalLM, PeftModel, get_peft_model
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM
@@ -69,13 +69,9 @@ def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
             f"use_peft=true: {config.model_name_or_path} is an adapter already. Leave out use_peft "
             "to continue training it, or merge it into its base model first."
         )
-    from peft import AutoPeftModelForCausalLM
-
     loading.pop("revision")
-    model = AutoPeftModelForCausalLM.from_pretrained(
-        config.model_name_or_path, is_trainable=True, **loading
-    )
-    return {"model": model}
+    name = config.model_name_or_path
+    return {"model": AutoPeftModelForCausalLM.from_pretrained(name, is_trainable=True, **loading)}
 
 
 def shard_reference(model: Any, accelerator: Any) -> Any:
@@ -91,10 +87,7 @@ def shard_reference(model: Any, accelerator: Any) -> Any:
 
 
 def reduce_in_float32(accelerator: Any) -> None:
-    """Make FSDP2 average gradients in float32, and keep the dtype of log-probabilities.
-
-    Call it before the model is prepared. accelerate sets both to bfloat16, with no setting for it.
-    """
+    """Have FSDP2, before it prepares a model, average in float32 and keep dtypes of outputs."""
     plugin = accelerator.state.fsdp_plugin if accelerator.is_fsdp2 else None
     if plugin is not None and plugin.mixed_precision_policy is not None:
         plugin.mixed_precision_policy = replace(
@@ -103,10 +96,10 @@ def reduce_in_float32(accelerator: Any) -> None:
 
 
 def tune_lm_head_for_cpu(device_type: str) -> None:
-    """Make TRL's LM head fast on CPU; no effect elsewhere.
+    """Make TRL's LM head, which reads two constants at every call, fast on CPU.
 
     Its tiles of 32,768 columns suit GPUs: on CPU each row begins a new memory page. Without Triton
-    it also projects positions that are not scored. TRL reads both constants at every call.
+    it also projects positions that are not scored.
     """
     if device_type != "cpu":
         return
@@ -198,10 +191,9 @@ def _prepare_head(model: Any, args: Any, outputs: tuple[str, ...]) -> None:
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
-    in_float32 = getattr(args, "cast_lm_head_to_fp32", False)
-    if in_float32:
+    if args.cast_lm_head_to_fp32:
         _cast_head(model)
-    add_fused_lm_head(model, args.temperature, in_float32, outputs)
+    add_fused_lm_head(model, args.temperature, args.cast_lm_head_to_fp32, outputs)
 
 
 def _cast_head(model: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from atommem.episode import Episode
 from atommem.errors import OutageError
 from atommem.policy.contract import Completion, Policy, Sampling
+from atommem.process import run_jobs
 from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.rollouts import TaskOrder
 
@@ -61,10 +62,7 @@ class RolloutWorker:
     Weights of version v serve the groups of one update (of `weight_sync_steps` updates). With the
     first weights the worker may start the groups of ``1 + max_staleness`` versions, and with every
     new version those of one more. The trainer takes groups by number, so each is fresh enough, and
-    with ``max_staleness=0`` the worker waits for every update.
-
-    Policy and embedder of the runner are closed when the worker stops; `close` replaces the
-    policy's.
+    with ``max_staleness=0`` the worker waits for every update. `close` frees the policy at the end.
     """
 
     runner: EpisodeRunner
@@ -73,10 +71,7 @@ class RolloutWorker:
     group_size: int
     groups_per_version: int
     max_staleness: int
-    total: int  # groups of the whole run
-    first: Callable[[], int] = lambda: 0  # the first group, when the worker starts after a resume
-    max_in_flight: int = -1  # unlimited
-    close: Callable[[], Coroutine[Any, Any, None]] | None = None
+    close: Callable[[], Coroutine[Any, Any, None]]
 
     def __post_init__(self) -> None:
         self.rollout_buffer: queue.Queue[Group] = queue.Queue()
@@ -85,22 +80,20 @@ class RolloutWorker:
         self._limit = 0
         self._progress = time.monotonic()
         self._granted = asyncio.Event()
-        most = self.max_in_flight if self.max_in_flight > 0 else self.group_size * self.total
-        self._slots = asyncio.Semaphore(most or 1)
         self._running: Future[None] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    def start(self) -> None:
-        """Start running episodes with the published weights, if they do not run yet."""
+    def start(self, numbers: range) -> None:
+        """Start running these groups of the run, with the published weights, unless they run."""
         if self._running is not None:
             return
-        first, each = self.first(), self.groups_per_version
+        first, each = numbers.start, self.groups_per_version
         # The first version serves what is left of its updates.
         self._limit = first - first % each + (1 + self.max_staleness) * each
         self.note_progress()
-        self._running = self.spawn(self._run(first))
+        self._running = self.spawn(self._run(numbers))
 
     def stop(self) -> None:
         if self._running is not None:
@@ -142,17 +135,15 @@ class RolloutWorker:
         By number and not as they end, because updates would otherwise consist of short tasks, and
         long ones would be too old. Raises as `check_health` does.
         """
-        groups = []
-        for number in numbers:
-            while number not in self._early and not stopped():
-                try:
-                    group = self.rollout_buffer.get(timeout=POLL_SECONDS)
-                    self._early[group.index] = group
-                except queue.Empty:
-                    self.check_health(stale_after_s)
-            if number in self._early:
-                groups.append(self._early.pop(number))
-        return groups
+        missing = set(numbers) - self._early.keys()
+        while missing and not stopped():
+            try:
+                group = self.rollout_buffer.get(timeout=POLL_SECONDS)
+                self._early[group.index] = group
+                missing.discard(group.index)
+            except queue.Empty:
+                self.check_health(stale_after_s)
+        return [self._early.pop(number) for number in numbers if number in self._early]
 
     def _grant(self) -> None:
         self._limit += self.groups_per_version
@@ -161,10 +152,10 @@ class RolloutWorker:
 
     # In the loop ----------------------------------------------------------------------------------
 
-    async def _run(self, first: int) -> None:
+    async def _run(self, numbers: range) -> None:
         try:
             async with asyncio.TaskGroup() as groups:
-                for index in range(first, self.total):
+                for index in numbers:
                     while index >= self._limit:
                         self._granted.clear()
                         await self._granted.wait()
@@ -174,21 +165,21 @@ class RolloutWorker:
             raise failures.exceptions[0] from None
 
     async def _run_group(self, index: int) -> None:
-        task, seed = self.tasks[self.order.task(index)], self.order.seed(index)
-        sampling = replace(self.runner.agent.sampling, seed=seed)
+        sampling = replace(self.runner.agent.sampling, seed=self.order.seed(index))
 
-        async def run_episode(sample: int) -> tuple[Episode, list[int]]:
+        async def run_episode(task: Any, sample: int) -> tuple[Episode, list[int]]:
             policy = _TaggedPolicy(self.runner.agent.policy, self)
             runner = self.runner.copy(policy=policy, sampling=sampling)
-            async with self._slots:
-                return await runner.run(task, sample), policy.versions
+            return await runner.run(task, sample), policy.versions
 
-        ended = await asyncio.gather(*(run_episode(sample) for sample in range(self.group_size)))
+        task = self.tasks[self.order.task(index)]
+        jobs = [(task, sample) for sample in range(self.group_size)]
+        ended = await run_jobs(run_episode, jobs, max_in_flight=self.runner.max_in_flight)
         episodes, versions = zip(*ended, strict=True)
         self.rollout_buffer.put(Group(index, episodes, versions))
 
     async def _close(self) -> None:
-        await (self.close or self.runner.agent.policy.close)()
+        await self.close()
         await self.runner.agent.embedder.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:

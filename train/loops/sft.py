@@ -37,22 +37,20 @@ class ColdStartTrainer(ResumableTrainer, SFTTrainer):
         self, model: Any, args: ColdStartConfig, dataset: Dataset, tokenizer: Any, **kwargs: Any
     ) -> None:
         args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
-        super().__init__(
-            model=model, args=args, train_dataset=dataset, processing_class=tokenizer, **kwargs
-        )
+        kwargs |= {"train_dataset": dataset, "processing_class": tokenizer}
+        super().__init__(model=model, args=args, **kwargs)
         tune_lm_head_for_cpu(self.accelerator.device.type)
 
 
 def sft_dataset(rows: Sequence[Demonstration], max_length: int | None = None) -> Dataset:
     """Make TRL's dataset of the rows' token ids, with the loss on completions only."""
-    lengths = [len(prompt) + len(completion) for prompt, completion in rows]
-    if max_length is not None and max(lengths) > max_length:
-        count = sum(length > max_length for length in lengths)
-        raise ConfigError(
-            f"max_length={max_length}: {count} of {len(rows)} demonstrations are longer (up to "
-            f"{max(lengths)} tokens). Raise max_length, or lower chunk_tokens."
-        )
     input_ids = [[*prompt, *completion] for prompt, completion in rows]
+    longer = [len(ids) for ids in input_ids if max_length is not None and len(ids) > max_length]
+    if longer:
+        raise ConfigError(
+            f"max_length={max_length}: {len(longer)} of {len(rows)} demonstrations are longer (up "
+            f"to {max(longer)} tokens). Raise max_length, or lower chunk_tokens."
+        )
     labels = [[IGNORED] * len(prompt) + list(completion) for prompt, completion in rows]
     return Dataset.from_dict({"input_ids": input_ids, "labels": labels})
 
@@ -69,10 +67,9 @@ def trace_demonstrations(
 ) -> list[Demonstration]:
     """Make rows of a trace file, or of all traces in a folder (such as an ``atommem eval`` output).
 
-    Prompts are built as this run's policy will see them. A completion keeps its token ids if its
-    policy had the same tokenizer and this policy reads the same actions in them; otherwise its text
-    is encoded, without thoughts that this policy would take for actions. ConfigError if it would
-    read other actions then, or if there are no traces of this dialect with `min_reward`.
+    Prompts are built as this run's policy will see them. A completion keeps its token ids if this
+    policy reads the same actions in them; otherwise its text is encoded, without thoughts that it
+    would take for actions. ConfigError if it would read other actions then.
     """
     path = Path(path)
     files = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))

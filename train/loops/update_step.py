@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import KW_ONLY, InitVar, dataclass, fields
+from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,10 +28,10 @@ from atommem.train.objective.rows import (
 )
 from atommem.train.packing.micro_batch import (
     MicroBatch,
-    MicroBatchPlanner,
     pack_rows,
     pad_rows,
     pair_cost,
+    plan_micro_batches,
 )
 from atommem.train.packing.tree_attention import (
     ATTENTION_NAME,
@@ -58,10 +58,7 @@ class Batch(NamedTuple):
 
 
 def batch_of(episodes: Sequence[Episode], args: Any) -> tuple[Batch, dict[str, float]]:
-    """Make the batch of an update's episodes, group after group; also returns `gradient_shares`.
-
-    The baseline of a group counts episodes, whatever their number of steps; failed ones leave it.
-    """
+    """Make the batch of an update's episodes, group after group; also returns `gradient_shares`."""
     rewards = [episode.reward for episode in episodes]
     advantages = group_advantages(rewards, args.num_generations, str(args.scale_rewards))
     sizes = [EpisodeSize.of(episode, args.overlong_filtering) for episode in episodes]
@@ -110,7 +107,7 @@ class UpdateStep:
 
     With `prefix_sharing` rows are packed as tries, if attention can follow them. Unless
     `on_policy`, the ratio is against the rows' old log-probabilities. The KL term is against
-    `reference`, or `model` without its adapter. See `MicroBatchPlanner` for `token_budget`.
+    `reference`, or `model` without its adapter. See `plan_micro_batches` for `token_budget`.
     """
 
     accelerator: Any
@@ -125,14 +122,13 @@ class UpdateStep:
 
     def __post_init__(self, model: Any) -> None:
         accelerator = self.accelerator
+        self._deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
         reduce_in_float32(accelerator)
         unwrapped = accelerator.unwrap_model(model)
         if self.prefix_sharing and (obstacle := tree_obstacle(unwrapped)):
             logger.warning(f"prefix_sharing is off, and rows are padded: {obstacle}.")
             self.prefix_sharing = False
-        cost = pair_cost(unwrapped.config.get_text_config())
-        rank = accelerator.process_index
-        self.planner = MicroBatchPlanner(cost, self.token_budget, self.prefix_sharing, rank)
+        self._pair_cost = pair_cost(unwrapped.config.get_text_config())
         if self.prefix_sharing:
             register_tree_attention()
             if accelerator.device.type != "cpu":
@@ -143,22 +139,20 @@ class UpdateStep:
     def run(self, model: Any, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
         """Add the update's gradients to the parameters; collective.
 
-        All ranks run the same number of micro-batches. If no rank has a row, none runs a backward
-        pass, gradients stay unset, and the optimizer's step changes nothing. Returns this rank's
-        loss, and what is logged, the same on all ranks: the mean loss, means over tokens by weight,
-        and `packing_ratio` (raw over computed tokens).
+        If no rank has a row, gradients stay unset, and the optimizer's step changes nothing.
+        Returns this rank's loss, and what is logged, the same on all ranks: the mean loss, means
+        over tokens by weight, and `packing_ratio` (raw over computed tokens).
 
         Raises:
             MemoryFault: A device ran out of memory, and all ranks know it: in a single process, or
                 under DDP before the last micro-batch. Elsewhere the others wait in a collective.
         """
-        sums: dict[str, torch.Tensor] = defaultdict(
-            lambda: torch.zeros((), device=self.accelerator.device)
-        )
+        accelerator = self.accelerator
+        sums = defaultdict[str, torch.Tensor](lambda: torch.zeros((), device=accelerator.device))
         micro_batches = self._plan(batch.rows)
         corrected: list[torch.Tensor] = []  # of each row, for `corrections_by_length`
-        alone = self.accelerator.num_processes == 1
-        by_rank = self.accelerator.distributed_type in _PASSES_BY_RANK
+        alone = accelerator.num_processes == 1
+        by_rank = accelerator.distributed_type in _PASSES_BY_RANK
         shortage = ""
         with self._sharing(model):
             for index, rows in enumerate(micro_batches):
@@ -168,7 +162,7 @@ class UpdateStep:
                 if shortage:
                     continue
                 # DeepSpeed steps inside the backward pass that this flag marks.
-                self.accelerator.sync_gradients = last
+                accelerator.sync_gradients = last
                 try:
                     with self._accumulating(model, last):
                         found = self._backward(model, rows, batch.normalizer, corrected)
@@ -184,9 +178,9 @@ class UpdateStep:
         loss = sums["loss"]
         if not micro_batches:
             return loss, {}
-        totals = self.accelerator.reduce(torch.stack(list(sums.values())), reduction="sum").tolist()
+        totals = accelerator.reduce(torch.stack(list(sums.values())), reduction="sum").tolist()
         log = dict(zip(sums, totals, strict=True))
-        loss_mean = log.pop("loss") / self.accelerator.num_processes
+        loss_mean = log.pop("loss") / accelerator.num_processes
         packing_ratio, weight = log.pop("raw") / log.pop("computed"), log.pop("weight")
         means = {name: total / weight for name, total in log.items()}
         if corrected:
@@ -230,12 +224,13 @@ class UpdateStep:
         """Plan this rank's micro-batches; an empty one gets a row of weight 0."""
         pad = [self.pad_token_id]
         empty = Row(pad, pad, [0.0], 0, advantage=0.0, weight=0.0)
-        return [micro_batch or [empty] for micro_batch in self.planner.plan(rows)]
+        given = self._pair_cost, self.token_budget, self.prefix_sharing
+        planned = plan_micro_batches(rows, *given, self.accelerator.process_index)
+        return [micro_batch or [empty] for micro_batch in planned]
 
     def _sharing(self, model: Any) -> AbstractContextManager[Any]:
-        if not self.prefix_sharing:
-            return nullcontext()
-        return use_tree_attention(self.accelerator.unwrap_model(model))
+        unwrapped = self.accelerator.unwrap_model(model)
+        return use_tree_attention(unwrapped) if self.prefix_sharing else nullcontext()
 
     def _inputs(self, rows: Sequence[Row]) -> MicroBatch:
         inputs = pack_rows(rows) if self.prefix_sharing else pad_rows(rows, self.pad_token_id)
@@ -256,8 +251,7 @@ class UpdateStep:
         # The gradients of all ranks are averaged.
         loss = total * self.accelerator.num_processes / normalizer
         # DeepSpeed would divide by gradient_accumulation_steps.
-        deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
-        self.accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))
+        self.accelerator.backward(loss, **({"scale_wrt_gas": False} if self._deepspeed else {}))
         difference = (logps.detach() - tokens.logprobs).abs()
         log |= {"entropy": entropies.detach(), DIFFERENCE: difference}
         sums = {name: (tokens.weights * value).sum() for name, value in log.items()}
@@ -286,14 +280,9 @@ class UpdateStep:
                 return inputs.score(adapted)[0]
 
     def _accumulating(self, model: Any, last: bool) -> AbstractContextManager[Any]:
-        """Under DDP, reduce gradients in the last micro-batch only.
-
-        FSDP2 would keep unsharded gradients meanwhile, so it reduces in every micro-batch.
-        """
-        deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
-        if last or deepspeed or self.accelerator.is_fsdp2:
-            return nullcontext()
-        return self.accelerator.no_sync(model)
+        """Under DDP, reduce in the last micro-batch; FSDP2 would keep unsharded gradients."""
+        at_once = last or self._deepspeed or self.accelerator.is_fsdp2
+        return nullcontext() if at_once else self.accelerator.no_sync(model)
 
 
 def save_batches(folder: Path, rank: int, rollout: int, batches: Sequence[Batch]) -> None:
@@ -303,12 +292,9 @@ def save_batches(folder: Path, rank: int, rollout: int, batches: Sequence[Batch]
     torch.save((rollout, states), folder / f"rollout_{rank}.pt")
 
 
-def _row_state(row: Row) -> dict[str, Any]:
-    values = {item.name: getattr(row, item.name) for item in fields(row) if item.init}
-    return {
-        name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-        for name, value in values.items()
-    }
+def _row_state(row: Row) -> list[Any]:
+    _, values = row.__reduce__()
+    return [torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in values]
 
 
 def load_batches(folder: Path, rank: int, ranks: int) -> tuple[int, list[Batch]]:
@@ -320,6 +306,6 @@ def load_batches(folder: Path, rank: int, ranks: int) -> tuple[int, list[Batch]]
     saved = [torch.load(file, weights_only=True) for file in files[rank::ranks] or files[:1]]
     batches = []
     for parts in zip(*(states for _, states in saved), strict=True):
-        rows = [Row(**row) for _, rows in parts for row in rows if rank < len(files)]
+        rows = [Row(*row) for _, rows in parts for row in rows if rank < len(files)]
         batches.append(Batch(rows, parts[0][0]))
     return saved[0][0], batches

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from atommem.train.objective.rows import Tokens
+from atommem.train.objective.rows import QUARTERS, Tokens, sums_of_quarters
 
 MASKED = "sampling/masked_fraction"  # share of tokens masked, truncated or corrected below 0.01
 CORRECTION = "sampling/correction"
@@ -122,14 +122,7 @@ def reduce_by_row(
 
 
 def corrections_by_length(rows: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Return the mean correction in each quarter of the rows by length.
-
-    `rows` are (tokens, weight, weighted correction) each, sums over the row.
-    """
+    """Return the mean correction by quarter, of (tokens, weight, weighted correction) by row."""
     lengths, weights, sums = np.array([row for row in rows if row[1]]).T
-    quarter = np.searchsorted(np.quantile(lengths, [0.25, 0.5, 0.75]), lengths)
-    means = {}
-    for index in set(quarter.tolist()):
-        part = quarter == index
-        means[f"{CORRECTION}_q{index + 1}"] = float(sums[part].sum() / weights[part].sum())
-    return means
+    means = sums_of_quarters(sums, lengths) / sums_of_quarters(weights, lengths)
+    return {f"{CORRECTION}_{q}": mean for q, mean in zip(QUARTERS, means.tolist(), strict=True)}

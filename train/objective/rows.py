@@ -93,14 +93,13 @@ class EpisodeSize:
 
 
 def is_trained(episode: Episode, overlong_filtering: bool) -> bool:
-    """Return whether `episode` enters the loss.
+    """Return whether `episode` enters the loss: it did not fail.
 
-    Failed episodes do not; with overlong filtering (DAPO, arXiv 2503.14476, section 3.4) neither do
-    those that a limit cut short, although their reward counts in the group's mean.
+    With overlong filtering (DAPO, arXiv 2503.14476, section 3.4) those that a limit cut short do
+    not either, although their reward counts in the group's mean.
     """
-    return episode.reward is not None and not (
-        overlong_filtering and episode.stop_reason in OVERLONG
-    )
+    is_cut = overlong_filtering and episode.stop_reason in OVERLONG
+    return episode.reward is not None and not is_cut
 
 
 def normalizer(
@@ -148,15 +147,9 @@ def episode_rows(
             length = len(step.token_ids)
             if not length or not (advantage or with_kl):
                 continue
-            if not step.prompt_ids:
-                raise ValueError(
-                    f"step {step.index} of task {episode.task_id!r} has no prompt ids: run "
-                    "training episodes with an agent that has keep_prompts=True."
-                )
             weight = token_weight(length, size, normalization)
-            rows.append(
-                Row(step.prompt_ids, step.token_ids, step.logprobs, index, advantage, weight)
-            )
+            ids = step.prompt_ids, step.token_ids
+            rows.append(Row(*ids, step.logprobs, index, advantage, weight))
     return rows
 
 
@@ -170,26 +163,22 @@ def advantages_of_steps(
 def merge_equal_rows(rows: Sequence[Row]) -> list[Row]:
     """Merge rows with the same prompt and the same completion.
 
-    On-policy the ratio is 1 and no clip is active, so the loss is linear in the advantage and such
-    rows add up exactly: weights are summed, advantages averaged by weight. The KL term depends on
-    the tokens alone, so it adds up by weight too.
+    On-policy the ratio is 1 and no clip is active, so the loss is linear in the advantage, and the
+    KL term depends on the tokens alone: weights are summed, advantages averaged by weight.
     """
     merged: dict[tuple[int, bytes], Row] = {}
     for row in rows:
         key = (len(row.prompt_ids), row.ids.tobytes())
-        known = merged.get(key)
-        if known is None:
-            merged[key] = row
-            continue
-        weight = known.weight + row.weight
-        advantage = (known.advantage * known.weight + row.advantage * row.weight) / weight
-        merged[key] = replace(known, weight=weight, advantage=advantage)
+        if known := merged.get(key):
+            weight = known.weight + row.weight
+            advantage = (known.advantage * known.weight + row.advantage * row.weight) / weight
+            row = replace(known, weight=weight, advantage=advantage)
+        merged[key] = row
     return list(merged.values())
 
 
 EPSILON = 1e-4  # added to a standard deviation before dividing by it, as in TRL
 QUARTERS = ("q1", "q2", "q3", "q4")
-_FLAT = "frac_reward_zero_std"
 
 
 def group_advantages(
@@ -257,9 +246,9 @@ def gradient_shares(
 
 
 def sums_of_quarters(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the sum of `values` in each quarter of the episodes, by size.
+    """Return the sum of `values` in each quarter of the episodes (or rows), by size.
 
-    Episodes of one size have their mean value each, because a quarter may end among them.
+    Those of one size have their mean value each, because a quarter may end among them.
     """
     _, level = np.unique(sizes, return_inverse=True)
     means = np.bincount(level, values) / np.bincount(level)
@@ -270,11 +259,9 @@ def sums_of_quarters(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 def signal_report(history: Sequence[Mapping[str, Any]]) -> str:
     """Describe what the updates of a log learned from; "" without an update on groups."""
-    updates = [entry for entry in history if _FLAT in entry]
-    if not updates:
+    if not (updates := [entry for entry in history if "frac_reward_zero_std" in entry]):
         return ""
-    trained = [entry for entry in updates if "gradient_share/above_mean" in entry]
-    if not trained:
+    if not (trained := [entry for entry in updates if "gradient_share/above_mean" in entry]):
         return (
             f"Nothing was learned from rewards: in none of the {len(updates)} updates did the "
             "episodes of a group differ in reward. Start with a cold start or easier tasks, or "

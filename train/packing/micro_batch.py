@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import inf
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
+from torch import Tensor
 
 from atommem.train.objective.rows import Row
 from atommem.train.packing.tree_attention import Tree
@@ -25,8 +27,8 @@ IGNORED = -100  # label of a token that is not scored, as in transformers
 class MicroBatch:
     """Some rows as a model takes them."""
 
-    inputs: dict[str, torch.Tensor]  # (rows, tokens) each; labels are `IGNORED` or the next token
-    token_index: torch.Tensor  # (M,) flat positions that predict the completion tokens
+    inputs: dict[str, Tensor]  # (rows, tokens) each; labels are `IGNORED` or the next token
+    token_index: Tensor  # (M,) flat positions that predict the completion tokens
     tree: Tree | None = None  # which tokens see which in a packed row
 
     def to(self, device: torch.device) -> MicroBatch:
@@ -37,7 +39,7 @@ class MicroBatch:
     def computed(self) -> int:
         return self.inputs["input_ids"].numel()
 
-    def score(self, model: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def score(self, model: Any) -> tuple[Tensor, Tensor | None]:
         """Return log-probability (nats) and entropy of every completion token: (M,) each.
 
         `model` has TRL's fused head (`trl.trainer.utils.add_fused_lm_head`); entropies are None if
@@ -115,58 +117,45 @@ TOLERANCE = 0.02  # ranks are balanced if their costs differ by at most this fra
 GATHERED = 8  # budgets: FlashAttention-3 gets keys of whole rows, shared prefixes again
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatchPlanner:
-    """Plans the micro-batches of an update.
+def plan_micro_batches(
+    rows: Sequence[Row], pair: float, budget: int, prefix_sharing: bool, rank: int
+) -> list[list[Row]]:
+    """Return the micro-batches of `rank` in an update, as many as on every rank; collective.
 
-    `token_budget` is the most tokens in a micro-batch of more than one row: unique ones with
+    `budget` is the most tokens in a micro-batch of more than one row: unique ones with
     `prefix_sharing`, padded ones without.
     """
 
-    pair_cost: float
-    token_budget: int
-    prefix_sharing: bool
-    rank: int
-
-    def plan(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """Return this rank's micro-batches, as many as on every rank; collective."""
-        ordered, shared = self._order(rows)
-        ordered, shared = self._order(self._exchange(ordered, shared))
-        lengths = [len(row) for row in ordered]
-        if self.prefix_sharing:
-            counts = cut(lengths, shared, self.pair_cost, self.token_budget)
-        else:
-            counts = cut_padded(lengths, self.token_budget)
-        most = max(gather_object([len(counts)]))
-        if self.prefix_sharing:
-            counts = cut(lengths, shared, self.pair_cost, self.token_budget, most)
-        ends = list(accumulate(counts + [0] * (most - len(counts))))
-        return [ordered[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-    def _order(self, rows: Sequence[Row]) -> tuple[list[Row], list[int]]:
-        """Sort rows for cutting, and count the tokens each shares with the one before it."""
-        if self.prefix_sharing:
-            ordered = lexicographic(rows)
-            return ordered, shared_prefixes(ordered)
+    def order(rows: Sequence[Row]) -> tuple[list[Row], list[int]]:
+        if prefix_sharing:
+            return (ordered := lexicographic(rows)), shared_prefixes(ordered)
         return sorted(rows, key=len, reverse=True), [0] * len(rows)
 
-    def _exchange(self, rows: Sequence[Row], shared: Sequence[int]) -> list[Row]:
-        """Move whole prefix groups to ranks with less to do; returns the rows of this rank."""
-        lengths = [len(row) for row in rows]
-        ends = list(accumulate(prefix_groups(lengths, shared)))
-        spans = list(zip([0, *ends], ends, strict=False))
-        running = [0.0, *accumulate(row_costs(lengths, shared, self.pair_cost))]
-        owners = balance(gather_object([[running[end] - running[start] for start, end in spans]]))
-        groups = [
-            (owner, rows[a:b]) for owner, (a, b) in zip(owners[self.rank], spans, strict=True)
-        ]
-        found = [row for owner, group in groups if owner == self.rank for row in group]
-        # Not gathered, which needs the memory of the largest sender's rows times the ranks.
-        for sender in (rank for rank, to in enumerate(owners) if {*to} - {rank}):
-            sent = [group for group in groups if group[0] != sender] if sender == self.rank else []
-            (sent,) = broadcast_object_list([sent], from_process=sender)
-            found += [row for owner, group in sent if owner == self.rank for row in group]
-        return found
+    ordered, shared = order(exchange(*order(rows), pair, rank))
+    lengths = [len(row) for row in ordered]
+    given = lengths, shared, pair, budget
+    counts = cut(*given) if prefix_sharing else cut_padded(lengths, budget)
+    most = max(gather_object([len(counts)]))
+    if prefix_sharing:
+        counts = cut_evenly(*given, most)
+    ends = list(accumulate(counts + [0] * (most - len(counts))))
+    return [ordered[start:end] for start, end in pairwise([0, *ends])]
+
+
+def exchange(rows: Sequence[Row], shared: Sequence[int], pair: float, rank: int) -> list[Row]:
+    """Move whole prefix groups to ranks with less to do; returns the rows of `rank`."""
+    lengths = [len(row) for row in rows]
+    spans = prefix_groups(lengths, shared)
+    running = [0.0, *accumulate(row_costs(lengths, shared, pair))]
+    owners = balance(gather_object([[running[end] - running[start] for start, end in spans]]))
+    groups = [(owner, rows[a:b]) for owner, (a, b) in zip(owners[rank], spans, strict=True)]
+    found = [row for owner, group in groups if owner == rank for row in group]
+    # Not gathered, which needs the memory of the largest sender's rows times the ranks.
+    for sender in (rank for rank, to in enumerate(owners) if {*to} - {rank}):
+        sent = [group for group in groups if group[0] != sender] if sender == rank else []
+        (sent,) = broadcast_object_list([sent], from_process=sender)
+        found += [row for owner, group in sent if owner == rank for row in group]
+    return found
 
 
 def lexicographic(rows: Sequence[Row]) -> list[Row]:
@@ -185,10 +174,7 @@ def pair_cost(config: Any) -> float:
 
 
 def widths(config: Any) -> tuple[int, int, int, int]:
-    """Return the widths of hidden states, MLP, queries and keys (heads x head size).
-
-    The MLP of a mixture of experts is as wide as the experts of one token.
-    """
+    """Return the widths of hidden states, MLP (or a token's experts), queries and keys."""
     hidden, heads = config.hidden_size, config.num_attention_heads
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
     if active := getattr(config, "num_experts_per_tok", None):
@@ -207,15 +193,11 @@ def row_costs(lengths: Sequence[int], shared: Sequence[int], pair: float) -> lis
     ]
 
 
-def prefix_groups(lengths: Sequence[int], shared: Sequence[int]) -> list[int]:
-    """Return the sizes of runs of rows that each share at least half with the row before."""
-    sizes: list[int] = []
-    for length, common in zip(lengths, shared, strict=True):
-        if sizes and 2 * common >= length:
-            sizes[-1] += 1
-        else:
-            sizes.append(1)
-    return sizes
+def prefix_groups(lengths: Sequence[int], shared: Sequence[int]) -> list[tuple[int, int]]:
+    """Return first and end of the runs of rows that each share half or more with the one before."""
+    pairs = enumerate(zip(lengths, shared, strict=True))
+    starts = [index for index, (length, common) in pairs if not index or 2 * common < length]
+    return list(pairwise([*starts, len(lengths)]))
 
 
 def balance(costs: Sequence[Sequence[float]]) -> list[list[int]]:
@@ -226,36 +208,26 @@ def balance(costs: Sequence[Sequence[float]]) -> list[list[int]]:
     groups, and returns the new rank of each.
     """
     owners = [[rank] * len(group_costs) for rank, group_costs in enumerate(costs)]
-    held = [
-        [(cost, rank, i) for i, cost in enumerate(group_costs)]
-        for rank, group_costs in enumerate(costs)
-    ]
+    groups = [(cost, home, i) for home, held in enumerate(costs) for i, cost in enumerate(held)]
     loads = [sum(group_costs) for group_costs in costs]
     enough = TOLERANCE * sum(loads) / max(len(loads), 1)
     # Rounding margin: two ranks that differ by one group would pass it back and forth for ever.
     margin = 1e-9 * sum(loads)
     while True:
-        high = max(range(len(loads)), key=lambda rank: loads[rank])
-        low = min(range(len(loads)), key=lambda rank: loads[rank])
+        high, low = loads.index(max(loads)), loads.index(min(loads))
         gap = loads[high] - loads[low]
-        smaller = [group for group in held[high] if group[0] < gap - margin]
-        if gap <= enough or not smaller:
+        movable = [g for g in groups if owners[g[1]][g[2]] == high and g[0] < gap - margin]
+        if gap <= enough or not movable:
             return owners
         # Every move reduces the sum of squared loads, so this ends.
-        moved = min(smaller, key=lambda group: abs(group[0] - gap / 2))
-        cost, home, index = moved
-        held[high].remove(moved)
-        held[low].append(moved)
+        cost, home, index = min(movable, key=lambda group: abs(group[0] - gap / 2))
         loads[high] -= cost
         loads[low] += cost
         owners[home][index] = low
 
 
 def cut_padded(lengths: Sequence[int], budget: int) -> list[int]:
-    """Cut rows, the longest first, into micro-batches of at most `budget` padded tokens.
-
-    Returns row counts; a row that is longer than the budget gets its own micro-batch.
-    """
+    """Cut rows, the longest first, by padded tokens; returns row counts, at least 1 each."""
     counts: list[int] = []
     start = 0
     while start < len(lengths):
@@ -264,28 +236,17 @@ def cut_padded(lengths: Sequence[int], budget: int) -> list[int]:
     return counts
 
 
-def cut(
-    lengths: Sequence[int],
-    shared: Sequence[int],
-    pair: float,
-    budget: int,
-    count: int | None = None,
+def cut_evenly(
+    lengths: Sequence[int], shared: Sequence[int], pair: float, budget: int, count: int
 ) -> list[int]:
-    """Cut rows into micro-batches of at most `budget` unique tokens; returns row counts.
-
-    They are as few as possible; or at most `count`, the costliest of them as cheap as possible. A
-    row of `lengths` tokens shares `shared` with the row before it. With shared tokens a micro-batch
-    has at most `GATHERED` times the budget; one of a single row may exceed it.
-    """
-    if count is None:
-        return _cut_greedily(lengths, shared, pair, budget, float("inf"))
+    """Cut as `cut` does, into at most `count` micro-batches, the costliest as cheap as possible."""
     alone = row_costs(lengths, [0] * len(lengths), pair)
     low, high = max(alone, default=0.0), sum(alone)
-    best = _cut_greedily(lengths, shared, pair, budget, high)
+    best = cut(lengths, shared, pair, budget)
     # Cutting at the first row over a cost limit gives the fewest pieces: bisect that limit.
     while high - low > 0.01 * high:
         middle = (low + high) / 2
-        pieces = _cut_greedily(lengths, shared, pair, budget, middle)
+        pieces = cut(lengths, shared, pair, budget, middle)
         if len(pieces) <= count:
             best, high = pieces, middle
         else:
@@ -293,9 +254,14 @@ def cut(
     return best
 
 
-def _cut_greedily(
-    lengths: Sequence[int], shared: Sequence[int], pair: float, budget: int, cost_limit: float
+def cut(
+    lengths: Sequence[int], shared: Sequence[int], pair: float, budget: int, cost_limit: float = inf
 ) -> list[int]:
+    """Cut rows into as few micro-batches of `budget` unique tokens as possible; returns row counts.
+
+    A row of `lengths` tokens shares `shared` with the row before it. With shared tokens a
+    micro-batch has at most `GATHERED` times the budget; one of a single row may exceed it.
+    """
     counts: list[int] = []
     tokens, keys, cost = 0, 0, 0.0
     alone = row_costs(lengths, [0] * len(lengths), pair)

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -66,7 +67,7 @@ class Tree:
             self._cache[make] = make(self, device)
         return self._cache[make]
 
-    def ends(self, device: torch.device) -> torch.Tensor:
+    def ends(self, device: torch.device) -> Tensor:
         """Return the ``end[k]`` of the visibility rule, (length,) int32."""
         spans = torch.tensor(self.spans, dtype=torch.int32)
         return spans[:, 2].repeat_interleave((spans[:, 1] - spans[:, 0]).long()).to(device)
@@ -86,10 +87,10 @@ def flex_mask(tree: Tree, device: torch.device) -> BlockMask:
     whole = before & (first + BLOCK <= of_blocks.amin(1))
     part = before & ~whole & (first < of_blocks.amax(1)) | (first == first.T)
 
-    def visible(batch: Any, head: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def visible(batch: Any, head: Any, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) & (q < ends[k])
 
-    def ordered(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def ordered(seen: Tensor) -> tuple[Tensor, Tensor]:
         # How many key blocks each query block sees, and their indices first.
         numbers = seen.byte().argsort(dim=-1, descending=True, stable=True)
         return seen.sum(-1)[None, None].int(), numbers[None, None].int()
@@ -127,13 +128,8 @@ class _MergedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        tree: Tree,
-        scale: float,
-    ) -> torch.Tensor:
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, tree: Tree, scale: float
+    ) -> Tensor:
         # Accumulate in float32, whatever the model computes in.
         out = torch.zeros_like(query, dtype=torch.float32)
         lse = query.new_full(query.shape[:-1], -torch.inf, dtype=torch.float32)
@@ -156,7 +152,7 @@ class _MergedAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, lse = ctx.saved_tensors
         gradients = [torch.zeros_like(x, dtype=torch.float32) for x in (query, key, value)]
         for queries, keys, causal in _blocks(ctx.tree):
@@ -186,9 +182,7 @@ def _blocks(tree: Tree) -> Iterator[tuple[slice, slice, bool]]:
             yield slice(end, below), slice(start, end), False
 
 
-def _expand(
-    key: torch.Tensor, value: torch.Tensor, keys: slice, group: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _expand(key: Tensor, value: Tensor, keys: slice, group: int) -> tuple[Tensor, Tensor]:
     return key[:, :, keys].expand(group, -1, -1, -1), value[:, :, keys].expand(group, -1, -1, -1)
 
 
@@ -198,13 +192,8 @@ def _compiled_flex_attention() -> Any:
 
 
 def flex_tree_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    tree: Tree,
-    scale: float,
-    flex: Any = None,
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, tree: Tree, scale: float, flex: Any = None
+) -> Tensor:
     """Attend with `flex` (compiled `flex_attention`) under the tree's block mask."""
     flex = flex or _compiled_flex_attention()
     mask, grouped = tree.cached(flex_mask, query.device), query.size(1) != key.size(1)
@@ -212,13 +201,8 @@ def flex_tree_attention(
 
 
 def flash_tree_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    tree: Tree,
-    scale: float,
-    flash: Any,
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, tree: Tree, scale: float, flash: Any
+) -> Tensor:
     """Attend from each segment to the keys of its path, with the kernels of `flash`."""
     index, *lengths = tree.cached(key_paths, query.device)
     query, key, value = (x.transpose(1, 2)[0] for x in (query, key, value))
@@ -252,15 +236,15 @@ def describe_kernel(device: torch.device) -> str:
 
 def tree_attention(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     *,
     tree: Tree,
     scaling: float | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Attend within one packed row, as transformers calls an attention function.
 
     Queries are (1, heads, tokens, width), keys and values (1, key heads, tokens, width), the result

@@ -43,19 +43,13 @@ class LocalBackend(Backend):
     @contextmanager
     def rollout(self, trainer: Any) -> Iterator[None]:
         """Unwrap the model and gather its parameters, without gradients."""
-        args, unwrapped = trainer.args, trainer.accelerator.unwrap_model(trainer.model_wrapped)
+        args, model, accelerator = trainer.args, trainer.model_wrapped, trainer.accelerator
+        unwrapped, gather = accelerator.unwrap_model(model), args.ds3_gather_for_generation
         is_checkpointed = unwrapped.is_gradient_checkpointing
         if is_checkpointed:  # TRL's function would turn it on again without its arguments
             unwrapped.gradient_checkpointing_disable()
-        with (
-            unwrap_model_for_generation(
-                trainer.model_wrapped,
-                trainer.accelerator,
-                gather_deepspeed3_params=args.ds3_gather_for_generation,
-            ),
-            torch.no_grad(),
-            _unsharded(trainer),
-        ):
+        gathered = unwrap_model_for_generation(model, accelerator, gather_deepspeed3_params=gather)
+        with gathered, torch.no_grad(), _unsharded(trainer):
             yield
         if is_checkpointed:
             unwrapped.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
@@ -63,10 +57,7 @@ class LocalBackend(Backend):
 
 @contextmanager
 def _unsharded(trainer: Any) -> Iterator[None]:
-    """Keep every FSDP2 parameter gathered.
-
-    A forward pass gathers them collectively, and ranks run different numbers of forward passes.
-    """
+    """Keep FSDP2's parameters gathered: that is collective, and ranks differ in forward passes."""
     if not trainer.accelerator.is_fsdp2:
         yield
         return

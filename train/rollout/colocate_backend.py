@@ -41,20 +41,17 @@ class ColocateBackend(Backend):
         self, runner: EpisodeRunner, publisher: AdapterPublisher | None, sleeps: bool
     ) -> None:
         super().__init__(runner)
-        self._publisher = publisher
-        self._sleeps = sleeps
-        self._asleep = self._loaded = False
+        self._publisher, self._sleeps = publisher, sleeps
+        self._asleep = self._loaded = self._checked = False
         self._adapter: Adapter | None = None
-        self._checked = False
         self._sleep()
 
     def publish(self, trainer: Any) -> None:
         """Load the current weights, or the adapter, into the engine."""
         self._load_weights(trainer)
         if self._publisher is not None:
-            adapter, _ = self._publisher.save(trainer)
-            self.policy.use_adapter(adapter)
-            self._adapter = adapter
+            self._adapter, _ = self._publisher.save(trainer)
+            self.policy.use_adapter(self._adapter)
 
     @contextmanager
     def rollout(self, trainer: Any) -> Iterator[None]:
@@ -108,16 +105,14 @@ def clear_device_cache() -> None:
 def make_colocate_backend(rollouts: Rollouts, model: Any) -> ColocateBackend:
     """Make a backend with an engine of the trained `model` in this process."""
     args: TrainConfig = rollouts.args
-    adapted = isinstance(model, PeftModel)
-    if adapted:
+    publisher = None
+    if isinstance(model, PeftModel):
         check_servable(model)
-    engine = make_engine(args, model)
+        publisher = AdapterPublisher(Path(args.output_dir) / "adapters")
+    policy = VllmEnginePolicy(make_engine(args, model), rollouts.tokenizer)
     # Engines take different times to load, and collectives have a time limit.
     PartialState().wait_for_everyone()
-    policy = VllmEnginePolicy(engine, rollouts.tokenizer)
-    publisher = AdapterPublisher(Path(args.output_dir) / "adapters") if adapted else None
-    runner = rollouts.runner(policy)
-    return ColocateBackend(runner, publisher, args.vllm_enable_sleep_mode)
+    return ColocateBackend(rollouts.runner(policy), publisher, args.vllm_enable_sleep_mode)
 
 
 def make_engine(args: TrainConfig, model: Any) -> Any:
@@ -127,25 +122,23 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
     # In this process, not one that vLLM starts: weights are passed in memory.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in single.items():
-        os.environ.setdefault(name, value)
+    os.environ.update(single | os.environ)
     try:
         from vllm import EngineArgs
         from vllm.platforms import current_platform
         from vllm.utils.network_utils import get_open_port
         from vllm.v1.engine.llm_engine import LLMEngine
     except ImportError as error:
-        message = f"vllm_mode=colocate needs vLLM: pip install -e '.[vllm]' ({error})."
-        raise ConfigError(message) from error
+        raise ConfigError(
+            f"vllm_mode=colocate needs vLLM: pip install -e '.[vllm]' ({error})."
+        ) from error
     os.environ.setdefault("MASTER_PORT", str(get_open_port()))
     adapter: dict[str, Any] = {}
     if adapted:
         config = model.peft_config[model.active_adapters[0]]
         rank = max([config.r, *config.rank_pattern.values()])
-        adapter = {
-            "enable_lora": True,
-            "max_lora_rank": min(size for size in LORA_RANKS if size >= rank),
-        }
+        fitting = min(size for size in LORA_RANKS if size >= rank)
+        adapter = {"enable_lora": True, "max_lora_rank": fitting}
     elif current_platform.is_cpu():  # not the model's device: FSDP2's is still on the CPU here
         raise ConfigError(
             "vllm_mode=colocate: vLLM on CPU cannot take new full weights. Train a LoRA adapter "

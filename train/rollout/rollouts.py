@@ -34,15 +34,10 @@ class Rollouts:
     embedder: Embedder
 
     def runner(self, policy: Policy) -> EpisodeRunner:
+        args, shared = self.args, {"tokenizer": self.tokenizer, "embedder": self.embedder}
         agent = build_agent(
-            self.run,
-            policy,
-            tokenizer=self.tokenizer,
-            embedder=self.embedder,
-            encode_threads=ENCODE_THREADS,
-            keep_prompts=True,
+            self.run, policy, **shared, encode_threads=ENCODE_THREADS, keep_prompts=True
         )
-        args = self.args
         limits = Limits(max_tokens=args.episode_max_tokens, max_seconds=args.episode_max_seconds)
         most = args.max_inflight_tasks
         slots = asyncio.Semaphore(most) if most > 0 else None
@@ -64,19 +59,15 @@ class TaskOrder:
             )
         self.groups_per_update = groups_per_update
         self.updates_per_epoch = tasks // groups_per_update
-        self._tasks = tasks
-        self._shuffle = shuffle
-        self._seed = seed
+        self._tasks, self._shuffle, self._seed = tasks, shuffle, seed
         self._epoch: tuple[int, list[int]] = (-1, [])
 
     def task(self, group: int) -> int:
         epoch, place = divmod(group, self.updates_per_epoch * self.groups_per_update)
         if self._epoch[0] != epoch:
             generator = torch.Generator().manual_seed(self._seed + 1_000_003 * epoch)
-            order = torch.arange(self._tasks)
-            if self._shuffle:
-                order = torch.randperm(self._tasks, generator=generator)
-            self._epoch = (epoch, order.tolist())
+            shuffled = torch.randperm(self._tasks, generator=generator).tolist()
+            self._epoch = (epoch, shuffled if self._shuffle else [*range(self._tasks)])
         return self._epoch[1][place]
 
     def seed(self, group: int) -> int:
@@ -121,10 +112,7 @@ async def run_groups(
     groups: Sequence[RolloutGroup],
     on_episode: Callable[[int, Episode], None] | None = None,
 ) -> None:
-    """Run `groups` concurrently, each with its replacements while it has no variance.
-
-    The runner's limit of episodes holds for all together.
-    """
+    """Run `groups` concurrently, each with its replacements while it has no variance."""
 
     async def run(group: RolloutGroup, _: int) -> None:
         for task in group.tasks:
@@ -143,12 +131,12 @@ def gather_outcomes(
     """Return reward and size of every episode of all ranks, and what is logged; collective."""
     own = [
         (
-            episode.reward,
-            EpisodeSize.of(episode, args.overlong_filtering),
+            e.reward,
+            EpisodeSize.of(e, args.overlong_filtering),
             len(group.replaced) // len(group.samples),
         )
         for group in groups
-        for episode in group.episodes
+        for e in group.episodes
     ]
     rewards, sizes, replaced = (list(column) for column in zip(*gather_object(own), strict=True))
     size = args.num_generations or 1

@@ -6,7 +6,8 @@ NCCL (`WeightTransfer`); `vllm serve --data-parallel-size N` makes a server of N
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,7 @@ from atommem.policy.server_pool import Adapter, PooledServer, ServerPool
 from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.backends import Backend
 from atommem.train.rollout.rollouts import Rollouts
-from atommem.train.rollout.weight_sync import (
-    KEPT,
-    AdapterPublisher,
-    check_adapter,
-    named_weights,
-)
+from atommem.train.rollout.weight_sync import KEPT, AdapterPublisher, check_adapter, named_weights
 from atommem.train.rollout.weight_transfer import connect_nccl
 
 
@@ -56,13 +52,15 @@ class AdapterBackend(Backend):
                     trainer.run_async(_check_server(server, adapter))
             self._checked = True
         if self._main:
-            for old in outdated:
-                trainer.run_async(_unload(self.policy, old.name))
+            trainer.run_async(self._unload(outdated))
+
+    async def _unload(self, adapters: Sequence[Adapter]) -> None:
+        servers = self.policy.serving
+        await asyncio.gather(*(s.unload_adapter(old.name) for old in adapters for s in servers))
 
     async def close(self) -> None:
         if self._main:
-            for old in self._publisher.close():
-                await _unload(self.policy, old.name)
+            await self._unload(self._publisher.close())
         await super().close()
 
 
@@ -71,10 +69,6 @@ async def _check_server(server: PooledServer, adapter: Adapter) -> None:
         await check_adapter(adapter, server, server.load_adapter, server.unload_adapter)
     finally:
         await server.load_adapter(adapter)
-
-
-async def _unload(pool: ServerPool, name: str) -> None:
-    await asyncio.gather(*(server.unload_adapter(name) for server in pool.serving))
 
 
 class FullWeightBackend(Backend):
@@ -88,11 +82,10 @@ class FullWeightBackend(Backend):
         self,
         runner: EpisodeRunner | None,
         timeout: float,
-        connect: Callable[..., Any] | None = None,
+        connect: Callable[..., Any] = connect_nccl,
     ) -> None:
         super().__init__(runner)
-        self._timeout = timeout
-        self._connect = connect or connect_nccl
+        self._timeout, self._connect = timeout, connect
         self._client: Any = None
 
     def publish(self, trainer: Any) -> None:
@@ -104,7 +97,7 @@ class FullWeightBackend(Backend):
                 self._join(trainer, pool)
             except Exception as error:  # raised on all ranks
                 problem = error
-        problem = broadcast_object_list([problem])[0]
+        (problem,) = broadcast_object_list([problem])
         if problem is not None:
             raise problem
         weights = _SharedIterator(named_weights(trainer))
@@ -114,8 +107,7 @@ class FullWeightBackend(Backend):
                 self._client.send(weights)
             except Exception as error:  # the other ranks are still gathering, and must not hang
                 broken = error
-        for _ in weights:  # gathering a parameter takes all ranks
-            pass
+        deque(weights, maxlen=0)  # gathering a parameter takes all ranks
         if broken is not None:
             raise OutageError(f"the server broke during a weight transfer: {broken!r}")
         if pool is not None:
@@ -148,8 +140,7 @@ class _SharedIterator(Iterator[Any]):
     """An iterator for the thread that sends, and the one that drains it after an error."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
-        self._iterator = iterator
-        self._lock = threading.Lock()
+        self._iterator, self._lock = iterator, threading.Lock()
 
     def __next__(self) -> Any:
         with self._lock:

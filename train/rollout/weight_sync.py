@@ -27,16 +27,14 @@ KEPT = 2  # versions of an adapter on disk; late requests may still name the one
 class AdapterPublisher:
     """Saves the trained LoRA adapter under a new name for every update.
 
-    vLLM keys its prefix cache by the adapter's name, so replacing an adapter in place would serve
-    attention keys and values of old weights. Names hold a random number, because a server may have
-    served another run. Requests may still name `kept` versions.
+    vLLM keys its prefix cache by the adapter's name, so a replaced one would get keys and values of
+    old weights. Names hold a random number, because a server may have served another run. Requests
+    may still name `kept` versions.
     """
 
     def __init__(self, folder: Path, kept: int = KEPT) -> None:
-        self.folder = folder.absolute()
-        self._kept = kept
-        self._run = ""
-        self._count = 0
+        self.folder, self._kept = folder.absolute(), kept
+        self._run, self._count = "", 0
         self._saved: deque[Adapter] = deque()
 
     def save(self, trainer: Any) -> tuple[Adapter, list[Adapter]]:
@@ -55,8 +53,9 @@ class AdapterPublisher:
                 save_adapter(model, trainer.accelerator, Path(adapter.path))
             except WRITE_ERRORS as error:
                 problem = f"the adapter could not be written to {adapter.path}: {error}"
-        # The other ranks wait here for the one that writes.
-        problem = broadcast_object_list([problem])[0]
+        (problem,) = broadcast_object_list(
+            [problem]
+        )  # the other ranks wait for the one that writes
         if problem:
             raise OutageError(problem)
         self._saved.append(adapter)
@@ -95,23 +94,20 @@ def save_adapter(model: Any, accelerator: Any, folder: Path) -> None:
 def check_servable(model: Any) -> None:
     """Raise ConfigError if vLLM cannot serve the model's adapter."""
     config = model.peft_config[model.active_adapters[0]]
-    targets = config.target_modules or ()
-    targets = [targets] if isinstance(targets, str) else targets
-    not_layers = [name for name in targets if "lm_head" in name or "embed_tokens" in name]
+    targets = str(config.target_modules)
     refused = {
         "peft_type": config.peft_type != PeftType.LORA,
         "modules_to_save": config.modules_to_save,
         "use_dora": config.use_dora,
         "bias": config.bias != "none",
         "target_parameters": config.target_parameters,
-        "target_modules": not_layers,
+        "target_modules": "lm_head" in targets or "embed_tokens" in targets,
     }
-    for name, is_refused in refused.items():
-        if is_refused:
-            raise ConfigError(
-                f"{name}={getattr(config, name)}: vLLM cannot serve this adapter. Train a plain "
-                "LoRA of linear layers."
-            )
+    for name in (name for name, is_refused in refused.items() if is_refused):
+        raise ConfigError(
+            f"{name}={getattr(config, name)}: vLLM cannot serve this adapter. Train a plain LoRA "
+            "of linear layers."
+        )
 
 
 class Weight(NamedTuple):
@@ -201,13 +197,11 @@ async def check_adapter(
     for name, keys in modules.items():
         canary = Adapter(f"{adapter.name}-{name}", f"{adapter.path}-{name}")
         shutil.copytree(adapter.path, canary.path)
-        noise = {
-            key: (STANDARD_DEVIATION * torch.randn(weights[key].shape, generator=generator)).to(
-                weights[key].dtype
-            )
-            for key in keys
+        noise = {key: torch.randn(weights[key].shape, generator=generator) for key in keys}
+        random = {
+            key: (STANDARD_DEVIATION * drawn).to(weights[key].dtype) for key, drawn in noise.items()
         }
-        save_file(weights | noise, Path(canary.path) / _WEIGHTS)
+        save_file(weights | random, Path(canary.path) / _WEIGHTS)
         try:
             await load(canary)
             found = await policy.complete(_PROBE_IDS, _PROBE)

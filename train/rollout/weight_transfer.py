@@ -35,22 +35,19 @@ class WeightTransfer:
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
         from vllm.utils.network_utils import get_ip, get_open_port
 
-        self._wait(timeout)
-        answer = self._http.get("/get_world_size").raise_for_status()
-        size = 1 + answer.json()["world_size"]
-        info = NCCLTrainerInitInfo(get_ip(), get_open_port(), size, rank=0)
-        self._engine = WeightTransferTrainerFactory.trainer_init(info, client=self, source=self)
-
-    def _wait(self, timeout: float) -> None:
         end = time.monotonic() + timeout
         while True:
             try:
                 self._http.get("/health", timeout=5.0).raise_for_status()
-                return
+                break
             except httpx.HTTPError:
                 if time.monotonic() > end:
                     raise
             time.sleep(1.0)
+        answer = self._http.get("/get_world_size").raise_for_status()
+        size = 1 + answer.json()["world_size"]
+        info = NCCLTrainerInitInfo(get_ip(), get_open_port(), size, rank=0)
+        self._engine = WeightTransferTrainerFactory.trainer_init(info, client=self, source=self)
 
     def send(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Replace the server's weights, and its prefix cache, between two of its steps."""
