@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from importlib.metadata import EntryPoint, version
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -20,17 +20,6 @@ ROOT = Path(__file__).parents[2]
 RECIPE = "train/qwen3_0.6b_lora_1gpu"
 HEAVY = {"torch", "transformers", "trl", "vllm", "datasets", "peft", "accelerate"}
 ROOMS = {"envs", "train", "eval", "serve", "demo", "integrations"}
-
-
-def test_cli_prints_commands_and_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([]) == 2
-    out = capsys.readouterr().out
-    for name in ("ask", "demo", "data", "train", "eval", "compare", "report", "trace", "env"):
-        assert name in out
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"atommem {version('atommem')}\n"
-    assert cli.main(["fly"]) == 2
-    assert "fly: not a command" in capsys.readouterr().err
 
 
 def test_former_name_of_a_stored_setting_is_refused(tmp_path: Path) -> None:
