@@ -74,8 +74,8 @@ def main(argv: Sequence[str]) -> int:
     for run in runs:
         if (run.folder / MANIFEST).is_file():
             labels: dict[str, Any] = {"setting": run.row.label, "seed": run.seed}
-            labels["documents"] = run.column.documents
-            evaluations[run] = read_evaluation(run.folder, run.row.method, run.column.name, **labels)
+            labels |= {"dataset": run.column.name, "documents": run.column.documents}
+            evaluations[run] = read_evaluation(run.folder, run.row.method, **labels)
     _report(suite, evaluations, given.output_dir)
     is_whole = len(evaluations) == len(runs) and not errors
     return _exit_status(evaluations) or (0 if is_whole else EXIT_REFUSED)
