@@ -22,7 +22,7 @@ class Backend:
     """
 
     def __init__(self, runner: EpisodeRunner | None) -> None:
-        self.runner = runner
+        self.runner: Any = runner
         self.policy: Any = runner and runner.agent.policy
 
     def publish(self, trainer: Any) -> None:
