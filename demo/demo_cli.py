@@ -6,6 +6,7 @@ import os
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -23,7 +24,24 @@ _MOST_RANKS = 2  # each needs its own core, and a third gains little
 
 
 def main(argv: list[str]) -> int:
-    args = _parser().parse_args(argv)
+    parser = Parser(
+        "atommem demo",
+        "Make a tiny policy from nothing, show it faulty demonstrations, and let GRPO teach it to "
+        "manage its memory in a synthetic world. Takes minutes on two cores; downloads nothing.",
+    )
+    folder = "Output folder; an earlier demo in it is replaced (default: runs/demo, "
+    parser.add_argument("--output_dir", type=Path, help=f"{folder}runs/demo_limited, ...).")
+    worlds = parser.add_mutually_exclusive_group()
+    chosen: dict[str, Any] = {"action": "store_const", "dest": "world", "default": ""}
+    for world, summary in _WORLDS.items():
+        worlds.add_argument(f"--{world}", const=world, help=f"World: {summary}.", **chosen)
+    parser.add_argument("--seed", type=int, default=0, help="Of weights, tasks, sampling (0).")
+    shared = "Processes that share the work: 1, 2 or 4 (default: two on two cores; --quick: one)."
+    parser.add_argument("--processes", type=int, help=shared)
+    parser.add_argument(
+        "--quick", action="store_true", help="Run every part for a few seconds; teaches nothing."
+    )
+    args = parser.parse_args(argv)
     args.output_dir = args.output_dir or Path("runs", "_".join(filter(None, ("demo", args.world))))
     ranks = args.processes
     if ranks is None:
@@ -61,21 +79,17 @@ def _start_others(ranks: int, args: argparse.Namespace) -> list[BaseProcess]:
         "ACCELERATE_USE_CPU": "true",
         "OMP_NUM_THREADS": "1",
     }
-    context = multiprocessing.get_context("spawn")
-    others: list[BaseProcess] = []
-    for rank in range(1, ranks):
-        others.append(context.Process(target=_run_rank, args=(rank, args), daemon=True))
-        others[-1].start()
-    return others
+    make = multiprocessing.get_context("spawn").Process
+    others = [make(target=_run, args=(args, str(rank)), daemon=True) for rank in range(1, ranks)]
+    for other in others:
+        other.start()
+    return [*others]
 
 
-def _run_rank(rank: int, args: argparse.Namespace) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    _run(args)
-
-
-def _run(args: argparse.Namespace) -> None:
+def _run(args: argparse.Namespace, rank: str = "") -> None:
+    """Run the demo, in a process that was started for a `rank`, or in this one."""
     started = time.perf_counter()
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank} if rank else {}
     # Torch and TRL take seconds to import: not for --help.
     from atommem.demo.recipe import RECIPES, quick
     from atommem.demo.run import check_out, run_demo
@@ -88,37 +102,3 @@ def _run(args: argparse.Namespace) -> None:
         check_out(args.output_dir)
     console = Console(highlight=False, quiet=not is_main)
     run_demo(recipe, args.output_dir, args.seed, console, started)
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        "atommem demo",
-        "Make a tiny policy from nothing, show it faulty demonstrations, and let GRPO teach it to "
-        "manage its memory in a synthetic world. Takes minutes on two cores; downloads nothing.",
-    )
-    parser.add_argument(
-        "--output_dir",
-        type=Path,
-        help="Output folder; an earlier demo in it is replaced (default: runs/demo, "
-        "runs/demo_limited, ...).",
-    )
-    worlds = parser.add_mutually_exclusive_group()
-    for world, summary in _WORLDS.items():
-        worlds.add_argument(
-            f"--{world}",
-            action="store_const",
-            dest="world",
-            const=world,
-            default="",
-            help=f"World: {summary}.",
-        )
-    parser.add_argument("--seed", type=int, default=0, help="Of weights, tasks, sampling (0).")
-    parser.add_argument(
-        "--processes",
-        type=int,
-        help="Processes that share the work: 1, 2 or 4 (default: two on two cores; --quick: one).",
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="Run every part for a few seconds; teaches nothing."
-    )
-    return parser

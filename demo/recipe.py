@@ -23,6 +23,8 @@ from atommem.envs.web.site import (
 )
 
 GRPO_CONFIG = Path(__file__).with_name("grpo.yaml")  # of GRPO, memory, embedder, environment
+_WORLD = WorldConfig(prose="compact", distractors=2, corrections=0.5, errata=True, names=16)
+_FAULTS = Faults(create=0.45, read=0.2, update=0.25, scratchpad=0.05)
 
 
 @dataclass(frozen=True)
@@ -66,30 +68,17 @@ class ColdStart:
     steps: int = 1200
     batch_size: int = 64
     learning_rate: float = 3e-3
-    faults: Any = field(
-        default_factory=lambda: Faults(create=0.45, read=0.2, update=0.25, scratchpad=0.05)
-    )
+    faults: Any = _FAULTS
 
 
 @dataclass(frozen=True)
 class Recipe:
     """The whole demo; `world` is a `WorldConfig` or a `SiteConfig`."""
 
-    world: Any = field(
-        default_factory=lambda: WorldConfig(
-            prose="compact",
-            hops=(2, 2),
-            distractors=2,
-            early=0.5,
-            corrections=0.5,
-            errata=True,
-            facts_per_document=2,
-            names=16,
-        )
-    )
-    size: PolicySize = field(default_factory=PolicySize)
-    copying: CopyingConfig = field(default_factory=CopyingConfig)
-    cold_start: ColdStart = field(default_factory=ColdStart)
+    world: Any = _WORLD
+    size: PolicySize = PolicySize()
+    copying: CopyingConfig = CopyingConfig()
+    cold_start: ColdStart = ColdStart()
     updates: int | None = None  # updates of GRPO; None: as in the YAML file
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # words for the YAML
     heldout: int = 300
@@ -149,17 +138,14 @@ RECIPES = {"": FULL, "limited": LIMITED, "bounded": BOUNDED, "web": WEB, "inject
 def quick(recipe: Recipe) -> Recipe:
     """Return `recipe` cut down to seconds: it runs every part, and teaches nothing."""
     cold_start = replace(recipe.cold_start, episodes=60, steps=10)
+    small = {"per_device_train_batch_size": ("64",), "max_completion_length": ("12",)}
     return replace(
         recipe,
         copying=CopyingConfig(steps=10),
         cold_start=cold_start,
         updates=2,
         heldout=8,
-        settings={
-            **recipe.settings,
-            "per_device_train_batch_size": ("64",),
-            "max_completion_length": ("12",),
-        },
+        settings={**recipe.settings, **small},
     )
 
 
@@ -198,35 +184,25 @@ def make_tasks(world: World, count: int, seed: int, capacities: Sequence[int] = 
 def world_words(world: World, memory: MemoryConfig) -> list[str]:
     """Return the words of prose and numbers, then the names."""
     if isinstance(world, SiteConfig):
-        hops, words = HOPS, _site_words(world)
+        most = max(10, world.catalogues * world.works + 1)  # links, calls left, handles
+        lists = (f"list{number}" for number in range(1, world.catalogues + 1))
+        refusal = "There is no page: Write a tool (search, visit) and what it is given."
+        words = [*map(str, range(most)), "visit", HOME, DIRECTORY, *lists, *refusal.split()]
+        hops = HOPS
     else:
-        hops, words = world.hops[1], _document_words(memory)
+        most = max([memory.capacity or 0, *memory.capacities])  # the prompt shows how full it is
+        numbers = [*range(1, memory.retrieve_k + 1), *range(most + 1 if most else 0)]
+        hops, words = world.hops[1], [*map(str, numbers)]
     prose = get_prose(world.prose)
     names = [name for kind in KINDS[-hops - 1 :] for name in prose.names_of(kind, world.names)]
     return [*_prose_words(prose), ":", *words, *names]
 
 
-def _document_words(memory: MemoryConfig) -> list[str]:
-    numbers = [*range(1, memory.retrieve_k + 1)]  # handles
-    most = max([memory.capacity or 0, *memory.capacities])
-    if most:
-        numbers += range(most + 1)  # how full the store is
-    return list(map(str, numbers))
-
-
-def _site_words(site: SiteConfig) -> list[str]:
-    most = max(10, site.catalogues * site.works + 1)  # links, calls left, handles
-    lists = (f"list{number}" for number in range(1, site.catalogues + 1))
-    refusal = "There is no page: Write a tool (search, visit) and what it is given."
-    return [*map(str, range(most)), "visit", HOME, DIRECTORY, *lists, *refusal.split()]
-
-
 def _prose_words(prose: Prose) -> list[str]:
     subject, value = "Subject", "Value"
     facts = [Statement("fact", subject, relation, value) for relation in RELATIONS]
-    sentences = [prose.sentence(fact) for fact in facts]
-    sentences += [prose.sentence(Statement("correction", subject, "home", value))]
-    sentences += [prose.sentence(Statement("withdrawal", subject)), *prose.filler]
+    changes = Statement("correction", subject, "home", value), Statement("withdrawal", subject)
+    sentences = [*map(prose.sentence, (*facts, *changes)), *prose.filler]
     sentences += [prose.question(subject, hops) for hops in range(1, len(RELATIONS) + 1)]
     sentences += [prose.answer(None), prose.answer(facts[-1])]
     words = (word for sentence in sentences for word in sentence.split())

@@ -13,12 +13,8 @@ SUMMARY_FILE = "summary.json"
 
 ABLATIONS: Mapping[str, tuple[str, ...]] = {
     "store_off": ("create", "read", "update", "delete"),
-    "scratchpad_off": ("scratchpad",),
-    "update_off": ("update",),
-    "delete_off": ("delete",),
-    "tools_off": (),
-    "injected_off": (),
-    "orders_off": (),
+    **{f"{name}_off": (name,) for name in ("scratchpad", "update", "delete")},
+    **dict.fromkeys(("tools_off", "injected_off", "orders_off"), ()),
 }
 """Evaluations of the trained policy without memory actions, or with a web that has no pages (tools)
 or no instructions on them (injected), or with a rule that drops the actions that a page asks for
@@ -69,14 +65,10 @@ def _rates(result: EvalResult) -> dict[str, float]:
 
 def results_table(results: Mapping[str, EvalResult]) -> Table:
     tasks = max(len(result.records) for result in results.values())
-    table = Table(
-        title=f"{tasks} held-out tasks, sampled at temperature 1",
-        title_justify="left",
-        caption="actions per step as the policy writes them; one that is off has no effect",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        collapse_padding=True,
-    )
+    table = Table(box=SIMPLE_HEAD, collapse_padding=True)
+    table.title = f"{tasks} held-out tasks, sampled at temperature 1"
+    table.caption = "actions per step as the policy writes them; one that is off has no effect"
+    table.title_justify = table.caption_justify = "left"
     actions = [name for name in _ACTIONS if name != "delete" or "delete_off" in results]
     table.add_column("", no_wrap=True)
     for heading in ("EM", "95% interval", *(name.removesuffix("pad") for name in actions)):

@@ -61,10 +61,9 @@ _HELDOUT, _DEMONSTRATIONS, _TRAINING = 1, 2, 3  # streams of tasks with differen
 
 def load_settings(out: Path, recipe: Recipe, seed: int = 0) -> Settings:
     """Read the YAML file of the recipe's world, with the recipe's settings, for output in `out`."""
+    given = {"max_steps": recipe.updates, "capacity": recipe.capacity}
     words = {"output_dir": [str(out)], "seed": [str(seed)], **recipe.settings}
-    for name, value in (("max_steps", recipe.updates), ("capacity", recipe.capacity)):
-        if value is not None:
-            words[name] = [str(value)]
+    words |= {name: [str(value)] for name, value in given.items() if value is not None}
     arguments = ["--config", str(grpo_config(recipe.world))]
     arguments += [word for name in words for word in (f"--{name}", *words[name])]
     settings = read_settings("grpo", arguments)
@@ -205,13 +204,10 @@ class Demo:
         title = f"GRPO: {args.max_steps} updates of {groups} tasks with {size} episodes each"
         with self._timed("grpo", title):
             rollouts = Rollouts(args, self.settings.run, self.tokenizer, self.embedder)
+            backend, stored = partial(make_local_backend, rollouts), self.settings.stored
+            tasks = self.tasks(_TRAINING, groups * args.max_steps)
             trainer = MemoryGRPOTrainer(
-                self.model,
-                args,
-                self.tasks(_TRAINING, groups * args.max_steps),
-                self.tokenizer,
-                partial(make_local_backend, rollouts),
-                settings=self.settings.stored,
+                self.model, args, tasks, self.tokenizer, backend, settings=stored
             )
             use_console(trainer, [column for column in GRPO_COLUMNS if column[0] in _GRPO_HEADINGS])
             try:
@@ -227,11 +223,9 @@ class Demo:
     ) -> Agent:
         run, train = self.settings.run, self.settings.args
         longest = train.max_completion_length or 48
-        changed = replace(
-            run,
-            memory=replace(run.memory, disabled_actions=list(disabled)),
-            sampling=Sampling(train.temperature, max_completion_length=longest, seed=self.seed),
-        )
+        memory = replace(run.memory, disabled_actions=list(disabled))
+        sampling = Sampling(train.temperature, max_completion_length=longest, seed=self.seed)
+        changed = replace(run, memory=memory, sampling=sampling)
         shared = {"tokenizer": self.tokenizer, "embedder": self.embedder}
         return build_agent(changed, policy, keep_prompts=keep_prompts, **shared)
 
@@ -277,10 +271,9 @@ def run_demo(
     summary = results.summarize(found, demo.seconds, time.perf_counter() - started, seed)
     if not PartialState().is_main_process:
         return summary
-    lines = {"held-out EM after": summary["em_after"], "held-out EM before": summary["em_before"]}
-    plot = plot_training(
-        {"grpo": read_metrics(out / "grpo" / METRICS_FILE)}, out / PLOT_FILE, lines
-    )
+    lines = {f"held-out EM {when}": summary[f"em_{when}"] for when in ("after", "before")}
+    metrics = {"grpo": read_metrics(out / "grpo" / METRICS_FILE)}
+    plot = plot_training(metrics, out / PLOT_FILE, lines)
     write_json(out / results.SUMMARY_FILE, summary)
     console.print()
     console.print(results.results_table(found))

@@ -8,6 +8,7 @@ which it cannot learn to use a memory.
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 from msgspec.structs import asdict
@@ -96,18 +97,15 @@ def copying_rows(
     rows, predictable = [], []
     for _ in range(kind.batch_size):
         drawn = iter(rng.sample(tokens, kind.pieces * kind.longest))
-        pieces = [
-            [next(drawn) for _ in range(rng.randint(_SHORTEST, kind.longest))]
-            for _ in range(kind.pieces)
-        ]
+        lengths = (rng.randint(_SHORTEST, kind.longest) for _ in range(kind.pieces))
+        pieces = [[*islice(drawn, length)] for length in lengths]
         row: list[int] = []
         known: list[bool] = []
         seen: set[int] = set()
         while len(row) < kind.length:
             chosen = rng.randrange(kind.pieces)
-            piece = pieces[chosen]
-            row += piece
-            known += [False] + [chosen in seen] * (len(piece) - 1)
+            row += pieces[chosen]
+            known += [False] + [chosen in seen] * (len(pieces[chosen]) - 1)
             seen.add(chosen)
         rows.append(row[: kind.length])
         predictable.append(known[: kind.length])

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -11,16 +12,16 @@ from typing import Any
 
 from tqdm import tqdm
 
-from atommem.arguments import Command, Parser, make, pop_flags, run_command
+from atommem.arguments import Command, Parser, find_flag, make, pop_flags, run_command
 from atommem.config import check_least
 from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
 from atommem.envs.benchmarks.long_texts import QUESTIONS, parse_locomo
-from atommem.envs.benchmarks.multihop import BENCHMARKS, SPLITS, get_benchmark, with_aliases
+from atommem.envs.benchmarks.multihop import BENCHMARKS, SPLITS, with_aliases
 from atommem.envs.benchmarks.rows import QARow, read_rows
 from atommem.envs.benchmarks.tables import Columns, find_rows, read_table
 from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, listed_rows
-from atommem.envs.synthetic import ledger, oolong, ruler, told
+from atommem.envs.synthetic import ledger, ruler, told
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.synthetic.writing import SPLITS as TEXT_SPLITS
 from atommem.envs.task import Task
@@ -38,17 +39,19 @@ from atommem.text_safety import printable
 _GENERATED: dict[str, tuple[type[Any], Callable[..., Iterable[Task]]]] = {
     told.SOURCE: (told.ToldConfig, told.generate),
     ledger.SOURCE: (ledger.LedgerConfig, ledger.generate),
-    oolong.OOLONG_SOURCE: (oolong.OolongConfig, oolong.generate),
     ruler.SOURCE: (ruler.RulerConfig, ruler.generate),
 }
+_OUT = "A .parquet or .jsonl file."
+_DEFAULT_FOLDER = "Default: $ATOMMEM_DATA, else the folder data."
 
 
 def main(argv: list[str] | None = None) -> int:
+    synthetic = partial(_generate, "synthetic")
     commands = {
         "build": Command(_build, "write a task file (--environment NAME, or longdoc)"),
         "show": Command(_show, "print the first tasks of a file"),
         "convert": Command(_convert, "convert LoCoMo, LongMemEval, BEAM, MemAgent or a table"),
-        "synthetic": Command(_synthetic, "generate tasks of the synthetic world"),
+        "synthetic": Command(synthetic, "generate tasks of the synthetic world"),
     }
     return run_command("atommem data", commands, sys.argv[1:] if argv is None else argv)
 
@@ -61,16 +64,41 @@ def _build(argv: list[str]) -> int:
 
 def build_long_documents(argv: Sequence[str]) -> int:
     """Build the task file of a benchmark of questions with paragraphs; return the exit status."""
-    (name,) = pop_flags(argv, ["benchmark"])[0].get("benchmark") or [""]
+    name = find_flag(argv, "benchmark")
     if name in _GENERATED:
         return _generate(name, argv)
-    args = _build_parser().read(argv)
+    parser = Parser(
+        "atommem data build",
+        "Build long-document tasks: the gold documents of questions, shuffled among distractors.",
+        usage="atommem data build --benchmark NAME --split NAME --out FILE [--SETTING]",
+    )
+    known = f"Its format; or {', '.join(_GENERATED)}: generated (--benchmark told --help)."
+    parser.add_argument(
+        "--benchmark", required=True, choices=[*BENCHMARKS, *_GENERATED], help=known
+    )
+    parser.add_argument("--split", required=True, choices=SPLITS, help="Official file to look for.")
+    folders = (
+        "The benchmark's file, or a folder that holds it (itself or in a folder named like the "
+        f"benchmark); may be repeated. {_DEFAULT_FOLDER}"
+    )
+    parser.add_argument(
+        "--input", action="extend", nargs="+", type=Path, metavar="PATH", help=folders
+    )
+    parser.add_argument(
+        "--aliases", type=Path, help="id_aliases.json of 2WikiMultihopQA; its names are right too."
+    )
+    parser.add_argument("--out", type=Path, required=True, help=_OUT)
+    parser.add_settings("tasks", BuildConfig)
+    args = parser.read(argv)
     config = make(BuildConfig, args)
-    benchmark = get_benchmark(args.benchmark)
+    benchmark = BENCHMARKS[args.benchmark]
     if args.aliases is not None:
         benchmark = with_aliases(benchmark, args.aliases)
-    folders = args.input or [_data_folder()]
-    files = [file for folder in folders for file in benchmark.find(args.split, folder)]
+    files = [
+        file
+        for folder in args.input or [os.environ.get("ATOMMEM_DATA") or "data"]
+        for file in benchmark.find(args.split, folder)
+    ]
     check_out(args.out, files)
     progress = tqdm(files, "reading", unit="file", disable=None)
     pool = Pool(row for file in progress for row in benchmark.read(file))
@@ -93,33 +121,20 @@ def build_long_documents(argv: Sequence[str]) -> int:
     return _save(tqdm(tasks, "building", config.n, unit="task", disable=None), args.out, settings)
 
 
-def _data_folder() -> Path:
-    return Path(os.environ.get("ATOMMEM_DATA") or "data")
-
-
-def _generate(name: str, argv: Sequence[str]) -> int:
-    parser = Parser("atommem data build", f"Write the tasks of {name}.")
-    parser.add_argument("--benchmark", required=True, choices=list(_GENERATED), help="Which.")
-    parser.add_argument("--split", default="train", choices=TEXT_SPLITS, help="(%(default)s)")
-    return _write_generated(parser, argv, name, "texts", *_GENERATED[name])
-
-
-def _synthetic(argv: list[str]) -> int:
-    parser = Parser("atommem data synthetic", "Generate tasks of the synthetic world.")
-    return _write_generated(parser, argv, "synthetic", "world", WorldConfig, generate)
-
-
-def _write_generated(
-    parser: Parser,
-    argv: Sequence[str],
-    source: str,
-    title: str,
-    config_class: type[Any],
-    make_tasks: Callable[..., Iterable[Task]],
-) -> int:
+def _generate(source: str, argv: Sequence[str]) -> int:
+    """Write tasks of the synthetic world, or of another source, which has splits."""
+    if source == "synthetic":
+        parser = Parser("atommem data synthetic", "Generate tasks of the synthetic world.")
+        title = "world"
+    else:
+        parser = Parser("atommem data build", f"Write the tasks of {source}.")
+        parser.add_argument("--benchmark", required=True, choices=list(_GENERATED), help="Which.")
+        parser.add_argument("--split", default="train", choices=TEXT_SPLITS, help="(%(default)s)")
+        title = "texts"
+    config_class, make_tasks = (_GENERATED | {"synthetic": (WorldConfig, generate)})[source]
     parser.add_argument("--n", type=int, required=True, help="Tasks to write.")
     parser.add_argument("--seed", type=int, default=42, help="Seed of every draw (%(default)s).")
-    parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
+    parser.add_argument("--out", type=Path, required=True, help=_OUT)
     parser.add_settings(title, config_class)
     args = parser.parse_args(argv)
     config = make(config_class, args)
@@ -133,10 +148,24 @@ def _write_generated(
 
 def build_web_questions(argv: Sequence[str]) -> int:
     """Build a task file of a benchmark without documents; return the exit status."""
-    args = _web_parser().parse_args(argv)
+    about = "Build tasks of questions that are asked of the web."
+    parser = Parser("atommem data build --environment web", about)
+    parser.add_argument("--benchmark", required=True, choices=list(WEB_BENCHMARKS))
+    splits = {split for benchmark in WEB_BENCHMARKS.values() for split in benchmark.files}
+    parser.add_argument("--split", required=True, choices=sorted(splits), help="Official file.")
+    parser.add_argument("--input", type=Path, metavar="PATH", help=_DEFAULT_FOLDER)
+    parser.add_argument("--out", type=Path, required=True, help=_OUT)
+    parser.add_argument("--n", type=int, help="Tasks, drawn by the seed (default: all).")
+    parser.add_argument("--seed", type=int, default=42, help="Seed of the draw (%(default)s).")
+    only = "Only questions of this file, by id or text: a published subset, as GAIA's 103 of text."
+    parser.add_argument("--only", type=Path, metavar="FILE", help=only)
+    start = "Show WebWalkerQA's root page first."
+    parser.add_argument("--start_page", action="store_true", help=start)
+    args = parser.parse_args(argv)
     check_least(args, n=1)
     benchmark = WEB_BENCHMARKS[args.benchmark]
-    files = benchmark.find(args.split, args.input or _data_folder())
+    folder = args.input or os.environ.get("ATOMMEM_DATA") or "data"
+    files = benchmark.find(args.split, folder)
     check_out(args.out, files)
     rows = [row for file in files for row in benchmark.read(file)]
     if args.only is not None:
@@ -168,58 +197,6 @@ def _web_task(row: QARow, source: str, split: str, start_page: bool) -> Task:
     return Task(f"{source}-{split}-{question.id}", (question,), source=source, metadata=metadata)
 
 
-def _web_parser() -> Parser:
-    parser = Parser(
-        "atommem data build --environment web",
-        "Build tasks of questions that are asked of the web.",
-    )
-    parser.add_argument("--benchmark", required=True, choices=list(WEB_BENCHMARKS))
-    splits = {split for benchmark in WEB_BENCHMARKS.values() for split in benchmark.files}
-    parser.add_argument("--split", required=True, choices=sorted(splits), help="Official file.")
-    folder = "Default: $ATOMMEM_DATA, else the folder data."
-    parser.add_argument("--input", type=Path, metavar="PATH", help=folder)
-    parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
-    parser.add_argument("--n", type=int, help="Tasks, drawn by the seed (default: all).")
-    parser.add_argument("--seed", type=int, default=42, help="Seed of the draw (%(default)s).")
-    listed = (
-        "Only questions of this file, by id or text: a published subset, as GAIA's 103 of text."
-    )
-    parser.add_argument("--only", type=Path, metavar="FILE", help=listed)
-    start = "Show WebWalkerQA's root page first."
-    parser.add_argument("--start_page", action="store_true", help=start)
-    return parser
-
-
-def _build_parser() -> Parser:
-    parser = Parser(
-        "atommem data build",
-        "Build long-document tasks: the gold documents of questions, shuffled among distractors.",
-        usage="atommem data build --benchmark NAME --split NAME --out FILE [--SETTING]",
-    )
-    parser.add_argument(
-        "--benchmark",
-        required=True,
-        choices=[*BENCHMARKS, *_GENERATED],
-        help=f"Its format; or {', '.join(_GENERATED)}: generated (--benchmark told --help).",
-    )
-    parser.add_argument("--split", required=True, choices=SPLITS, help="Official file to look for.")
-    parser.add_argument(
-        "--input",
-        action="extend",
-        nargs="+",
-        type=Path,
-        metavar="PATH",
-        help="The benchmark's file, or a folder that holds it (itself or in a folder named like "
-        "the benchmark); may be repeated. Default: $ATOMMEM_DATA, else the folder data.",
-    )
-    parser.add_argument(
-        "--aliases", type=Path, help="id_aliases.json of 2WikiMultihopQA; its names are right too."
-    )
-    parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
-    parser.add_settings("tasks", BuildConfig)
-    return parser
-
-
 def _show(argv: list[str]) -> int:
     parser = Parser("atommem data show", "Print the first tasks of a file.")
     parser.add_argument("file", type=Path, help="A task file, or one that `convert` reads.")
@@ -233,8 +210,7 @@ def _show(argv: list[str]) -> int:
     # Our task files are read only as far as shown.
     ours = environment.read_tasks is load_tasks
     tasks = iter_tasks(read_rows(args.file)) if ours else environment.read_tasks(args.file)
-    for task in islice(tasks, args.limit):
-        described = environment.describe(task)
+    for described in map(environment.describe, islice(tasks, args.limit)):
         lines = [f"{described.id}  ({described.source or 'no source'})"]
         for number, question in enumerate(described.questions, start=1):
             lines.append(f"  question {number}: {question.text}")
@@ -245,11 +221,10 @@ def _show(argv: list[str]) -> int:
 
 
 def _convert(argv: list[str]) -> int:
-    formats = "LoCoMo, LongMemEval, BEAM or MemAgent"
     parser = Parser(
         "atommem data convert",
-        f"Write a task file of {formats}, or of a table: name its columns "
-        "(--question question --answer answers.text --text context).",
+        "Write a task file of LoCoMo, LongMemEval, BEAM or MemAgent, or of a table: name its "
+        "columns (--question question --answer answers.text --text context).",
     )
     parser.add_argument("file", help="JSON, JSON Lines, CSV, parquet, Arrow; or a hub name.")
     parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")

@@ -10,8 +10,7 @@ from atommem.config import check_choice, check_least, setting
 from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score
 from atommem.envs.scoring.judge import JudgeConfig, LLMJudge, make_judge
 from atommem.envs.scoring.metrics import GAIA_SOURCE, net_recall, score_question
-from atommem.envs.scoring.verdicts import Verdict
-from atommem.envs.task import Question, Task, describe_task
+from atommem.envs.task import Task, describe_task
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Step, StopReason
 from atommem.errors import ConfigError
@@ -111,16 +110,15 @@ async def score_answers(
     """
     check_reward(reward, task.source)
     pairs = list(zip(task.questions, answers, strict=True))
-    scores = [score_question(question, answer, task.source) for question, answer in pairs]
-    if reward == "net_recall":
-        for (question, answer), score in zip(pairs, scores, strict=True):
-            if score:
-                score.setdefault(reward, net_recall(answer, question.answers))
+    scores = []
+    for question, answer in pairs:
+        score = score_question(question, answer, task.source)
+        if score and reward == "net_recall":
+            score.setdefault(reward, net_recall(answer, question.answers))
+        scores.append(score)
     notes: tuple[str, ...] = ()
     if judge is not None:
-        verdicts = await asyncio.gather(
-            *(_verdict(judge, question, answer) for question, answer in pairs)
-        )
+        verdicts = await asyncio.gather(*(judge(*pair) for pair in pairs))
         notes = tuple(verdict.text and f"judge: {verdict.text}" for verdict in verdicts)
         for score, verdict in zip(scores, verdicts, strict=True):
             if score:
@@ -131,12 +129,6 @@ async def score_answers(
             by_name.setdefault(name, []).append(value)
     metrics = {name: sum(values) / len(values) for name, values in by_name.items()}
     return Score(metrics.get(reward), tuple(answers), metrics, tuple(scores), notes)
-
-
-async def _verdict(judge: LLMJudge, question: Question, answer: str | None) -> Verdict:
-    if not question.answers or answer is None or not answer.strip():
-        return Verdict(0.0)  # there is nothing to judge
-    return await judge(question, answer)
 
 
 def batches(count: int, at_once: int = 1) -> list[range]:
@@ -170,9 +162,8 @@ class AskedInTurn:
             self.reads_left -= 1
             return None
         batch = self._left.pop(0)
-        answers = [None if answer is None else answer.text]
-        if self._several:
-            answers = answers_in(step.actions, len(batch))
+        one = [None if answer is None else answer.text]
+        answers = answers_in(step.actions, len(batch)) if self._several else one
         self.answers[batch.start : batch.stop] = answers
         self.reads_left = self._max_reads
         if self._left:

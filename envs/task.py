@@ -54,48 +54,27 @@ class Task:
     source: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
 
-
-class ByIdentity:
-    """A task as a key: files may share ids, and metadata has no hash."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-
     def __hash__(self) -> int:
-        return id(self.task)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and self.task is other.task
+        return hash(self.id)  # metadata has none
 
 
 def describe_task(task: Task) -> TaskDescription:
-    questions = tuple(
-        QuestionDescription(
-            question.text,
-            question.answers,
-            question.id,
-            str(question.metadata.get("category", "")),
-            {
-                name: str(question.metadata[name])
-                for name in _ATTRIBUTES
-                if name in question.metadata
-            },
-        )
-        for question in task.questions
-    )
+    questions = []
+    for one in task.questions:
+        category = str(one.metadata.get("category", ""))
+        known = {name: str(one.metadata[name]) for name in _ATTRIBUTES if name in one.metadata}
+        questions.append(QuestionDescription(one.text, one.answers, one.id, category, known))
     group = str(task.metadata.get("sample_id", ""))
-    return TaskDescription(task.id, task.source, questions, group)
+    return TaskDescription(task.id, task.source, tuple(questions), group)
 
 
 def questions_piece(texts: Sequence[str]) -> Piece:
     """Return the questions as a piece of an observation; several are numbered."""
     if len(texts) == 1:
         return Piece("questions", {"questions": texts[0]})
-    lines = (
-        Piece("question_line", {"number": number, "text": text})
-        for number, text in enumerate(texts, start=1)
-    )
-    return Piece("questions", {"questions": tuple(lines)})
+    numbered = (dict[str, Any](number=number, text=text) for number, text in enumerate(texts, 1))
+    lines = tuple(Piece("question_line", values) for values in numbered)
+    return Piece("questions", {"questions": lines})
 
 
 def document_text(document: Document, number: int) -> str:

@@ -111,14 +111,18 @@ def _save_json_lines(tasks: Iterable[Task], path: Path) -> int:
 
 
 def _save_parquet(tasks: Iterable[Task], path: Path) -> int:
-    import pyarrow
+    import pyarrow as pa
     from pyarrow import parquet
 
-    schema = _schema(pyarrow)
+    text = pa.string()
+    question = pa.struct({"text": text, "answers": pa.list_(text), "id": text, "metadata": text})
+    document = pa.struct({"title": text, "text": text, "gold": pa.bool_()})
+    lists = {"questions": pa.list_(question), "documents": pa.list_(document)}
+    schema = pa.schema({"id": text, "source": text, **lists, "context": text, "metadata": text})
     count, rows = 0, map(_parquet_row, tasks)
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         while group := list(islice(rows, _TASKS_PER_GROUP)):
-            writer.write_table(pyarrow.Table.from_pylist(group, schema))
+            writer.write_table(pa.Table.from_pylist(group, schema))
             count += len(group)
     return count
 
@@ -128,22 +132,6 @@ def _parquet_row(task: Task) -> dict[str, Any]:
     for item in (row, *row["questions"]):
         item["metadata"] = json.dumps(item["metadata"], ensure_ascii=False)
     return row
-
-
-def _schema(pa: Any) -> Any:
-    text = pa.string()
-    question = pa.struct({"text": text, "answers": pa.list_(text), "id": text, "metadata": text})
-    document = pa.struct({"title": text, "text": text, "gold": pa.bool_()})
-    return pa.schema(
-        {
-            "id": text,
-            "source": text,
-            "questions": pa.list_(question),
-            "documents": pa.list_(document),
-            "context": text,
-            "metadata": text,
-        }
-    )
 
 
 def describe_file(path: str | Path) -> dict[str, Any]:
@@ -169,11 +157,7 @@ def write_provenance(path: str | Path, values: Mapping[str, Any]) -> Path:
     """
     path = Path(path)
     beside = path.with_name(f"{path.name}.json")
-    everything = {
-        **values,
-        "output": describe_file(path),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "atommem": version("atommem"),
-    }
-    write_json(beside, everything)
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    made = {"output": describe_file(path), "created": created, "atommem": version("atommem")}
+    write_json(beside, {**values, **made})
     return beside

@@ -61,9 +61,8 @@ class Pool:
             if not row.answerable:
                 self.skipped += 1
                 continue
-            first = places.setdefault(row.question.id, row.place)
-            if first != row.place:
-                name = row.question.id
+            name = row.question.id
+            if (first := places.setdefault(name, row.place)) != row.place:
                 raise DataError(
                     f"{row.place}: field 'id' is {name!r}, as in {first}. Give every row once."
                 )
@@ -102,23 +101,19 @@ def build_tasks(
             f"tasks of {high} questions of this pool may need {most} gold documents, more than the "
             f"{config.documents} documents of a task. Ask for more documents or fewer questions."
         )
-    gold_documents = [replace(document, gold=True) for document in pool.documents]
+    marked = [replace(document, gold=True) for document in pool.documents]
     for number, rows in enumerate(_drawn_questions(pool, config)):
         indices = _drawn_documents(pool, config, number, rows)
         places = {index: place for place, index in enumerate(indices)}
         gold = {index for row in rows for index in pool.gold[row]}
-        yield Task(
-            id=f"{source}-{split}-{number:05d}",
-            questions=tuple(
-                pool.questions[row].with_documents(places[index] for index in pool.gold[row])
-                for row in rows
-            ),
-            documents=tuple(
-                (gold_documents if index in gold else pool.documents)[index] for index in indices
-            ),
-            source=source,
-            metadata={"split": split, "seed": config.seed},
+        asked = tuple(
+            pool.questions[row].with_documents(places[index] for index in pool.gold[row])
+            for row in rows
         )
+        documents = tuple((marked if index in gold else pool.documents)[index] for index in indices)
+        metadata = {"split": split, "seed": config.seed}
+        name = f"{source}-{split}-{number:05d}"
+        yield Task(name, asked, documents, source=source, metadata=metadata)
 
 
 def _drawn_questions(pool: Pool, config: BuildConfig) -> Iterator[tuple[int, ...]]:
@@ -145,13 +140,11 @@ def _drawn_documents(
 ) -> list[int]:
     rng = Random(f"{config.seed}:{number}")
     drawn = list(dict.fromkeys(chain.from_iterable(pool.gold[row] for row in rows)))
-    missing = config.documents - len(drawn)
     own = Counter(chain.from_iterable(pool.contexts[row] for row in rows))
-    taken = {*drawn}
     if config.distractors == "own":
-        others = sorted(own.keys() - taken)
-        drawn += rng.sample(others, min(len(others), missing))
-        taken |= {*drawn}
+        others = sorted(own.keys() - {*drawn})
+        drawn += rng.sample(others, min(len(others), config.documents - len(drawn)))
+    taken = {*drawn}
     for index in _permutation(rng, len(pool.documents)):
         if len(drawn) == config.documents:
             break

@@ -165,9 +165,8 @@ def decoded(value: Any) -> Any:
         return load_json(value)
     if value in ("True", "False") or value.lstrip().startswith(("[", "{", "(", "array(")):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            commas = _ARRAY_ITEM.sub(
-                lambda item: item[1] + "," * bool(item[2]), _ARRAY.sub(r"\1", value)
-            )
+            lists = _ARRAY.sub(r"\1", value)
+            commas = _ARRAY_ITEM.sub(lambda item: item[1] + "," * bool(item[2]), lists)
             return ast.literal_eval(commas)
     return value
 

@@ -49,15 +49,10 @@ def grouped_tasks(
     for number, start in enumerate(range(0, len(asked), size)):
         group = asked[start : start + size]
         gold = {place for _, places in group for place in places}
-        yield Task(
-            id=f"{source}-{sample}-{number:03d}",
-            questions=tuple(question.with_documents(places) for question, places in group),
-            documents=tuple(
-                replace(document, gold=place in gold) for place, document in enumerate(documents)
-            ),
-            source=source,
-            metadata={"sample_id": sample},
-        )
+        questions = tuple(question.with_documents(places) for question, places in group)
+        marked = tuple(replace(one, gold=place in gold) for place, one in enumerate(documents))
+        name = f"{source}-{sample}-{number:03d}"
+        yield Task(name, questions, marked, source=source, metadata={"sample_id": sample})
 
 
 class _Said(Struct):
@@ -98,9 +93,9 @@ def parse_locomo(row: Row, questions: int = QUESTIONS, official: bool = False) -
 def _dialogue(row: Row) -> Mapping[str, Document]:
     """Return the turns by their ids (``D1:3``), in the order of the dialogue."""
     conversation = row.convert("conversation", row.get("conversation"), dict[str, Any])
-    numbers = sorted(int(match[1]) for name in conversation if (match := _SESSION.fullmatch(name)))
     turns: dict[str, Document] = {}
-    for name in (f"session_{number}" for number in numbers):
+    sessions = filter(_SESSION.fullmatch, conversation)
+    for name in sorted(sessions, key=lambda name: int(name.rpartition("_")[2])):
         dated = f"{name}_date_time"
         date = row.convert(f"conversation.{dated}", conversation.get(dated), Text)
         for turn in row.convert(f"conversation.{name}", conversation[name], list[_Said]):
@@ -169,25 +164,25 @@ def parse_longmemeval(row: Row) -> Iterator[Task]:
     columns = (given.haystack_dates, given.haystack_session_ids, given.haystack_sessions)
     if len({len(column) for column in columns}) > 1:
         raise row.error("haystack_dates", "or ..._ids have another length than haystack_sessions")
-    documents: list[Document] = []
-    marked: set[int] = set()
-    in_sessions: set[int] = set()
-    for date, session_id, turns in sorted(zip(*columns, strict=True), key=itemgetter(0)):
-        for turn in turns:
-            if turn.has_answer:
-                marked.add(len(documents))
-            if session_id in given.answer_session_ids:
-                in_sessions.add(len(documents))
-            documents.append(Document(date, f"{turn.role}: {turn.content}"))
-    answer, abstention = given.answer, given.question_id.endswith("_abs")
-    question = Question(
-        f"{given.question.strip()} (Asked on {given.question_date}.){hint('history')}",
-        (ABSTENTION, answer) if abstention else (answer,),
-        given.question_id,
-        {"type": "abstention" if abstention else given.question_type, "abstention": abstention},
-    )
+    sessions = sorted(zip(*columns, strict=True), key=itemgetter(0))
+    told = [(date, name, turn) for date, name, turns in sessions for turn in turns]
+    documents = [Document(date, f"{turn.role}: {turn.content}") for date, _, turn in told]
+    marked = [place for place, (*_, turn) in enumerate(told) if turn.has_answer]
+    wanted = given.answer_session_ids
+    in_sessions = [place for place, (_, name, _) in enumerate(told) if name in wanted]
+    text = f"{given.question.strip()} (Asked on {given.question_date}.)"
+    kind = "abstention" if given.question_id.endswith("_abs") else given.question_type
+    question = _question(text, "history", given.answer, given.question_id, kind)
     asked = [(question, marked or in_sessions)]
     yield from grouped_tasks(LONGMEMEVAL, given.question_id, asked, documents)
+
+
+def _question(text: str, what: str, gold: str, name: str, kind: str, **details: Any) -> Question:
+    """Return a question that hints that `what` may not tell, as those of kind abstention do not."""
+    abstention = kind == "abstention"
+    golds = (ABSTENTION, gold) if abstention else (gold,)
+    metadata = {"type": kind, **details, "abstention": abstention}
+    return Question(f"{text}{hint(what)}", golds, name, metadata)
 
 
 class _Probe(Struct):
@@ -258,18 +253,10 @@ def _probes(
             gold = next(filter(None, golds), None)
             if gold is None:
                 raise row.error("probing_questions", f"of {ability} lack one of {_GOLDS}")
-            abstention = ability == "abstention"
-            question = Question(
-                item.question.strip() + hint("chat"),
-                (ABSTENTION, gold) if abstention else (gold,),
-                f"{sample}-{ability}-{number}",
-                {
-                    "type": ability,
-                    **({"level": str(item.difficulty)} if item.difficulty else {}),
-                    "abstention": abstention,
-                    "rubric": item.rubric,
-                },
-            )
+            level = {"level": str(item.difficulty)} if item.difficulty else {}
+            name = f"{sample}-{ability}-{number}"
+            question = _question(item.question.strip(), "chat", gold, name, ability, **level)
+            question.metadata["rubric"] = item.rubric
             yield question, [places[at] for at in _numbers(item.source_chat_ids) if at in places]
 
 
@@ -324,9 +311,7 @@ def parse_ruler(row: Row) -> Iterator[Task]:
     All `outputs` are asked for, but of RULER's questions over documents one is enough.
     """
     text = row.text("input").strip()
-    context, _, asked = text.rpartition("\n")
-    if not context:
-        context, _, asked = text.rpartition(". ")
+    context, _, asked = text.rpartition("\n" if "\n" in text else ". ")
     answers = _answers(row, "outputs", row.get("outputs"), 1)[0]
     task_id = f"ruler-{row.number - 1:05d}"
     all_of = {} if "based on the given documents" in text else {"all_of": True}

@@ -65,7 +65,7 @@ def parse_twowiki(row: Row, names: Mapping[str, Sequence[str]] | None = None) ->
 def parse_musique(row: Row) -> QARow:
     """Parse a row of MuSiQue (Trivedi et al. 2022), Answerable or Full."""
     found = row.parse(_MusiqueRow)
-    answers = [found.answer, *(alias for alias in found.answer_aliases if alias.strip())]
+    answers = dict.fromkeys([found.answer, *filter(str.strip, found.answer_aliases)])
     paragraphs = [
         Document(item.title, item.paragraph_text.strip(), item.is_supporting)
         for item in found.paragraphs
@@ -73,7 +73,7 @@ def parse_musique(row: Row) -> QARow:
     if found.answerable and not any(document.gold for document in paragraphs):
         raise row.error("paragraphs", "has none with is_supporting true, but the row is answerable")
     kinds = {"type": found.id.partition("__")[0], "hops": len(found.question_decomposition)}
-    question = Question(found.question.strip(), tuple(dict.fromkeys(answers)), found.id, kinds)
+    question = Question(found.question.strip(), tuple(answers), found.id, kinds)
     return QARow(question, _unique(paragraphs), found.answerable, row.place)
 
 
@@ -92,8 +92,7 @@ def _parse(row: Row, source: str, separator: str, answers: list[str]) -> QARow:
     details["hops"] = len(titles)
     golds = tuple(dict.fromkeys(answers))
     question = Question(row.text("question").strip(), golds, row.text("_id", "id"), details)
-    answerable = titles <= {title for title, _ in paragraphs}
-    return QARow(question, _unique(documents), answerable, row.place)
+    return QARow(question, _unique(documents), titles <= {*dict(paragraphs)}, row.place)
 
 
 def _pairs(row: Row, name: str, kind: Any, *keys: str) -> list[tuple[str, Any]]:

@@ -13,7 +13,6 @@ from atommem.envs.benchmarks.rows import Benchmark, QARow, Row, Text, listed, re
 from atommem.envs.scoring.metrics import WEB_SOURCES, normalize
 from atommem.envs.task import Question
 
-GAIA, WEBWALKERQA, ASEARCHER, WEBDANCER, BROWSECOMP_PLUS = WEB_SOURCES
 _HIDDEN = "?"  # the final answer in GAIA's test split, which can be asked and not scored
 
 
@@ -57,8 +56,7 @@ def parse_asearcher(row: Row) -> QARow:
 
 def parse_webdancer(row: Row) -> QARow:
     """Parse a row of ``sample_qa.jsonl`` (WebDancer; Wu et al., arXiv 2505.22648)."""
-    facts = {"category": row.optional_text("tag")}
-    answers = _answers(row, "answer")
+    answers, facts = _answers(row, "answer"), {"category": row.optional_text("tag")}
     return _question(row, row.number, row.text("question"), answers, facts)
 
 
@@ -93,12 +91,9 @@ def _question(row: Row, name: Any, text: str, answers: list[str], facts: dict[st
     return QARow(Question(text.strip(), known, str(name), facts), place=row.place)
 
 
+_PARSERS = (parse_gaia, parse_webwalkerqa, parse_asearcher, parse_webdancer, parse_browsecomp_plus)
 WEB_BENCHMARKS = {
-    GAIA: Benchmark(GAIA, parse_gaia),
-    WEBWALKERQA: Benchmark(WEBWALKERQA, parse_webwalkerqa),
-    ASEARCHER: Benchmark(ASEARCHER, parse_asearcher),
-    WEBDANCER: Benchmark(WEBDANCER, parse_webdancer),
-    BROWSECOMP_PLUS: Benchmark(BROWSECOMP_PLUS, parse_browsecomp_plus),
+    name: Benchmark(name, parse) for name, parse in zip(WEB_SOURCES, _PARSERS, strict=True)
 }
 
 

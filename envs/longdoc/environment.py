@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate, chain
 from math import ceil
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +28,6 @@ from atommem.environment import Score, StepResult, TaskShape
 from atommem.envs.longdoc.evidence import MODES, arrivals, drawn_mode, fact_recall, needed_chunks
 from atommem.envs.question_answering import AskedInTurn, QAConfig, QAEnvironments, batches
 from atommem.envs.task import (
-    ByIdentity,
     Question,
     Task,
     chunk_task,
@@ -37,7 +37,6 @@ from atommem.envs.task import (
 )
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Episode, Observation, Piece, Step
-from atommem.errors import ConfigError
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer, token_offsets
 
@@ -88,11 +87,7 @@ class LongDocConfig(QAConfig):
         check_probabilities(self, "step_cost")
         if isinstance(self.questions_shown, str):
             self.questions_shown = [self.questions_shown]
-        if not self.questions_shown:
-            raise ConfigError(
-                f"questions_shown=[]: empty. Give one or several of {', '.join(MODES)}."
-            )
-        for mode in self.questions_shown:
+        for mode in self.questions_shown or ["[]"]:
             check_choice("questions_shown", mode, MODES)
         check_choice("chunking", self.chunking, ("tokens", "documents"))
 
@@ -123,7 +118,7 @@ class LongDocEnvironments(QAEnvironments):
     def __init__(self, config: LongDocConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         cut = (tokenizer, config.chunking, config.chunk_tokens)
-        self._cut = lru_cache(maxsize=_CACHED_TASKS)(lambda key: chunk_task(key.task, *cut))
+        self._cut = lru_cache(_CACHED_TASKS)(lambda task: chunk_task(task, *cut))
         # One thread: the episodes of a group ask for the same chunks at the same time.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-chunks")
 
@@ -134,11 +129,11 @@ class LongDocEnvironments(QAEnvironments):
 
     @classmethod
     def shown(cls, config: LongDocConfig) -> Collection[str]:
-        between = config.open_ended or config.early_stop or "arriving" in config.questions_shown
+        modes = {*config.questions_shown}
         left_out = {"chunk", "answering", "read_notice"} if config.open_ended else {"part"}
-        if {*config.questions_shown} == {"reading"}:
+        if modes == {"reading"}:
             left_out |= {"unasked"}
-        if not between:
+        if not (config.open_ended or config.early_stop or "arriving" in modes):
             left_out |= {"asked", "asked_reads"}
         return [name for name in cls.pieces if name not in left_out]
 
@@ -147,23 +142,19 @@ class LongDocEnvironments(QAEnvironments):
 
     def reading(self, text: str | Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
         """Return one observation a chunk; with `chunking` documents, a paragraph is a document."""
-        task = Task("", tuple(Question(question, ()) for question in questions))
-        config = self.config
+        task, config = Task("", tuple(map(Question, questions))), self.config
         if isinstance(text, str):
             paragraphs = config.chunking == "documents"
             text = re.split(r"\n\s*\n", text.strip()) if paragraphs else [text]
-        chunks = [
-            chunk
-            for piece in text
-            for chunk in chunk_text(clean(piece), self.tokenizer, config.chunk_tokens)
-        ]
+        cut = (chunk_text(clean(part), self.tokenizer, config.chunk_tokens) for part in text)
+        chunks = [*chain.from_iterable(cut)]
         return [
             chunk_observation(task, chunks, index, open_ended=config.open_ended)
             for index in range(len(chunks))
         ]
 
     def asking(self, question: str) -> Task:
-        return Task("", (Question(question, ()),))
+        return Task("", (Question(question),))
 
     def blank(self, phase: str) -> Observation:
         task, open_ended = self.asking(""), self.config.open_ended
@@ -178,9 +169,11 @@ class LongDocEnvironments(QAEnvironments):
         if path is not None and Path(path).is_file():
             tasks = load_tasks(path)
             first = tasks[:_SAMPLED_TASKS]
-            questions = [question for task in first for question in task.questions]
-            tokens = fmean(self._count(joined_text(task)) for task in first)
-            question_tokens = fmean(self._count(question.text) for question in questions)
+            questions = [question.text for task in first for question in task.questions]
+            tokens, question_tokens = (
+                fmean(len(token_offsets(self.tokenizer, text)) for text in texts)
+                for texts in ([*map(joined_text, first)], questions)
+            )
             supposed = replace(
                 supposed,
                 source=f"the first {len(first)} tasks of {path}",
@@ -202,9 +195,6 @@ class LongDocEnvironments(QAEnvironments):
             same_stream="arriving" not in config.questions_shown,
         )
 
-    def _count(self, text: str) -> int:
-        return len(token_offsets(self.tokenizer, text))
-
     def without_reads(self) -> LongDocEnvironments:
         """Return the same for a policy without reads: `MOST_AT_ONCE` questions at one step."""
         config = replace(self.config, max_reads=0, at_once=MOST_AT_ONCE)
@@ -217,7 +207,7 @@ class LongDocEnvironments(QAEnvironments):
 
     def chunks(self, task: Task) -> list[str]:
         """Return the chunks of `task`, cut once for the episodes in flight."""
-        return self._cut(ByIdentity(task))
+        return self._cut(task)
 
     async def prepare(self, task: Task) -> None:
         """Cut `task` in a thread: 100,000 tokens take a fifth of a second."""
@@ -276,11 +266,9 @@ class LongDocEnvironment:
     async def score(self) -> Score:
         """Score the answers to all questions; reading has its cost (`step_cost`)."""
         score = await self._shared.score(self._task, self._questions.answers)
-        if score.reward is None:
-            return score
         share = min(1.0, (self._read + self._resumed) / len(self._chunks))
         cost = self._shared.config.step_cost * share
-        return replace(score, reward=score.reward * (1 - cost))
+        return replace(score, reward=score.reward and score.reward * (1 - cost))
 
     @property
     def _is_asked(self) -> bool:
@@ -288,20 +276,18 @@ class LongDocEnvironment:
 
     def _resumes(self, step: Step) -> bool:
         """Whether a step after a stop neither answers nor reads, and there is more of the text."""
-        if not self._stopped or self._read == len(self._chunks) or first(step.actions, ANSWER):
-            return False
-        return not (self._questions.reads_left and first(step.actions, READ))
+        more = self._stopped and self._read < len(self._chunks)
+        reads = self._questions.reads_left and first(step.actions, READ)
+        return more and not (reads or first(step.actions, ANSWER))
 
     def _observation(self) -> Observation:
         task, open_ended = self._task, self._shared.config.open_ended
-        if not self._is_asked:
-            shown = self._mode == "reading"
-            return chunk_observation(
-                task, self._chunks, self._read, shown=shown, open_ended=open_ended
-            )
-        over = not open_ended and self._read == len(self._chunks)
-        reads_left = self._questions.reads_left
-        return question_observation(task, self._questions.asked, reads_left, over=over)
+        if self._is_asked:
+            over = not open_ended and self._read == len(self._chunks)
+            questions = self._questions
+            return question_observation(task, questions.asked, questions.reads_left, over=over)
+        shown = self._mode == "reading"
+        return chunk_observation(task, self._chunks, self._read, shown=shown, open_ended=open_ended)
 
 
 def chunk_observation(
@@ -311,25 +297,18 @@ def chunk_observation(
 
     `open_ended` hides the chunk's number and the number of chunks.
     """
-    text = chunks[index]
-    part = Piece("part", {"chunk": text})
+    part = Piece("part", {"chunk": chunks[index]})
     if not open_ended:
         counts = {"chunk_number": index + 1, "chunk_count": len(chunks)}
-        part = Piece("chunk", {"chunk": text, **counts})
-    known = shown and task.questions
-    questions = questions_piece([question.text for question in task.questions])
+        part = Piece("chunk", {**part.values, **counts})
+    questions = Piece("unasked")
+    if shown and task.questions:
+        questions = questions_piece([question.text for question in task.questions])
     place = f"chunk {index + 1}/{len(chunks)}"
-    start = sum(map(len, chunks[:index]))
-    return Observation(
-        phase="reading",
-        task=(questions if known else Piece("unasked"),),
-        stream=(part,),
-        closing=(Piece("reading"),),
-        label=place,
-        origin=place,
-        start=start,
-        end=start + len(text),
-    )
+    ends = [*accumulate(map(len, chunks[: index + 1]), initial=0)]
+    asks = (Piece("reading"),)
+    span = {"start": ends[-2], "end": ends[-1]}
+    return Observation("reading", (questions,), (part,), asks, place, origin=place, **span)
 
 
 def question_observation(
@@ -342,14 +321,12 @@ def question_observation(
     left = {"reads_left": reads_left}
     notice = Piece("read_notice" if over else "asked_reads", left, needs=READ)
     ended = (Piece("answering", {"read_notice": notice, **left}),)
+    closing = ended if over else (Piece("asked", left), notice)
+    questions = questions_piece([task.questions[index].text for index in asked])
     reads = f"{reads_left} read{'s' * (reads_left != 1)} left"
+    label = f"{questions_label(asked, len(task.questions))}, {reads}"
     return Observation(
-        phase="answering",
-        task=(questions_piece([task.questions[index].text for index in asked]),),
-        closing=ended if over else (Piece("asked", left), notice),
-        label=f"{questions_label(asked, len(task.questions))}, {reads}",
-        question=asked.start,
-        questions=len(asked),
+        "answering", (questions,), (), closing, label, question=asked.start, questions=len(asked)
     )
 
 

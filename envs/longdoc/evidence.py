@@ -73,17 +73,13 @@ def gold_documents(task: Task, question: Question) -> list[Document]:
 def facts_of(task: Task, question: Question) -> list[Fact]:
     """Return the facts that answer `question`; none for yes, no, and answers worded otherwise."""
     answers = {_padded(answer).strip(): _words(answer) for answer in question.answers}
-    facts = []
-    for document in gold_documents(task, question):
-        for sentence in _sentences(document.text):
-            padded = _padded(sentence)
-            around = _words(document.title) | _words(sentence)
-            facts += [
-                Fact(answer, around - own)
-                for answer, own in answers.items()
-                if answer and answer not in VERDICTS and f" {answer} " in padded
-            ]
-    return facts
+    return [
+        Fact(answer, (_words(document.title) | _words(sentence)) - own)
+        for document in gold_documents(task, question)
+        for sentence in _sentences(document.text)
+        for answer, own in answers.items()
+        if answer and answer not in VERDICTS and f" {answer} " in _padded(sentence)
+    ]
 
 
 def fact_recall(task: Task, episode: Episode) -> list[dict[str, float]]:
@@ -95,22 +91,18 @@ def fact_recall(task: Task, episode: Episode) -> list[dict[str, float]]:
     """
     operations = [operation for step in episode.steps for operation in step.operations]
     written = [
-        operation.after or ""
-        for operation in operations
-        if operation.outcome is Outcome.APPLIED
-        and operation.kind in ("create", "update", "scratchpad")
+        one.after or ""
+        for one in operations
+        if one.outcome is Outcome.APPLIED and one.kind in ("create", "update", "scratchpad")
     ]
     contents = replay(operations)
     kept = [*(entry.text for entry in contents.entries.values()), contents.scratchpad]
     recalls: list[dict[str, float]] = []
     for index, question in enumerate(task.questions):
         facts = facts_of(task, question) if episode.steps else []
-        shown = [
-            text
-            for step in episode.steps
-            if index in step.observation.asked
-            for text in (step.view.scratchpad, *(item.text for item in step.view.retrieved))
-        ]
+        views = [step.view for step in episode.steps if index in step.observation.asked]
+        shown = [view.scratchpad for view in views]
+        shown += [item.text for view in views for item in view.retrieved]
         texts = {"fact_entered": written, "fact_kept": kept, "fact_retrieved": shown}
         recall = {
             name: float(any(fact.carried_by(text) for text in found for fact in facts))
@@ -139,12 +131,11 @@ def _words(text: str) -> frozenset[str]:
 
 def needed_chunks(task: Task, chunks: Sequence[str]) -> list[int]:
     """Return for each question how many chunks reach its last gold document; all if unknown."""
-    counts = _counts_of_documents(task, chunks)
+    counts = list(zip(task.documents, _counts_of_documents(task, chunks), strict=False))
     needed = []
     for question in task.questions:
         gold = gold_documents(task, question)
-        documents = zip(task.documents, counts, strict=False)
-        known = [count for document, count in documents if document in gold]
+        known = (count for document, count in counts if document in gold)
         needed.append(max(known, default=len(chunks)))
     return needed
 

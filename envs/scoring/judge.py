@@ -106,16 +106,19 @@ class LLMJudge:
         self._verdicts: dict[tuple[str, tuple[str, ...], str], asyncio.Task[Verdict]] = {}
         self._recent: deque[bool] = deque(maxlen=_RECENT)
 
-    async def __call__(self, question: Question, answer: str) -> Verdict:
+    async def __call__(self, question: Question, answer: str | None) -> Verdict:
         """Judge whether `answer` agrees with a gold answer of `question`.
 
-        An answer that is a gold answer but for case and white space is right without asking.
+        An answer that is a gold answer but for case and white space is right without asking, and
+        where there is nothing to judge it is wrong.
 
         Raises:
             OutageError: The server is out of reach, or keeps failing.
             JudgeError: The server refuses every request (key, model), or too many verdicts are
                 unreadable.
         """
+        if not question.answers or answer is None or not answer.strip():
+            return Verdict(0.0)
         if _folded(answer) in map(_folded, question.answers):
             return Verdict(1.0, "a gold answer")
         asked = (question.text, question.answers, answer)
@@ -174,20 +177,18 @@ class LLMJudge:
                 return verdict
             if reply.finish_reason == "length":
                 max_tokens *= 2  # it was still thinking
-        last = f"{reply.finish_reason}: {(reply.text or reply.reasoning)[:1000]}"
+        last = f"the last: {reply.finish_reason}: {(reply.text or reply.reasoning)[:1000]}"
         if reply.finish_reason == "error":  # aborted, or a provider behind the server failed
-            raise OutageError(f"{self._name} gave no reply; the last: {last}")
-        return Verdict(0.0, f"no verdict in {_ATTEMPTS} attempts; the last: {last}", readable=False)
+            raise OutageError(f"{self._name} gave no reply; {last}")
+        return Verdict(0.0, f"no verdict in {_ATTEMPTS} attempts; {last}", readable=False)
 
 
 def make_judge(config: JudgeConfig) -> LLMJudge | None:
     """Return the judge that `config` names; None if it names none."""
     if config.judge_url is None:
         return None
-    client = ServerClient(
-        config.judge_url, service="judge", timeout=600.0, retries=5, max_in_flight=64
-    )
-    return LLMJudge(client, config)
+    limits: dict[str, Any] = {"timeout": 600.0, "retries": 5, "max_in_flight": 64}
+    return LLMJudge(ServerClient(config.judge_url, service="judge", **limits), config)
 
 
 def _folded(text: str) -> str:
@@ -196,8 +197,8 @@ def _folded(text: str) -> str:
 
 def quoted(text: str, limit: int | None = None) -> str:
     """Return `text` as a block that it cannot end: each line behind ``> ``, cut at `limit`."""
-    left_out = 0 if limit is None else max(0, len(text) - limit)
-    shown = guard_text(text[: len(text) - left_out])
     # `splitlines` ends a line wherever any reader may.
-    lines = "\n".join(f"> {line}" for line in shown.splitlines() or [""])
-    return f"{lines}\n[cut here: {left_out:,} more characters]" if left_out else lines
+    lines = [f"> {line}" for line in guard_text(text[:limit]).splitlines() or [""]]
+    if left_out := len(text) - len(text[:limit]):
+        lines.append(f"[cut here: {left_out:,} more characters]")
+    return "\n".join(lines)

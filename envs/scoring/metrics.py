@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from typing import Any
 
 from atommem.envs.task import Question
 from atommem.words import fold_case, is_unspaced, spaced, unify
@@ -133,9 +134,14 @@ def f1(prediction: str | None, answers: Sequence[str], *, verdicts: bool = True)
     With `verdicts`, yes, no and noanswer score 0 unless both sides normalise to the same word, as
     in HotpotQA and 2WikiMultihopQA (v1.1); for MuSiQue they are ordinary words.
     """
-    if prediction is None:
-        return 0.0
-    return max((_f1(prediction, gold, verdicts) for gold in answers), default=0.0)
+    scores, predicted = [0.0], normalize(prediction or "")
+    for answer in () if prediction is None else answers:
+        gold = normalize(answer)
+        if not gold:
+            scores.append(exact_match(prediction, [answer]))
+        elif not verdicts or predicted == gold or VERDICTS.isdisjoint({predicted, gold}):
+            scores.append(_token_f1(predicted.split(), gold.split()))
+    return max(scores)
 
 
 def sub_exact_match(prediction: str | None, answers: Sequence[str]) -> float:
@@ -158,15 +164,6 @@ def _equal(prediction: str, answer: str) -> bool:
         return normalize(prediction) == gold
     words = prediction.lower().split()
     return words != [] and words == answer.lower().split()
-
-
-def _f1(prediction: str, answer: str, verdicts: bool) -> float:
-    predicted, gold = normalize(prediction), normalize(answer)
-    if not gold:
-        return float(_equal(prediction, answer))
-    if verdicts and predicted != gold and not VERDICTS.isdisjoint({predicted, gold}):
-        return 0.0
-    return _token_f1(predicted.split(), gold.split())
 
 
 def _token_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
@@ -195,36 +192,26 @@ def locomo_scores(question: Question, answer: str | None) -> tuple[float, float]
     """
     category, gold = question.metadata.get("category"), question.answers[0]
     if category == "adversarial":
-        abstained = float(abstains(_chosen(question, answer)))
+        letter = _OPTION.fullmatch(unify(answer or "").strip().lower())
+        options = question.metadata.get("options", {})
+        abstained = float(abstains(options.get(letter[1], answer) if letter else answer))
         return abstained, abstained
     if answer is None:
         return 0.0, 0.0
     em = exact_match(comparable(answer), [comparable(text) for text in question.answers])
-    separators = ","
-    if is_unspaced(gold):
-        separators = _SEPARATORS
     if category != "multi_hop":
         return em, _stem_f1(answer, gold)
-    given = re.split(f"[{separators}]", answer)
-    best = [max(_stem_f1(one, part) for one in given) for part in re.split(f"[{separators}]", gold)]
+    between = f"[{_SEPARATORS if is_unspaced(gold) else ','}]"
+    given = re.split(between, answer)
+    best = [max(_stem_f1(one, part) for one in given) for part in re.split(between, gold)]
     return em, sum(best) / len(best)
 
 
 def _stem_f1(answer: str, gold: str) -> float:
     if is_unspaced(gold):
         answer, gold = comparable(answer), comparable(gold)
-    return _token_f1(_stems(answer), _stems(gold))
-
-
-def _chosen(question: Question, answer: str | None) -> str | None:
-    letter = _OPTION.fullmatch(unify(answer or "").strip().lower())
-    options: dict[str, str] = question.metadata.get("options", {})
-    return options.get(letter[1], answer) if letter else answer
-
-
-def _stems(text: str) -> list[str]:
-    words = _DROPPED_WORDS.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
-    return [stem(word) for word in words]
+    texts = (text.lower().translate(_NO_PUNCTUATION) for text in (answer, gold))
+    return _token_f1(*([*map(stem, _DROPPED_WORDS.sub(" ", text).split())] for text in texts))
 
 
 @lru_cache(maxsize=65_536)
@@ -259,22 +246,20 @@ def oolong_scores(question: Question, answer: str | None, *, real: bool) -> dict
     (gold,) = question.answers
     if answer is None:
         return {"em": 0.0, "oolong": 0.0}
-    if real:
-        boxed = re.fullmatch(r"\\text\{([^}]*)\}", answer) or re.match(r"\{*([^}]*)", answer)
-        found, right = _oolong_value(boxed[1] if boxed else ""), _oolong_value(gold)
-        if isinstance(found, list) and isinstance(right, list):
-            same = {*found} & {*right}
-            return {"em": float({*found} == {*right}), "oolong": len(same) / len(right)}
-        if isinstance(found, int) and isinstance(right, int):
-            score = _near(right, found)
-        else:
-            score = float(found == right)
-    else:
+    if not real:
         score = _oolong_synthetic(_oolong_answer(answer), gold, question.metadata["answer_type"])
-    return {"em": float(score == 1), "oolong": score}
+        return {"em": float(score == 1), "oolong": score}
+    boxed = re.fullmatch(r"\\text\{([^}]*)\}", answer) or re.match(r"\{*([^}]*)", answer)
+    found, right = _oolong_value(boxed[1] if boxed else ""), _oolong_value(gold)
+    if isinstance(found, list) and isinstance(right, list):
+        same = {*found} & {*right}
+        return {"em": float({*found} == {*right}), "oolong": len(same) / len(right)}
+    numbers = isinstance(found, int) and isinstance(right, int)
+    score = _near(right, found) if numbers else float(found == right)
+    return {"em": float(found == right), "oolong": score}
 
 
-def _near(right: int, found: int) -> float:
+def _near(right: Any, found: Any) -> float:
     return float(0.75 ** min(abs(right - found), 1000))
 
 
@@ -323,8 +308,8 @@ def gaia_score(answer: str | None, golds: Sequence[str]) -> float:
 
 
 def _gaia_equal(answer: str, gold: str) -> bool:
-    if _number(gold) is not None:
-        return _gaia_equal_part(answer, gold)
+    with suppress(ValueError):
+        return float(gold) == _gaia_number(answer)
     if re.search("[,;]", gold):
         given, right = re.split("[,;]", answer), re.split("[,;]", gold)
         return len(given) == len(right) and all(map(_gaia_equal_part, given, right))
@@ -332,18 +317,15 @@ def _gaia_equal(answer: str, gold: str) -> bool:
 
 
 def _gaia_equal_part(answer: str, gold: str) -> bool:
-    number = _number(gold)
-    if number is None:
-        return _squeeze(answer) == _squeeze(gold)
-    found = _number(re.sub("[$%,]", "", answer))
-    return number == (float("inf") if found is None else found)  # as in the original
+    with suppress(ValueError):
+        return float(gold) == _gaia_number(answer)
+    return _squeeze(answer) == _squeeze(gold)
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+def _gaia_number(answer: str) -> float:
+    with suppress(ValueError):
+        return float(re.sub("[$%,]", "", answer))
+    return float("inf")  # as in the original
 
 
 def _squeeze(text: str) -> str:

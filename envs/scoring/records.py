@@ -97,11 +97,10 @@ class EpisodeRecord:
         if self.overflowed:
             return []
         found: list[tuple[int, Hashable, float]] = []
-        for place, question in enumerate(self.questions):
-            if metric in question.metrics:
-                same = (question.id, question.question, question.golds)
-                label = same if question.id else (self.task_id, place)
-                found.append((place, label, question.metrics[metric]))
+        for place, one in enumerate(self.questions):
+            if metric in one.metrics:
+                label = (one.id, one.question, one.golds) if one.id else (self.task_id, place)
+                found.append((place, label, one.metrics[metric]))
         own = self.reward if metric == "reward" else self.metrics.get(metric)
         return found or ([] if own is None else [(-1, self.task_id, own)])
 
@@ -133,11 +132,7 @@ def record_of(
         )
     questions = tuple(
         QuestionRecord(
-            id=item.id,
-            question=item.text,
-            answer=answer,
-            golds=item.golds,
-            category=item.category,
+            *(item.id, item.text, answer, item.golds, item.category),
             metrics={**scores, **more},
             attributes=item.attributes,
         )
@@ -168,9 +163,8 @@ def main_metric(records: Iterable[EpisodeRecord]) -> str:
 
 def metric_names(records: Sequence[EpisodeRecord]) -> list[str]:
     """Return the names of all scores in [0, 1], of questions or else of episodes."""
-    names = {
-        name for record in records for question in record.questions for name in question.metrics
-    }
+    questions = [question for record in records for question in record.questions]
+    names = {name for question in questions for name in question.metrics}
     names = names or {name for record in records for name in record.metrics}
     if any(not record.failed for record in records):
         names |= {main_metric(records)}
@@ -201,8 +195,8 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
     ``metric`` is the main score's name; ``errors`` counts the messages that ended episodes.
     """
     items = list(records)
-    rates = means(add_sums([episode_sums([]), *(record.sums for record in items)]))
     names = metric_names(items)
+    rates = means(add_sums([episode_sums([]), *(record.sums for record in items)]))
     for name in {*names} - {"reward"}:
         rates.pop(name, None)  # means over episodes; the scores below are means over questions
     return {
@@ -258,7 +252,6 @@ class EvalResult:
 
     @property
     def overflowed(self) -> int:
-        """The number of episodes with a prompt that did not fit the policy's window."""
         return sum(record.overflowed for record in self.records)
 
     @property

@@ -41,12 +41,13 @@ class Units:
         question = np.arange(len(group)) if questions is None else _codes(questions)
         pairs = _codes(list(zip(group.tolist(), question.tolist(), strict=True)))
         ways = {"group": group, "question": question}
-        if _count(pairs) == _count(question):
+        sizes = {name: len(np.unique(codes)) for name, codes in ways.items()}
+        if sizes["question"] == len(np.unique(pairs)):
             del ways["question"]
-        elif _count(pairs) == _count(group):
+        elif sizes["group"] == len(np.unique(pairs)):
             del ways["group"]
         self.names, self.codes = tuple(ways), tuple(ways.values())
-        self.count = min(map(_count, self.codes))
+        self.count = min(sizes[name] for name in ways)
         self.single = len(self.codes) == 1 and self.count == len(group)
         self._pairs = pairs
 
@@ -68,10 +69,6 @@ class Units:
 def _codes(labels: Sequence[Hashable]) -> Array:
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(label, len(numbers)) for label in labels], dtype=np.int64)
-
-
-def _count(codes: Array) -> int:
-    return int(codes.max()) + 1 if len(codes) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +99,7 @@ def wilson_interval(successes: float, n: float, degrees: int | None = None) -> t
     half = z * sqrt(mean * (1 - mean) / n + z * z / (4 * n * n)) / (1 + z * z / n)
     # At the ends, the formula is exactly 0 and 1 except for rounding.
     low = 0.0 if successes == 0 else max(0.0, center - half)
-    high = 1.0 if successes == n else min(1.0, center + half)
-    return low, high
+    return low, 1.0 if successes == n else min(1.0, center + half)
 
 
 def _quantile(degrees: int | None) -> float:
@@ -236,12 +232,10 @@ def _exact(sums: list[int]) -> float:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values adjusted for their number (Holm 1979), in the order given."""
-    adjusted = [0.0] * len(p_values)
-    highest = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = highest
-    return adjusted
+    order = np.argsort(p_values)
+    scaled = np.asarray(p_values)[order] * np.arange(len(p_values), 0, -1)
+    adjusted = np.minimum(1.0, np.maximum.accumulate(scaled))
+    return [float(p_value) for p_value in adjusted[np.argsort(order)]]
 
 
 def seed_spread(scores: Sequence[float]) -> dict[str, float | None]:

@@ -119,14 +119,14 @@ class _Step:
         self._prose = expert.prose
         self._draw = draw
         self._is_blind = any(piece.name == "unasked" for piece in observation.task)
-        self._questions = [
-            text for name in ("questions", "text") for text in observation.values(name)
-        ]
+        self._questions = observation.values("questions") + observation.values("text")
         self._view = view
         self._query_names = (view.query or "").split()
         self._noted = self._prose.statements(view.scratchpad)
         self._entries = [
-            (item.handle, self._prose.statements(item.text)) for item in view.retrieved
+            (item.handle, statement)
+            for item in view.retrieved
+            for statement in self._prose.statements(item.text)
         ]
         self._deleted: set[int] = set()
         self._waiting: list[Statement] = []
@@ -197,15 +197,12 @@ class _Step:
         operation = "update" if notice.kind == "correction" else "delete"
         if self._forgets(operation, notice):
             return
-        handles = [
-            handle
-            for handle, statements in self._entries
-            if handle not in self._deleted
-            and any(
-                s.subject == notice.subject and notice.relation in ("", s.relation)
-                for s in statements
-            )
-        ]
+        about = {
+            handle: None
+            for handle, s in self._entries
+            if s.subject == notice.subject and notice.relation in ("", s.relation)
+        }
+        handles = [handle for handle in about if handle not in self._deleted]
         fact = Statement("fact", notice.subject, notice.relation, notice.value)
         if not handles and wait and not self._shows_all_of(notice.subject):
             self._waiting.append(notice)
@@ -230,10 +227,8 @@ class _Step:
 
     def _searches(self, read: Sequence[Statement]) -> list[_Search]:
         """Follow every question's chain through the noted, shown and read statements."""
-        shown = [statement for _, statements in self._entries for statement in statements]
-        known = {
-            (s.relation, s.subject): s for s in [*shown, *self._noted, *read] if s.kind == "fact"
-        }
+        seen = [*(shown for _, shown in self._entries), *self._noted, *read]
+        known = {(s.relation, s.subject): s for s in seen if s.kind == "fact"}
         found = []
         for question in self._questions:
             name, hops = self._prose.asked(question)
@@ -250,23 +245,20 @@ class _Step:
     def _new_ends(self, searches: Sequence[_Search]) -> list[str]:
         """Return the ends of chains to look for: new ones, or all after a query for a notice."""
         served_notice = any(s.kind != "fact" for s in self._noted)
-        ends = [
-            search
-            for search in searches
-            if search.links and (served_notice or search.links[-1] not in self._noted)
-        ]
         # Only homes are stored even once they are known to matter: for other links, an empty store
         # holds nothing.
         empty = self._view.size == 0 and not self.elements
-        return [search.name for search in ends if not empty or search.level == _HOME][:_MOST_NAMES]
+        return [
+            search.name
+            for search in searches
+            if search.links
+            and (served_notice or search.links[-1] not in self._noted)
+            and (not empty or search.level == _HOME)
+        ][:_MOST_NAMES]
 
     def _look_for(self, names: Sequence[str]) -> None:
-        wanted = [
-            name
-            for name in dict.fromkeys(names)
-            if not self._forgets("read", Statement("fact", name))
-        ]
-        query = " ".join(wanted)
+        subjects = (Statement("fact", name) for name in dict.fromkeys(names))
+        query = " ".join(one.subject for one in subjects if not self._forgets("read", one))
         if query and query != self._view.query:
             self._write("read", query)
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import Literal
 
 from atommem.config import check_choice
@@ -71,45 +72,39 @@ class Prose:
 
     @cached_property
     def _patterns(self) -> list[tuple[re.Pattern[str], StatementKind, str]]:
-        facts = [
-            (self._pattern(wording), relation)
-            for relation, wordings in self.facts.items()
-            for wording in wordings
-        ]
         return [
-            *((pattern, "fact", relation) for pattern, relation in facts),
+            *(
+                (self._pattern(wording), "fact", relation)
+                for relation, wordings in self.facts.items()
+                for wording in wordings
+            ),
             (self._pattern(self.correction), "correction", "home"),
             (self._pattern(self.withdrawal), "withdrawal", ""),
         ]
 
-    @cached_property
-    def _question_patterns(self) -> dict[int, re.Pattern[str]]:
-        return {hops: self._pattern(wording) for hops, wording in self.questions.items()}
-
     def sentence(self, statement: Statement, rng: random.Random | None = None) -> str:
         """Return the sentence for `statement`, in the first wording or in one that `rng` draws."""
+        wording = self.correction if statement.kind == "correction" else self.withdrawal
         if statement.kind == "fact":
             wordings = self.facts[statement.relation]
             wording = wordings[0] if rng is None else rng.choice(wordings)
-        else:
-            wording = self.correction if statement.kind == "correction" else self.withdrawal
         return wording.format(s=statement.subject, v=statement.value)
 
     def statements(self, text: str) -> list[Statement]:
-        found = []
-        for pattern, kind, relation in self._patterns:
-            for match in pattern.finditer(text):
-                value = match.groupdict().get("v", "")
-                found.append((match.start(), Statement(kind, match["s"], relation, value)))
-        return [statement for _, statement in sorted(found, key=lambda item: item[0])]
+        found = [
+            (match.start(), Statement(kind, match["s"], relation, match.groupdict().get("v", "")))
+            for pattern, kind, relation in self._patterns
+            for match in pattern.finditer(text)
+        ]
+        return [statement for _, statement in sorted(found, key=itemgetter(0))]
 
     def question(self, name: str, hops: int) -> str:
         return self.questions[hops].format(s=name)
 
     def asked(self, question: str) -> tuple[str, int]:
         """Return the name and the number of hops that `question` asks about."""
-        for hops, pattern in self._question_patterns.items():
-            if match := pattern.fullmatch(question.strip()):
+        for hops, wording in self.questions.items():
+            if match := self._pattern(wording).fullmatch(question.strip()):
                 return match["s"], hops
         raise ConfigError(f"{question!r} is not a question of the {self.name} prose.")
 

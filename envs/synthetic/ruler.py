@@ -67,12 +67,9 @@ def generate(config: RulerConfig, count: int, seed: int, split: str) -> Iterator
     for index in range(count):
         task_id = f"{config.family}-{split}-{seed}-{index:05d}"
         texts, question, values = make(config, random.Random(task_id), sentences, vocabulary)
-        yield Task(
-            task_id,
-            (Question(question, values, task_id, {"all_of": True, "type": config.family}),),
-            tuple(Document("", text, gold) for text, gold in texts),
-            source=SOURCE,
-        )
+        asked = Question(question, values, task_id, {"all_of": True, "type": config.family})
+        documents = tuple(Document("", text, gold) for text, gold in texts)
+        yield Task(task_id, (asked,), documents, source=SOURCE)
 
 
 _Made = tuple[list[tuple[str, bool]], str, tuple[str, ...]]
@@ -91,10 +88,9 @@ def _needles(
     ]
     rng.shuffle(needles)
     listed = ", ".join(queried[:-1]) + f", and {queried[-1]}" if asked > 1 else queried[0]
+    are, plural = ("are all", "s") if asked * each > 1 else ("is", "")
     question = (
-        f"What are all the special magic numbers for {listed} mentioned in the provided text?"
-        if asked * each > 1
-        else f"What is the special magic number for {listed} mentioned in the provided text?"
+        f"What {are} the special magic number{plural} for {listed} mentioned in the provided text?"
     )
     wanted = tuple(value for name in queried for value in held[name])
     return _hidden(config, rng, sentences, needles), question, wanted
@@ -116,16 +112,13 @@ def _hidden(
     config: RulerConfig, rng: random.Random, sentences: list[str], needles: list[tuple[str, bool]]
 ) -> list[tuple[str, bool]]:
     """Hide needles, in their order, between sentences of the prose; return paragraphs."""
-    start, hay, count = rng.randrange(len(sentences)), [], 0
+    hay: list[tuple[str, bool]] = []
+    at, count = rng.randrange(len(sentences)), 0
     while count < config.words:
-        hay.append((sentences[start % len(sentences)], False))
+        hay.append((sentences[(at + len(hay)) % len(sentences)], False))
         count += len(hay[-1][0].split())
-        start += 1
-    for place, needle in zip(
-        sorted(rng.choices(range(len(hay) + 1), k=len(needles)), reverse=True),
-        reversed(needles),
-        strict=True,
-    ):
+    places = sorted(rng.choices(range(len(hay) + 1), k=len(needles)), reverse=True)
+    for place, needle in zip(places, reversed(needles), strict=True):
         hay.insert(place, needle)
     parts = [hay[at : at + 5] for at in range(0, len(hay), 5)]
     return [(" ".join(text for text, _ in part), any(gold for _, gold in part)) for part in parts]

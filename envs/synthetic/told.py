@@ -93,11 +93,9 @@ class _ToldWriter(Writer):
         early = rng.random() < self._config.early
         corrects_link = bool(link) and rng.random() < 0.4
         first = [self._fact(link, subject)] if link else []
-        owner = first[0].value if link else subject
         if corrected and corrects_link:
             first += self._changes(first[0])
-            owner = first[-1].value
-        last = [self._fact(relation, owner)]
+        last = [self._fact(relation, first[-1].value if first else subject)]
         if corrected and not corrects_link:
             last += self._changes(last[0])
         if not link:
@@ -178,15 +176,13 @@ class _ToldWriter(Writer):
                 frame = self._wording(TEXTS["corrections" if said.old else "again"])
         note = written(_LEFT_OUT.sub("", wording), said.subject.text, said.value)
         contrast, name = None, said.subject.text
-        if said.old is None and rng.random() < _CONTRAST:
-            contrast = self._name(relation["gives"])
-        elif said.old is not None and rng.random() < 0.4:
-            contrast = said.old
+        if rng.random() < (_CONTRAST if said.old is None else 0.4):
+            contrast = said.old or self._name(relation["gives"])
         if frame == "{fact}" and wording.startswith("{s} ") and rng.random() < _PRONOUN:
             people = said.subject.pronoun != "it"
             bring_up = self._wording(TEXTS["people"]["person" if people else "other"])
-            short = people and rng.random() < 0.4
             frame = f"{bring_up.format(s=name)} {frame}"
+            short = people and rng.random() < 0.4
             name = said.subject.parts[0] if short else said.subject.pronoun
         return frame.format(fact=written(wording, name, said.value, contrast)), note
 
@@ -214,11 +210,9 @@ class _Reader:
         if said.kind == "retraction":
             if noted is not None:
                 self.notes.append(Note("delete", sentence, replaces=self._noted.pop(key)))
-        elif noted is not None:
-            self.notes.append(Note("update", sentence, note, noted))
-            self._noted[key] = note
-        elif matters:
-            self.notes.append(Note("create", sentence, note))
+        elif noted is not None or matters:
+            kind = "create" if noted is None else "update"
+            self.notes.append(Note(kind, sentence, note, noted or ""))
             self._noted[key] = note
 
     @property

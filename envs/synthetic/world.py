@@ -110,43 +110,24 @@ def make_task(config: WorldConfig, seed: int, index: int) -> Task:
     rng = random.Random(f"{seed}:{index}")
     prose = get_prose(config.prose)
     chains = _chains(config, prose, rng)
-    documents = [
-        (_text(prose, statements, config, rng), statements)
-        for statements in _documents(config, chains, rng)
-    ]
     asked = [chain for chain in chains if chain.asked]
     needed = {fact for chain in asked for fact in (*chain.facts, chain.correction)}
-    return Task(
-        id=task_name(seed, index),
-        questions=tuple(
-            Question(
-                text=prose.question(chain.facts[0].subject, len(chain.facts)),
-                answers=((chain.correction or chain.facts[-1]).value,),
-                id=f"{seed}-{index}-{number}",
-                metadata={"hops": len(chain.facts), "corrected": chain.correction is not None},
-            )
-            for number, chain in enumerate(asked)
-        ),
-        documents=tuple(
-            Document(
-                title=f"Notice {number}" if config.prose == "plain" else "",
-                text=text,
-                gold=not needed.isdisjoint(statements),
-            )
-            for number, (text, statements) in enumerate(documents, start=1)
-        ),
-        source="synthetic",
-        metadata={"prose": config.prose},
-    )
-
-
-def _text(
-    prose: Prose, statements: list[Statement], config: WorldConfig, rng: random.Random
-) -> str:
-    sentences = [prose.sentence(statement, rng) for statement in statements]
-    for _ in range(config.filler):
-        sentences.insert(rng.randint(0, len(sentences)), rng.choice(prose.filler))
-    return prose.space.join(sentences)
+    documents = []
+    for number, statements in enumerate(_documents(config, chains, rng), start=1):
+        sentences = [prose.sentence(statement, rng) for statement in statements]
+        for _ in range(config.filler):
+            sentences.insert(rng.randint(0, len(sentences)), rng.choice(prose.filler))
+        title = f"Notice {number}" if config.prose == "plain" else ""
+        gold = not needed.isdisjoint(statements)
+        documents.append(Document(title, prose.space.join(sentences), gold))
+    questions = []
+    for number, chain in enumerate(asked):
+        text = prose.question(chain.facts[0].subject, len(chain.facts))
+        answers = ((chain.correction or chain.facts[-1]).value,)
+        details = {"hops": len(chain.facts), "corrected": chain.correction is not None}
+        questions.append(Question(text, answers, f"{seed}-{index}-{number}", details))
+    name, metadata = task_name(seed, index), {"prose": config.prose}
+    return Task(name, tuple(questions), tuple(documents), source="synthetic", metadata=metadata)
 
 
 def _chains(config: WorldConfig, prose: Prose, rng: random.Random) -> list[_Chain]:
@@ -183,13 +164,10 @@ def _times(hops: int, opens: bool, early: float, rng: random.Random) -> list[flo
     """Draw the time of each link in [0, 1): every link may come before the one that leads to it."""
     order = [0]
     for link in range(1, hops):
-        place = order.index(link - 1)
-        # A first link that opens the stream stays first.
-        first = 1 if opens else 0
+        place, first = order.index(link - 1), int(opens)  # a link that opens the stream stays first
         before = rng.random() < early and place >= first
-        order.insert(
-            rng.randint(first, place) if before else rng.randint(place + 1, len(order)), link
-        )
+        span = (first, place) if before else (place + 1, len(order))
+        order.insert(rng.randint(*span), link)
     by_link = dict(zip(order, sorted(rng.random() for _ in order), strict=True))
     if opens:
         by_link[0] = 0.0
@@ -233,11 +211,8 @@ def _documents(
             live.append(subject)
         current = documents[-1]
         begins_errata = config.errata and not is_fact and any(o.kind == "fact" for o in current)
-        if (
-            len(current) >= config.facts_per_document
-            or any(other.subject == subject for other in current)
-            or begins_errata
-        ):
+        is_full = len(current) >= config.facts_per_document
+        if is_full or begins_errata or any(other.subject == subject for other in current):
             _start_document(documents)
         documents[-1].append(statement)
     return documents

@@ -72,17 +72,10 @@ class Writer:
         notes: Iterable[Note],
     ) -> Task:
         gold = {place for _, places in asked for place in places}
-        return Task(
-            id=self._id,
-            questions=tuple(question.with_documents(places) for question, places in asked),
-            documents=tuple(Document("", text, n in gold) for n, text in enumerate(texts)),
-            source=self.source,
-            metadata={
-                "split": self._split,
-                "query": query,
-                "notes": [asdict(note) for note in notes],
-            },
-        )
+        questions = tuple(question.with_documents(places) for question, places in asked)
+        documents = tuple(Document("", text, n in gold) for n, text in enumerate(texts))
+        metadata = {"split": self._split, "query": query, "notes": [*map(asdict, notes)]}
+        return Task(self._id, questions, documents, source=self.source, metadata=metadata)
 
     def _texts(
         self, paragraphs: Sequence[Sequence[Saying]], write: Callable[[Saying], str]
@@ -119,7 +112,7 @@ class Writer:
         return wording
 
     def _filled(self, text: str, number: int) -> str:
-        values = {"n": "number", "d": "date", "t": "time", "w": "weekday"}
+        values = {"d": "date", "t": "time", "w": "weekday"}
 
         def fill(match: re.Match[str]) -> str:
             if match[1] == "n":
@@ -144,11 +137,11 @@ class Writer:
             return Name(rng.choice(_wordings(TEXTS["values"][kind])))
         if kind in _NUMBERS:
             return Name(_NUMBERS[kind](rng))
-        pronoun = "it"
-        lists = _names(kind, self._split) if kind not in GENDERS else ()
         if kind in GENDERS:
             pronoun = like.pronoun if like else rng.choice(GENDERS[kind])
-            lists = (_names(pronoun, self._split)[0], _names("surname", self._split)[0])
+            lists = tuple(_names(name, self._split)[0] for name in (pronoun, "surname"))
+        else:
+            pronoun, lists = "it", _names(kind, self._split)
         parts = [rng.choice(part) for part in lists]
         if like and like.parts:
             shared = rng.randrange(len(parts))

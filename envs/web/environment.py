@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar
 
 from atommem.actions import ANSWER, ANSWER_ACTION, CALL, Action, ActionSpec, Body, Call, first
@@ -89,18 +90,12 @@ class WebEnvironments(QAEnvironments):
 
     def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
         """Return the upper bound: one step a call, each with a whole chunk, none shared."""
-        shape = replace(
-            supposed,
-            stream_steps=self.config.max_calls,
-            stream_tokens=self.config.chunk_tokens,
-            reads=0,
-            questions=1.0,
-            same_stream=False,
-        )
+        config, shape = self.config, replace(supposed, reads=0, questions=1.0, same_stream=False)
+        shape = replace(shape, stream_steps=config.max_calls, stream_tokens=config.chunk_tokens)
         if path is None or not Path(path).is_file():
             return shape
         tasks = load_tasks(path)
-        questions = sum(len(task.questions) for task in tasks) / len(tasks)
+        questions = fmean(len(task.questions) for task in tasks)
         source = f"{path}, with as many steps as calls"
         return replace(shape, source=source, tasks=len(tasks), questions=questions)
 
@@ -154,9 +149,8 @@ class _Display:
         values: dict[str, str | int] = {"call": self.call, "text": self.parts[self.number]}
         if self.result.is_error:
             return (Piece("failure", values),)
-        if not self.result.title:
-            shown = Piece("result", values)
-        else:
+        shown = Piece("result", values)
+        if self.result.title:
             place = {"part": self.number + 1, "parts": len(self.parts)}
             shown = Piece("page", {**values, **place, "title": self.result.title})
         if not self.result.links:
@@ -169,9 +163,8 @@ class _Display:
     def origin(self) -> str:
         found = [] if self.result.title else [link.target for link in self.result.links]
         where = self.result.origin or BETWEEN.join((self.call, *found))
-        if len(self.parts) == 1:
-            return where
-        return f"{where}, part {self.number + 1}/{len(self.parts)}"
+        parts = len(self.parts)
+        return where if parts == 1 else f"{where}, part {self.number + 1}/{parts}"
 
     @property
     def span(self) -> tuple[int, int]:
@@ -200,14 +193,12 @@ class WebEnvironment:
         """Start on `task` and show its first page (``metadata["start"]``), if it names one."""
         self._shared.check(task)
         self._task = task
-        count = len(task.questions)
-        self._questions = AskedInTurn(
-            batches(count), self._shared.config.max_reads if count > 1 else 0
-        )
-        start = task.metadata.get("start")
-        if start is not None and "visit" in self._shared.tools:
-            tool = self._shared.tools["visit"]
-            await self._show(str(start), await tool.run({tool.argument: str(start)}, task))
+        count, tool = len(task.questions), self._shared.tools.get("visit")
+        max_reads = self._shared.config.max_reads if count > 1 else 0
+        self._questions = AskedInTurn(batches(count), max_reads)
+        if tool is not None and task.metadata.get("start") is not None:
+            start = str(task.metadata["start"])
+            await self._show(start, await tool.run({tool.argument: start}, task))
         return self._observation()
 
     async def step(self, step: Step) -> StepResult:
@@ -239,22 +230,18 @@ class WebEnvironment:
         return self._left == 0 and (self._display is None or self._display.is_last)
 
     async def _carry_out(self, call: Call, step: Step) -> None:
-        written = " ".join(step.text[call.start : call.end].split())
         if not isinstance(call, Action):
-            await self._show(written, ToolResult(call.detail, is_error=True))
-            return
-        tools, arguments = self._shared.tools, dict(call.arguments or {})
-        name = call.kind
+            written = " ".join(step.text[call.start : call.end].split())
+            return await self._show(written, ToolResult(call.detail, is_error=True))
+        tools, name, arguments = self._shared.tools, call.kind, dict(call.arguments or {})
+        written = f"{name} {' '.join(map(str, arguments.values()))}".strip()
         if self._shared.config.calls == "compact":
             written = " ".join(call.text.split())
             name, _, argument = call.text.partition(" ")
             if name not in tools or not argument.strip():
                 why = f"Write a tool ({', '.join(tools)}) and its argument."
-                await self._show(written, ToolResult(why, is_error=True))
-                return
+                return await self._show(written, ToolResult(why, is_error=True))
             arguments = {tools[name].argument: argument.strip()}
-        else:
-            written = f"{name} {' '.join(map(str, arguments.values()))}".strip()
         tool = tools[name]
         if tool.follows is not None:
             links = self._display.result.links if self._display is not None else ()
@@ -281,8 +268,7 @@ class WebEnvironment:
         self._display = _Display(call[:_MAX_NAME], result, parts or [""])
 
     def _observation(self) -> Observation:
-        display, questions = self._display, self._task.questions
-        last = self._must_answer
+        display, questions, last = self._display, self._task.questions, self._must_answer
         stream = () if display is None else display.pieces()
         label = "start" if display is None else display.call
         start, end = (None, None) if display is None else display.span
@@ -300,13 +286,9 @@ class WebEnvironment:
 
     def _question(self) -> Observation:
         index, questions = self._questions.asked.start, self._task.questions
-        return Observation(
-            phase="answering",
-            task=(questions_piece([questions[index].text]),),
-            closing=(Piece("answering"),),
-            label=f"question {index + 1}/{len(questions)}",
-            question=index,
-        )
+        asked, answering = (questions_piece([questions[index].text]),), (Piece("answering"),)
+        label = f"question {index + 1}/{len(questions)}"
+        return Observation("answering", asked, (), answering, label, question=index)
 
 
 def _first_links(links: Sequence[Link]) -> tuple[Link, ...]:

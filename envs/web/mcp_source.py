@@ -108,20 +108,17 @@ class _Server:
         is_url = address.startswith(("http://", "https://"))
         parts = [address] if is_url else shlex.split(address)
         command, *arguments = (_KEY.sub(lambda match: self._keys[match[1]], part) for part in parts)
-        self._target: Any = command
-        if not is_url:
-            self._target = StdioServerParameters(command=command, args=arguments)
+        started = StdioServerParameters(command=command, args=arguments)
+        self._target: Any = command if is_url else started
         self._connection: asyncio.Task[None] | None = None
         self._client: asyncio.Future[Any] | None = None
 
     async def list_tools(self) -> list[Any]:
-        async def request(client: Any) -> list[Any]:
-            page = await client.list_tools(cursor=None)
-            tools = list(page.tools)
-            while page.next_cursor is not None:
-                page = await client.list_tools(cursor=page.next_cursor)
-                tools += page.tools
-            return tools
+        async def request(client: Any, cursor: str | None = None) -> list[Any]:
+            page = await client.list_tools(cursor=cursor)
+            if page.next_cursor is None:
+                return list(page.tools)
+            return [*page.tools, *await request(client, page.next_cursor)]
 
         return await self._retry(request)
 

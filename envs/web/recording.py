@@ -25,7 +25,6 @@ CREATE TABLE IF NOT EXISTS calls (
 CREATE TABLE IF NOT EXISTS made (id INTEGER PRIMARY KEY, calls INTEGER);
 INSERT OR IGNORE INTO made VALUES (0, 0)
 """
-_UNLIMITED = 2**62
 msgspec.json.Decoder(ToolResult)  # in one thread, as in atommem.memory.log
 
 
@@ -65,9 +64,9 @@ class Recording:
 
     def charge(self, budget: int | None) -> None:
         """Count a call before it is made; raises `BudgetSpentError` beyond the budget."""
-        limit = _UNLIMITED if budget is None else budget
-        change = "UPDATE made SET calls = calls + 1 WHERE calls < ? RETURNING calls"
-        if not self._file.rows(change, limit):
+        limited = "calls < coalesce(?, calls + 1)"
+        change = f"UPDATE made SET calls = calls + 1 WHERE {limited} RETURNING calls"
+        if not self._file.rows(change, budget):
             raise BudgetSpentError(f"call_budget={budget} is spent ({self.path}). Raise it.")
 
     def close(self) -> None:

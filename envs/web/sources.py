@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from anyio import to_thread
@@ -19,6 +20,9 @@ GROUP = "atommem.tools"  # entry-point group of tool sources
 
 def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
     """Return sources by name: entry points, or dotted paths of sources or functions."""
+    from jsonschema import SchemaError
+    from jsonschema.validators import validator_for
+
     sources: list[ToolSource] = []
     for name in names:
         found = plugins.find(GROUP, name)
@@ -28,9 +32,12 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
             sources.append(FunctionSource(config, found))
         else:
             raise ConfigError(f"tools={name}: not a ToolSource or a function. Got {found!r}.")
-    for source in sources:
-        for tool in source.tools:
-            _check_schema(tool)
+    for tool in chain.from_iterable(source.tools for source in sources):
+        try:
+            validator_for(tool.schema).check_schema(dict(tool.schema))
+        except (SchemaError, RecursionError) as error:
+            why = f"invalid JSON schema. {str(error)[:300]}"
+            raise ConfigError(f"tool {tool.name}: {why}") from error
     if config.recording is None:
         return sources
     if all(source.backend is None for source in sources):
@@ -40,16 +47,6 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
     from atommem.envs.web.recording import RecordedSource
 
     return [source if source.backend is None else RecordedSource(source) for source in sources]
-
-
-def _check_schema(tool: Tool) -> None:
-    from jsonschema import SchemaError
-    from jsonschema.validators import validator_for
-
-    try:
-        validator_for(tool.schema).check_schema(dict(tool.schema))
-    except (SchemaError, RecursionError) as error:
-        raise ConfigError(f"tool {tool.name}: invalid JSON schema. {str(error)[:300]}") from error
 
 
 def make_tools(sources: Sequence[ToolSource], config: Any) -> dict[str, Tool]:

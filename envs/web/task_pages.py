@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import log
 from typing import Any
 
-from atommem.envs.task import ByIdentity, Document, Task
+from atommem.envs.task import Document, Task
 from atommem.envs.web.page_texts import fold, snippet
 from atommem.envs.web.tools import Link, PageError, ToolResult, ToolSource, search_result, text_tool
 from atommem.words import UNSPACED, words
@@ -31,12 +31,12 @@ class TaskPages(ToolSource):
         ]
 
     async def _search(self, query: str, task: Task) -> ToolResult:
-        found = self._webs(ByIdentity(task)).search(query, self.config.search_results)
+        found = self._webs(task).search(query, self.config.search_results)
         lines = [f"{page.title}: {snippet(page.text, query)}" for page in found]
         return search_result(query, lines, [Link(page.title, page.title) for page in found])
 
     async def _visit(self, name: str, task: Task) -> ToolResult:
-        web = self._webs(ByIdentity(task))
+        web = self._webs(task)
         page = web.pages.get(fold(name))
         if page is None:
             raise PageError(f"There is no page: {name}")
@@ -47,8 +47,7 @@ class TaskPages(ToolSource):
 class _TaskWeb:
     """The pages of one task; documents of one title are one page."""
 
-    def __init__(self, key: ByIdentity) -> None:
-        task = key.task
+    def __init__(self, task: Task) -> None:
         documents: dict[str, dict[str, Document]] = {}
         for document in task.documents:
             if document.title:
@@ -78,13 +77,12 @@ class _TaskWeb:
             if shared := [word for word in wanted if word in found]:
                 weights = (self._rarity[word] * (1 + (word in in_title)) for word in shared)
                 scores[title] = sum(weights)
-        best = sorted(scores, key=lambda title: -scores[title])
+        best = sorted(scores, key=scores.__getitem__, reverse=True)
         return [self.pages[title] for title in best[:count]]
 
     def links(self, page: Document) -> list[str]:
         if self._links is not None:
             return list(self._links.get(page.title, ()))
-
         named = dict.fromkeys(fold(match[0]) for match in self._names.finditer(page.text))
         pages = [self.pages[name] for name in named if name in self.pages]
         return [found.title for found in pages if found is not page]

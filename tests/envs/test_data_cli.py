@@ -176,16 +176,22 @@ def test_build_for_the_web_selects_questions(tmp_path: Path) -> None:
 
 
 def test_convert_writes_tasks_and_provenance(tmp_path: Path) -> None:
-    path, out = (
-        write_json(tmp_path / "locomo10.json", [sample("locomo")]),
-        tmp_path / "tasks.parquet",
-    )
+    path = write_json(tmp_path / "locomo10.json", [sample("locomo")])
+    out = tmp_path / "tasks.parquet"
     options = ["--out", str(out), "--wording", "official", "--questions", "1"]
     assert main(["convert", str(path), *options]) == 0
     (row,) = read_rows(path)
     assert load_tasks(out) == list(parse_locomo(row, 1, official=True))
     assert json.loads((tmp_path / "tasks.parquet.json").read_text())["wording"] == "official"
     assert main(["convert", str(path), "--out", str(path)]) == 2
+
+
+def convert(path: Path, *flags: str) -> list[Task]:
+    """Convert a table with the columns q, a and t, where `flags` name no others."""
+    out = path.parent / "tasks.jsonl"
+    columns = ["--question", "q", "--answer", "a", "--text", "t"]
+    assert main(["convert", str(path), "--out", str(out), *columns, *flags]) == 0
+    return load_tasks(out)
 
 
 TABLE = [
@@ -199,20 +205,13 @@ TABLE = [
 def test_convert_reads_a_table_by_its_columns(
     tmp_path: Path, capsys: Capture, write: Callable[[Path, Any], Path]
 ) -> None:
-    path, out = write(tmp_path / "x", TABLE), tmp_path / "tasks.jsonl"
-    flags = ["--question", "q", "--answer", "a.text", "--text", "passage", "--out", str(out)]
-    assert main(["convert", str(path), *flags]) == 0
+    path = write(tmp_path / "x", TABLE)
+    first, second = convert(path, "--answer", "a.text", "--text", "passage")
     assert "1 rows left out: they have no answer" in capsys.readouterr().err
-    first, second = load_tasks(out)
-    assert (first.context, second.documents) == (
-        "Orla is a potter.",
-        (Document("Kiln", "In 1997."),),
-    )
-    asked = [question for task in (first, second) for question in task.questions]
-    assert [(one.id, one.text, one.answers) for one in asked] == [
-        ("table-00000", "Who?", ("Orla", "1997")),
-        ("table-00002", "When?", ("1997",)),
-    ]
+    kiln = Document("Kiln", "In 1997.")
+    assert (first.context, second.documents) == ("Orla is a potter.", (kiln,))
+    assert first.questions == (Question("Who?", ("Orla", "1997"), "table-00000"),)
+    assert second.questions == (Question("When?", ("1997",), "table-00002"),)
 
 
 @pytest.mark.parametrize(
@@ -229,12 +228,10 @@ def test_convert_reads_a_table_by_its_columns(
 def test_convert_reads_the_cells_of_pandas(
     tmp_path: Path, cell: str, golds: tuple[str, ...] | None
 ) -> None:
-    path, out = tmp_path / "x.csv", tmp_path / "tasks.jsonl"
+    path = tmp_path / "x.csv"
     # UTF-16 is Excel's "Unicode text".
     path.write_text(f"q| a| t\nWho?| x|One.\nWho?| {cell}| Text.\n", encoding="utf-16")
-    columns = ["--question", "q", "--answer", "a", "--text", "t", "--out", str(out)]
-    assert main(["convert", str(path), *columns]) == 0
-    found = [task.questions[0].answers for task in load_tasks(out)]
+    found = [task.questions[0].answers for task in convert(path)]
     assert found == ([("x",)] if golds is None else [("x",), golds])
 
 
@@ -247,11 +244,9 @@ def test_convert_reads_the_cells_of_pandas(
     ],
 )
 def test_convert_reads_passages_of_any_layout(tmp_path: Path, passages: Any) -> None:
-    out = tmp_path / "tasks.jsonl"
-    columns = ["--question", "q", "--answer", "a", "--text", "t", "--out", str(out)]
     path = write_lines(tmp_path / "x", [{"q": "When?", "a": "1997", "t": passages}])
-    assert main(["convert", str(path), *columns]) == 0
-    assert load_tasks(out)[0].documents == (Document("Kiln", "In 1997."), Document("", "Orla."))
+    documents = (Document("Kiln", "In 1997."), Document("", "Orla."))
+    assert [task.documents for task in convert(path)] == [documents]
 
 
 @pytest.mark.parametrize(
@@ -291,12 +286,9 @@ def test_convert_reads_what_datasets_loads(
     for split in ("train", "test"):
         write_lines(folder / f"{split}.jsonl", rows)
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "disk", num_shards=2)
-    found = []
-    for name, flags in (("orla/kilns", ["--split", "test"]), ("disk", [])):
-        assert main(["convert", name, *columns, *flags]) == 0
-        found.append(load_tasks("x.jsonl"))
-    assert found[0] == found[1]
-    assert len(found[0]) == 4
+    found = convert(Path("orla/kilns"), "--split", "test")
+    assert found == convert(Path("disk"))
+    assert len(found) == 4
     for name, message in (
         ("orla/kilns", "has the splits train, test. Give one as --split"),
         ("orla/none", "orla/none: cannot be loaded"),

@@ -47,9 +47,8 @@ def test_read_verdict_knows_the_forms_of_judges(score: float | None, replies: st
 
 def test_read_verdict_knows_letters_and_separate_reasoning() -> None:
     assert read_verdict(ChatReply("<think>x</think> A "), letters=True) == Verdict(1.0, "A")
-    assert read_verdict(ChatReply("The grade is B."), letters=True) == Verdict(
-        0.0, "The grade is B."
-    )
+    grade = "The grade is B."
+    assert read_verdict(ChatReply(grade), letters=True) == Verdict(0.0, grade)
     assert read_verdict(ChatReply("INCORRECT", "it is\nCORRECT")) == Verdict(0.0, "INCORRECT")
     assert read_verdict(ChatReply("", "CORRECT", "length")) is None
     assert read_verdict(ChatReply("So it is CORRECT. Yet", finish_reason="length")) is None

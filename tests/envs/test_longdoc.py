@@ -239,27 +239,14 @@ def test_fact_is_carried_by_its_answer_and_two_of_its_words(text: str, carried: 
     assert facts_of(FACTS, FAR) == []
 
 
-@pytest.mark.parametrize(
-    ("document", "gold", "carried", "others"),
-    [
-        (
-            Document("张三", "他是海员。他从一九九〇年起住在北京。", gold=True),
-            "北京",
-            "张三住在北京。",
-            ["李四去过北京。", "张三住在南京。"],
-        ),
-        (
-            Document("영희", "그는 선원이다. 그는 서울에 산다.", gold=True),
-            "서울",
-            "영희가 서울에서 산다.",
-            ["민수는 서울로 갔다.", "영희는 부산에 산다."],
-        ),
-    ],
-)
-def test_fact_of_a_language_without_words_of_its_own_is_carried(
-    document: Document, gold: str, carried: str, others: list[str]
-) -> None:
-    question = Question("?", (gold,))
+CHINESE = "张三|他是海员。他从一九九〇年起住在北京。|北京|张三住在北京。|李四去过北京。"
+KOREAN = "영희|그는 선원이다. 그는 서울에 산다.|서울|영희가 서울에서 산다.|민수는 서울로 갔다."
+
+
+@pytest.mark.parametrize("line", [f"{CHINESE}|张三住在南京。", f"{KOREAN}|영희는 부산에 산다."])
+def test_fact_of_a_language_without_words_of_its_own_is_carried(line: str) -> None:
+    title, text, gold, carried, *others = line.split("|")
+    question, document = Question("?", (gold,)), Document(title, text, gold=True)
     (fact,) = facts_of(Task("t", (question,), (document,)), question)
     assert fact.carried_by(carried)
     assert not any(map(fact.carried_by, others))

@@ -53,15 +53,14 @@ def json_columns(rows: Rows, kind: Any) -> Any:
     return pyarrow.table(columns)
 
 
-def write_datasets(path: Path, rows: Rows) -> Path:
-    parquet.write_table(json_columns(rows, pyarrow.json_()), path)
+def write_datasets(path: Path, rows: Rows, kind: Any = None) -> Path:
+    parquet.write_table(json_columns(rows, kind or pyarrow.json_()), path)
     return path
 
 
 def write_without_types(path: Path, rows: Rows) -> Path:
     """Write what is left of it after pandas: JSON in plain strings."""
-    parquet.write_table(json_columns(rows, pyarrow.string()), path)
-    return path
+    return write_datasets(path, rows, pyarrow.string())
 
 
 def write_stream(path: Path, rows: Rows) -> Path:
@@ -219,9 +218,8 @@ def test_locomo_without_a_wrong_option_cannot_be_asked_officially() -> None:
     ],
 )
 def test_beam_turn_of_a_user_ends_at_its_last_mark(tmp_path: Path, content: str, text: str) -> None:
-    chat = [[{"role": role, "content": content} for role in ("user", "assistant")]]
-    for number, one in enumerate(chat[0]):
-        one["id"] = number
+    roles = enumerate(("user", "assistant"))
+    chat = [[{"role": role, "content": content, "id": number} for number, role in roles]]
     (task,) = load_tasks(write_json(tmp_path / "x.json", [beam_row(chat=chat)]))
     assert [one.text for one in task.documents] == [f"user: {text}", f"assistant: {content}"]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from atommem.envs.synthetic.ruler import FAMILIES, RulerConfig, generate
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
 from atommem.errors import DataError
+from tests.envs.benchmark_rows import write_lines
 
 
 def string_match_all(prediction: str, references: list[str]) -> float:
@@ -44,24 +46,17 @@ def test_ruler_values_follow_from_the_text(family: str, prose: Path) -> None:
         if family == "variable_tracking":
             value = question.text.split("value ")[1].split()[0]
             known = {value}
-            for line in (part.split(".")[0] for part in text.split("VAR ")[1:]):
-                name, _, given = line.partition(" = ")
-                # "VAR A = VAR B." is split at its second VAR.
-                known |= {name} if given == value or not given else set()
-            assert {*question.answers} <= known | {*text.replace(".", "").split()}
+            for name, given in re.findall(r"VAR (\w+) = (?:VAR )?(\w+)\.", text):
+                known |= {name} if given in known else set()
+            assert {*question.answers} == known - {value}
             assert len(question.answers) == 5
         elif family.endswith("_words"):
             most = {word for word, _ in counts.most_common(len(question.answers))}
             assert {*question.answers} == most
         else:
-            keys = question.text.split(" for ")[1].split(" mentioned")[0]
-            names = [name.removeprefix("and ") for name in keys.split(", ")]
-            found = {
-                part.split()[0].rstrip(".")
-                for name in names
-                for part in text.split(f"numbers for {name} is: ")[1:]
-            }
-            assert {*question.answers} == found
+            asked = re.findall(r"\w+", question.text.split(" for ")[1].split(" mentioned")[0])
+            needles = re.findall(r"numbers for (\w+) is: (\d+)\.", text)
+            assert {*question.answers} == {value for name, value in needles if name in asked}
         assert any(document.gold for document in task.documents)
         answer = ", ".join([*question.answers[:2], "other"])
         recall = score_question(question, answer, task.source)["sub_em"]
@@ -86,12 +81,9 @@ def test_all_of_recall_equals_the_official_scorer_and_lists_do_not_pay() -> None
 
 
 def test_official_ruler_rows_ask_for_all_outputs(tmp_path: Path) -> None:
-    path = tmp_path / "validation.jsonl"
-    path.write_text(
-        '{"index": 0, "input": "Some text. There are 12 and 34.\\nWhat are all the numbers?", '
-        '"outputs": ["12", "34"], "length": 9}\n'
-    )
-    (task,) = load_tasks(path)
+    text = "Some text. There are 12 and 34.\nWhat are all the numbers?"
+    row = {"index": 0, "input": text, "outputs": ["12", "34"], "length": 9}
+    (task,) = load_tasks(write_lines(tmp_path / "validation.jsonl", [row]))
     assert task.questions[0].text == "What are all the numbers?"
     assert task.context == "Some text. There are 12 and 34."
     score = asyncio.run(score_answers(task, ["34, 12, 99"], "net_recall"))

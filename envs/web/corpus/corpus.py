@@ -3,9 +3,11 @@
 import asyncio
 import json
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, islice
+from functools import partial
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,15 +96,14 @@ class Corpus:
         self._words.add(self.pages.passages_after(self._words.last()))
         if self._vectors is not None:
             for part in batched(self.pages.passages_after(len(self._vectors)), _TEXTS_PER_BATCH):
-                vectors = await self._embedder.embed([text for _, text in part], "entry")
-                self._vectors.append([number for number, _ in part], vectors)
+                numbers, texts = zip(*part, strict=True)
+                self._vectors.append(numbers, await self._embedder.embed(texts, "entry"))
             recall = self._vectors.build()
         counts = self.pages.counts()
-        files = [path for path in sorted(self.folder.rglob("[!.]*")) if path.is_file()]
         digests = {
             path.relative_to(self.folder).as_posix(): file_digest(path)
-            for path in files
-            if path.name != MANIFEST
+            for path in sorted(self.folder.rglob("[!.]*"))
+            if path.is_file() and path.name != MANIFEST
         }
         write_json(self.folder / MANIFEST, manifest | {"files": digests})
         return {"added": added, **counts, "recall": recall}
@@ -116,16 +117,12 @@ class Corpus:
         """
         mode = mode or self.modes[-1]
         check_choice("mode", mode, self.modes)
-        vectors: Sequence[Any] = [None] * len(queries)
+        vectors: Iterable[Any] = repeat(None)
         if mode != "lexical":
-            vectors = list(await self._embedder.embed(queries, "query"))
+            vectors = await self._embedder.embed(queries, "query")
+        search = partial(self._search, count=count, mode=mode)
         # Off the event loop: a common word in a million passages takes a tenth of a second.
-        return await asyncio.to_thread(
-            lambda: [
-                self._search(query, vector, count, mode)
-                for query, vector in zip(queries, vectors, strict=True)
-            ]
-        )
+        return await asyncio.to_thread(lambda: [*map(search, queries, vectors)])
 
     def links(self, page: Page) -> list[str]:
         """Return the titles of other pages that `page` names, in the order of their mention."""
@@ -139,9 +136,7 @@ class Corpus:
 
     def _search(self, query: str, vector: Any, count: int, mode: str) -> list[Found]:
         depth = max(_FUSED, count)
-        rankings: list[Ranked] = []
-        if mode != "dense":
-            rankings.append(self._words.search(query, depth))
+        rankings = [] if mode == "dense" else [self._words.search(query, depth)]
         if mode != "lexical" and self._vectors is not None:
             rankings.append(self._vectors.search(vector, depth))
         ranked = rankings[0] if len(rankings) == 1 else fuse(rankings)
@@ -176,12 +171,8 @@ def build_corpus(
     if not (folder / MANIFEST).exists():
         if passage_characters < 1:
             raise ConfigError(f"passage_characters={passage_characters}: must be at least 1.")
-        manifest = {
-            "passage_characters": passage_characters,
-            "embedder": settings,
-            "embedder_id": None if embedder is None else make_embedder(embedder).id,
-        }
-        write_json(folder / MANIFEST, manifest)
+        named = {"embedder": settings, "embedder_id": embedder and make_embedder(embedder).id}
+        write_json(folder / MANIFEST, {"passage_characters": passage_characters, **named})
 
     async def add() -> dict[str, Any]:
         corpus = Corpus(folder, settings, adding=True)
@@ -204,10 +195,10 @@ def batched(items: Iterable[_Item], size: int) -> Iterator[tuple[_Item, ...]]:
 
 def fuse(rankings: Iterable[Ranked]) -> Ranked:
     """Fuse rankings: each adds 1 / (60 + rank) to a score."""
-    scores: dict[int, float] = {}
+    scores: defaultdict[int, float] = defaultdict(float)
     for ranking in rankings:
         for rank, (number, _) in enumerate(ranking, start=1):
-            scores[number] = scores.get(number, 0.0) + 1 / (_RANK + rank)
+            scores[number] += 1 / (_RANK + rank)
     return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
 
 

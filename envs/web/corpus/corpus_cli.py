@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,8 +70,7 @@ def _build(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     check_writable("output_dir", args.output_dir, folder=True)
     embedder = None if args.embedder is None else make(EmbedderConfig, args)
-    read: Callable[[Path], Iterable[Page]] = recorded_pages if args.recording else read_pages
-    pages = (page for path in args.input for page in read(path))
+    pages = chain.from_iterable(map(recorded_pages if args.recording else read_pages, args.input))
     shown = tqdm(pages, "adding", unit="page", disable=None)
     done = build_corpus(shown, args.output_dir, embedder, args.passage_characters)
     total = f"{done['pages']} pages in {done['passages']} passages"
@@ -130,8 +130,8 @@ def make_app(corpus: Corpus, mode: str | None = None) -> Starlette:
     async def retrieve(request: Request) -> Response:
         body = _Retrieve.model_validate_json(await request.body())
         found = await corpus.search(body.queries, body.topk, mode)
-        shown = _scored if body.return_scores else _document
-        return JSONResponse({"result": [[shown(hit) for hit in hits] for hits in found]})
+        shown = [[_hit(hit, body.return_scores) for hit in hits] for hits in found]
+        return JSONResponse({"result": shown})
 
     async def access(request: Request) -> Response:
         body = _Access.model_validate_json(await request.body())
@@ -142,23 +142,17 @@ def make_app(corpus: Corpus, mode: str | None = None) -> Starlette:
         status = 400 if isinstance(error, ValidationError) else 503
         return JSONResponse({"error": str(error)}, status)
 
-    routes = [
-        Route("/retrieve", retrieve, methods=["POST"]),
-        Route("/access", access, methods=["POST"]),
-    ]
+    served = (("/retrieve", retrieve), ("/access", access))
+    routes = [Route(path, answer, methods=["POST"]) for path, answer in served]
     return Starlette(
         routes=routes, exception_handlers={ValidationError: refuse, OutageError: refuse}
     )
 
 
-def _document(hit: Found) -> dict[str, Any]:
-    url = hit.page.url or hit.page.id
-    contents = f'"{hit.page.title}"\n{hit.passage}'  # as in Search-R1's corpora
-    return {"id": hit.page.id, "contents": contents, "title": hit.page.title, "url": url}
-
-
-def _scored(hit: Found) -> dict[str, Any]:
-    return {"document": _document(hit), "score": hit.score}
+def _hit(hit: Found, scored: bool) -> dict[str, Any]:
+    page = {"id": hit.page.id, "title": hit.page.title, "url": hit.page.url or hit.page.id}
+    page["contents"] = f'"{hit.page.title}"\n{hit.passage}'  # as in Search-R1's corpora
+    return {"document": page, "score": hit.score} if scored else page
 
 
 def _page(corpus: Corpus, name: str) -> dict[str, Any] | None:

@@ -116,10 +116,8 @@ class PageStore:
 
     def titles(self, cores: Iterable[str]) -> dict[str, str]:
         """Return the first title of each of `cores` that has one."""
-        where = f"core in {_LISTED} order by number desc"
-        return dict(
-            self._rows(f"select core, title from pages where {where}", json.dumps([*cores]))
-        )
+        select = f"select core, title from pages where core in {_LISTED} order by number desc"
+        return dict(self._rows(select, json.dumps([*cores])))
 
     def counts(self) -> dict[str, int]:
         tables = ("pages", "passages")
@@ -159,12 +157,10 @@ def split(text: str, limit: int) -> list[tuple[int, int]]:
     """Return spans of at most `limit` characters, cut after a paragraph, sentence or word."""
     spans, start = [], 0
     while len(text) - start > limit:
-        earliest = start + limit // 2
-        ends = (
-            text.rfind(mark, earliest, start + limit) + len(mark)
-            for mark in ("\n\n", "\n", ". ", "。", " ")
-        )
-        stop = next((end for end in ends if end > earliest), start + limit)
+        earliest, latest = start + limit // 2, start + limit
+        marks = ("\n\n", "\n", ". ", "。", " ")
+        ends = (text.rfind(mark, earliest, latest) + len(mark) for mark in marks)
+        stop = next((end for end in ends if end > earliest), latest)
         spans.append((start, stop))
         start = stop
     return [*spans, (start, len(text))]

@@ -1,5 +1,6 @@
 """Passage vectors on disk, searched by FAISS: exactly below 100,000, by an inverted file above."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class VectorIndex:
     def __len__(self) -> int:
         return self._path.stat().st_size // (4 * self._dim)
 
-    def append(self, numbers: list[int], vectors: Array) -> None:
+    def append(self, numbers: Sequence[int], vectors: Array) -> None:
         """Write the vectors of passages above ``len``; a partly written row is overwritten."""
         start = len(self)
         rows = np.zeros((numbers[-1] - start, self._dim), dtype=np.float32)
@@ -57,9 +58,8 @@ class VectorIndex:
         if len(rows) < FLAT_BELOW or len(rows) - covered <= _MAX_TAIL * len(rows):
             return None
         lists = int(2 * len(rows) ** 0.5)
-        quantizer, metric = faiss.IndexFlatIP(self._dim), faiss.METRIC_INNER_PRODUCT
-        half = faiss.ScalarQuantizer.QT_fp16
-        index = faiss.IndexIVFScalarQuantizer(quantizer, self._dim, lists, half, metric)
+        kind, metric = f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT
+        index: Any = faiss.index_factory(self._dim, kind, metric)
         index.cp.niter, index.cp.max_points_per_centroid = 10, _TRAINING_ROWS
         rng = np.random.default_rng(0)
         size = min(len(rows), _TRAINING_ROWS * lists)

@@ -22,14 +22,10 @@ class WordIndex:
         fields.add_unsigned_field("number", indexed=True, fast=True)
         fields.add_text_field("text", tokenizer_name="words", index_option="freq")
         self._schema = fields.build()
+        filters = tantivy.Filter
         analyzer = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
-        for step in (
-            tantivy.Filter.remove_long(40),
-            tantivy.Filter.lowercase(),
-            tantivy.Filter.ascii_fold(),
-            tantivy.Filter.stemmer("english"),
-        ):
-            analyzer = analyzer.filter(step)
+        analyzer = analyzer.filter(filters.remove_long(40)).filter(filters.lowercase())
+        analyzer = analyzer.filter(filters.ascii_fold()).filter(filters.stemmer("english"))
         self._analyzer = analyzer.build()
         self._folder = folder
         try:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from posixpath import normpath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import httpx
-import yaml
 
 from atommem.envs.web.tools import PageError
 from atommem.errors import ConfigError
+from atommem.files import load_beside
 
 _MAX_URL = 4096
 _HOST = re.compile(rb"[a-z0-9._-]+|[0-9a-f:.]+")  # readers disagree on the meaning of others
@@ -38,7 +37,7 @@ def parse_address(url: str) -> httpx.URL:
 @cache
 def default_denied_hosts() -> tuple[str, ...]:
     """Return the hosts that publish benchmark answers (``denied_hosts.yaml``)."""
-    return tuple(yaml.safe_load(Path(__file__).with_name("denied_hosts.yaml").read_text()))
+    return tuple(load_beside(__file__, "denied_hosts.yaml"))
 
 
 class HostRules:

@@ -1,7 +1,7 @@
 """Search engines and readers that are called over HTTP, and whose fault a failure is."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlencode
 
@@ -28,15 +28,14 @@ class ProviderSource(ToolSource):
 
     service: ClassVar[Service]
     headers: ClassVar[Mapping[str, str]] = {}
-
-    @property
-    def refused(self) -> str:
-        """What to check if the provider refuses all requests."""
-        return f"{key_variable(self.service)}, the account and the URL"
+    url_settings: ClassVar[Sequence[str]] = ("search_url",)
+    default_url: ClassVar[str] = ""
+    to_check: ClassVar[str] = ""  # if it refuses all requests; else its key and account
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self._url = self.base_url()
+        urls = (getattr(config, name) for name in self.url_settings)
+        self._url = next(filter(None, urls), self.default_url)
         if not self._url:
             raise ConfigError(
                 f"tools={self.service}: search_url (or reader_url) is missing. Give the server's "
@@ -57,10 +56,6 @@ class ProviderSource(ToolSource):
         await self._client.close()
 
     @abstractmethod
-    def base_url(self) -> str | None:
-        """Return the server's URL by the settings."""
-
-    @abstractmethod
     def request(self, text: str) -> Request:
         """Return the request for a query or a page."""
 
@@ -76,15 +71,14 @@ class ProviderSource(ToolSource):
         """
         path, body = self.request(text)
         try:
-            if body is None:
-                answer = await self._client.get(path)
-            else:
-                answer = await self._client.post(path, body)
+            client = self._client
+            answer = await (client.get(path) if body is None else client.post(path, body))
         except RefusedError as error:
             if error.status in _REQUEST_STATUSES and not error.of_account:
                 raise PageError(f"{error.message[:300]} ({error.status})", error.status) from error
+            check = self.to_check or f"{key_variable(self.service)}, the account and the URL"
             raise OutageError(
-                f"{self._url} refuses {self.service} requests ({error}): check {self.refused}."
+                f"{self._url} refuses {self.service} requests ({error}): check {check}."
             ) from error
         try:
             return self.parse(answer, text)
@@ -124,9 +118,6 @@ class SearchSource(ProviderSource):
         words = "Words to look for."
         self.tools = [text_tool("search", "Searches the web.", "query", words, self._search)]
 
-    def base_url(self) -> str | None:
-        return self.config.search_url
-
     async def _search(self, query: str, task: Any) -> ToolResult:
         allowed = [hit for hit in await self.ask(query) if self._hosts.allows(hit.url)]
         hits = allowed[: self.config.search_results]
@@ -138,9 +129,7 @@ class Serper(SearchSource):
     """Google through Serper (key in ``X-API-KEY``)."""
 
     service = "serper"
-
-    def base_url(self) -> str | None:
-        return super().base_url() or "https://google.serper.dev"
+    default_url = "https://google.serper.dev"
 
     def request(self, text: str) -> Request:
         return "/search", {"q": text, "num": self.config.search_results}
@@ -159,7 +148,7 @@ class Searxng(SearchSource):
     """A SearxNG server; its settings must enable JSON."""
 
     service = "searxng"
-    refused = "that search.formats of its settings.yml lists json, and the URL"
+    to_check = "that search.formats of its settings.yml lists json, and the URL"
 
     def request(self, text: str) -> Request:
         return f"/search?{urlencode({'q': text, 'format': 'json'})}", None
@@ -209,14 +198,13 @@ class Jina(ReaderSource):
     """Jina Reader."""
 
     service = "jina"
+    url_settings = ("reader_url",)
+    default_url = "https://r.jina.ai"
     headers: ClassVar = {
         "Accept": "application/json",
         "X-With-Links-Summary": "true",
         "X-Retain-Images": "none",
     }
-
-    def base_url(self) -> str | None:
-        return self.config.reader_url or "https://r.jina.ai"
 
     def request(self, text: str) -> Request:
         return "/", {"url": str(parse_address(text))}
@@ -233,9 +221,7 @@ class Access(ReaderSource):
     """Pages of a server with ASearcher's protocol."""
 
     service = "access"
-
-    def base_url(self) -> str | None:
-        return self.config.reader_url or self.config.search_url
+    url_settings = ("reader_url", "search_url")
 
     def request(self, text: str) -> Request:
         return "/access", {"urls": [text]}

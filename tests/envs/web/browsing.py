@@ -45,12 +45,9 @@ def web(**settings: Any) -> EnvironmentFactory:
 
 
 def make_runner(completions: Sequence[str] = (), **settings: Any) -> EpisodeRunner:
-    tokenizer = WordTokenizer()
-    return make_episode_runner(
-        policy=ListPolicy(tokenizer, list(completions)),
-        tokenizer=tokenizer,
-        factory=make_factory(environment_config("web", **settings), tokenizer),
-    )
+    factory: Any = web(**settings)
+    policy = ListPolicy(factory.tokenizer, list(completions))
+    return make_episode_runner(policy=policy, tokenizer=factory.tokenizer, factory=factory)
 
 
 def play(completions: Sequence[str], task: Task | None = None, **settings: Any) -> Episode:

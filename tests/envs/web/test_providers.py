@@ -97,19 +97,15 @@ UNUSUAL: list[tuple[str, Any, str, bool]] = [
     ("jina", {"data": {"content": "Oops", "warning": WARNING}}, WARNING, True),
     ("access", {"result": [{**ROW, "contents": ""}]}, "https://a.test/ has no text.", True),
     ("access", {"result": [{"contents": None, "text": "Ann"}]}, "Ann", False),
+    ("jina", {"data": {"content": "x" * 2000}}, "an answer of more than 0.001 MB (502)", True),
 ]
-
-
-def test_large_answer_is_a_page_error() -> None:
-    answer = {"data": {"content": "x" * 2000}}
-    (result,), _ = ask("jina", "/", answer, "https://a.test/", page_megabytes=0.001)
-    assert (result.is_error, result.text) == (True, "an answer of more than 0.001 MB (502)")
 
 
 @pytest.mark.parametrize(("tool", "answer", "text", "is_error"), UNUSUAL)
 def test_unusual_answer_is_read(tool: str, answer: Any, text: str, is_error: bool) -> None:
     path = {"searxng": "/search", "serper": "/search", "jina": "/"}.get(tool, f"/{tool}")
-    (result,), _ = ask(tool, path, answer, "https://a.test/" if tool == "jina" else "Ann")
+    asked = "https://a.test/" if tool == "jina" else "Ann"
+    (result,), _ = ask(tool, path, answer, asked, page_megabytes=0.001)
     assert (result.text, result.is_error) == (text, is_error)
 
 

@@ -294,10 +294,8 @@ def test_corpus_of_a_recording_has_its_visited_pages(tmp_path: Path) -> None:
     }.items():
         recording.add("visit", "engine", {"page": page}, result)
     recording.close()
-    assert (
-        command("corpus")(["build", "--recording", "--input", str(path), "--output_dir", str(web)])
-        == 0
-    )
+    build = ["build", "--recording", "--input", str(path), "--output_dir", str(web)]
+    assert command("corpus")(build) == 0
     (source,) = make_sources(["corpus"], environment_config("web", corpus=str(web)))
     visits = [("visit", {"page": page}) for page in ("http://a.test", "https://a.test/", "Bob")]
     found, requested, origin, bob = use([source], ("search", {"query": "who lives"}), *visits)
