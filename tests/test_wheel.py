@@ -187,7 +187,8 @@ def test_installed_wheel_runs_the_readme_and_every_tutorial(
     python: Path, demo: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "tests").mkdir()
-    shutil.copy(ROOT / "tests" / "pages.py", tmp_path / "tests")
+    for name in ("pages.py", "pages.yaml"):
+        shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
     for name in ("README.md", "docs", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     reader = tmp_path / "reader"

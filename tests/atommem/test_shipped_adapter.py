@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from atommem.config import SHIPPED, PolicyConfig, shipped_policy
-from atommem.errors import PolicyError
-from atommem.policy.opening import open_policy
 from atommem.run import stored_settings
 
 ROOT = Path(__file__).parents[2]
@@ -23,11 +21,6 @@ def test_adapter_is_small_and_brings_its_settings() -> None:
     stored = stored_settings(str(folder))
     assert (stored["embedder"], stored["templates"], stored["max_reads"]) == ("hashing", "plain", 0)
     assert shipped_policy("smollm3") == "smollm3"
-
-
-def test_missing_base_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match=r"base_model=.*nowhere: the model under .*smollm2"):
-        open_policy(PolicyConfig([SHIPPED], base_model=str(tmp_path / "nowhere")))
 
 
 @pytest.mark.slow
