@@ -86,6 +86,8 @@ async def test_reading_counts_what_limits_cut() -> None:
         ("<final_answer>six</final_answer>", "six", "without a box"),
         ("<final_answer>\\boxed{six}", "six", "without a box"),
         ("So \\boxed{six}, I think", "six", "without a box"),
+        ("<final_answer>\\boxed{\\text{a.m.} to 5]</final_answer>", "a.m. to 5", "without a box"),
+        ("\\boxed{ \\boxed{[1, 2]", "[1, 2]", "without a box"),
         ("<create_memory>five</create_memory>", None, "no answer: the policy wrote '<create_mem"),
         ("", None, "no answer: the policy wrote nothing (1 tokens, stop); 1 of 4 steps had an act"),
     ],
@@ -93,14 +95,27 @@ async def test_reading_counts_what_limits_cut() -> None:
 async def test_ask_takes_unboxed_answer_and_explains_none(
     completion: str, text: str | None, note: str
 ) -> None:
-    replies = ["<create_memory>a</create_memory>", "", "", *[completion] * 4]
+    note_and_look = "<create_memory>a</create_memory><read_memory>a</read_memory>"
+    replies = [note_and_look, "", "", *[completion] * 4]
     memory = await make(ListPolicy(WordTokenizer(), replies), max_reads=0)
     await memory.read(TEXT, questions="Which?")
     answer = await memory.ask("Which?")
     assert (answer.text, bool(answer.note)) == (text, bool(note))
     assert note in answer.note
+    assert "no entry was shown" not in answer.note
+    assert repr(answer).startswith(f"Answer({text!r}, 1 entries shown")
     assert "Which?" in memory.prompt(answer.steps[0])
     assert memory.prompt(answer.steps[0]).startswith("[system]")
+
+
+@pytest.mark.parametrize("note", ["", "<update_scratchpad>It may be six.</update_scratchpad>"])
+async def test_answer_from_an_empty_memory_says_so(note: str) -> None:
+    memory = await make(ListPolicy(WordTokenizer(), [note, "", "", ANSWERED]), max_reads=0)
+    reading = await memory.read(TEXT)
+    answer = await memory.ask("Which?")
+    assert (answer.text, bool(reading.written)) == ("six", bool(note))
+    found = "" if note else "no entry was shown: this is not from the memory"
+    assert answer.note == found
 
 
 async def test_read_warns_after_three_chunks_without_action() -> None:
