@@ -123,7 +123,8 @@ def _extra_of(package: str, command: str) -> str:
     """Return the extra that installs `package`; prefer the one named like `command`."""
     wanted = re.compile(rf'{package.replace("_", "-")}\b.*extra == "([\w-]+)"', re.IGNORECASE)
     extras = [found[1] for line in requires("atommem") or [] if (found := wanted.match(line))]
-    return command if command in extras else next(iter(extras), "train")
+    extra = command if command in extras else next(iter(extras), "train")
+    return "train" if extra == "local" and command not in ("ask", "serve") else extra
 
 
 def list_configs(argv: list[str]) -> int:

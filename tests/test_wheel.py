@@ -213,7 +213,11 @@ def test_core_without_the_extras_works_and_names_what_is_missing(
     run([*atommem, "data", "synthetic", "--n", "2", "--out", "core.jsonl"], folder)
     for command in ("data show core.jsonl", "configs", "demo --help", "train --help"):
         run([*atommem, *command.split()], folder)
-    for command, package in (("train --config smollm2", "trl"), ("demo --quick", "torch")):
-        message = rf"needs the package {package}: pip install -e '\.\[train\]'"
+    for command, package, extra in (
+        ("train --config smollm2", "trl", "train"),
+        ("demo --quick", "torch", "train"),
+        ("serve --policy smollm2", "(torch|transformers)", "local"),
+    ):
+        message = rf"needs the package {package}: pip install -e '\.\[{extra}\]'"
         with pytest.raises(AssertionError, match=message):
             run([*atommem, *command.split()], folder)
