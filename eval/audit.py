@@ -50,17 +50,15 @@ def main(argv: list[str]) -> int:
         "Inspect a memory: near-duplicates, entries never shown, and the entries that each rule "
         "would evict at a --capacity. Read-only.",
     )
-    parser.add_argument("store", type=Path, help="Saved memory, trace, or JSON Lines.")
-    parser.add_argument("--capacity", type=int, help="Number of entries to keep.")
-    rules_help = "Names of rules, with options."
-    parser.add_argument("--retention", nargs="+", default=list(RULES), help=rules_help)
-    parser.add_argument("--same", type=float, default=0.95, help="Least cosine of duplicates.")
-    parser.add_argument(
-        "--scope", nargs="+", default=[], help="One user, agent or session: user=ann session=7."
-    )
+    add = parser.add_argument
+    add("store", type=Path, help="Saved memory, trace, or JSON Lines.")
+    add("--capacity", type=int, help="Number of entries to keep.")
+    add("--retention", nargs="+", default=list(RULES), help="Names of rules, with options.")
+    add("--same", type=float, default=0.95, help="Least cosine of duplicates.")
+    add("--scope", nargs="+", default=[], help="One user, agent or session: user=ann session=7.")
     flags = ("embedder", "embedder_model", "embedder_url")
     parser.add_settings("embedder", EmbedderConfig, names=flags)
-    parser.add_argument("--out", type=Path, help="Write everything as JSON.")
+    add("--out", type=Path, help="Write everything as JSON.")
     args = parser.parse_args(argv)
     check_writable("out", args.out, folder=False)
     check_least(args, capacity=1)
@@ -120,27 +118,22 @@ def evicted(entries: Sequence[Entry], vectors: Vectors, rule: str, capacity: int
     store = VectorStore(vectors.shape[1])
     step = max((entry.updated for entry in entries), default=0) + 1
 
-    def state() -> StoreState:
-        return StoreState(held, store, step, capacity, (0, len(held)))
-
-    def candidate(entry: Entry, vector: Vectors) -> Candidate:
-        source = entry.source or Source(entry.created)
-        return Candidate(
-            entry.text, vector, source, entry.score, outcome=entry.outcome, details=entry.details
-        )
+    def choice(entry: Entry, vector: Vectors) -> tuple[Candidate, StoreState]:
+        made = entry.text, vector, entry.source or Source(entry.created), entry.score
+        candidate = Candidate(*made, outcome=entry.outcome, details=entry.details)
+        return candidate, StoreState(held, store, step, capacity, (0, len(held)))
 
     for entry, vector in zip(entries, vectors, strict=True):
-        rating = retention.rate(candidate(entry, vector), state())
+        rating = retention.rate(*choice(entry, vector))
         held[entry.id] = replace(entry, score=entry.score if rating is None else float(rating))
         store.update({entry.id: vector})
     ids: list[int] = []
     while len(held) > capacity:
         newest = max(held)
-        eviction = retention.evict(candidate(held[newest], store.rows([newest])[0]), state())
-        chosen = newest if eviction.entry_id is None else eviction.entry_id
-        ids.append(chosen)
-        del held[chosen]
-        store.update({chosen: None})
+        eviction = retention.evict(*choice(held[newest], store.rows([newest])[0]))
+        ids.append(newest if eviction.entry_id is None else eviction.entry_id)
+        del held[ids[-1]]
+        store.update({ids[-1]: None})
     return ids
 
 

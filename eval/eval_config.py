@@ -34,17 +34,13 @@ class EvalConfig:
     """The tasks, the method, and the limits of an evaluation."""
 
     data: str = setting("", "Task file (`atommem data build`), or MemAgent's or LoCoMo's file.")
-    output_dir: str = setting(
-        "", "Folder of records, traces and summary; a partial run continues in it."
-    )
+    output_dir: str = setting("", "Folder of records and traces; a partial run continues in it.")
     method: str = setting("atommem", f"Method that reads the task: {', '.join(METHODS)}.")
     context_tokens: int = setting(
         32_768, "Longest prompt and completion together (full_context truncates to it)."
     )
     max_turns: int = setting(40, "Calls of tools in an episode; then it must answer.")
-    yarn_factor: float | None = setting(
-        None, "YaRN factor of the server or model config, stated in the result."
-    )
+    yarn_factor: float | None = setting(None, "YaRN factor of the server, stated in the result.")
     limit: int | None = setting(None, "Only this many tasks, the first ones.")
     num_generations: int = setting(1, "Episodes of each task.")
     max_failed_fraction: float = setting(
@@ -165,14 +161,12 @@ class EvalContext(AsyncExitStack):
             yarn_factor=config.yarn_factor,
         )
         tasks = asdict(run.environment) | judge_settings(run.environment) | factory.identity()
+        for name in run.environment.operational:
+            tasks.pop(name, None)
         settings = {
             "policy": await policy_identity(evaluation.policy, self._policy),
             "embedder": {**asdict(run.embedder), "embedder_url": None},  # servers may move
-            "environment": {
-                name: value
-                for name, value in tasks.items()
-                if name not in run.environment.operational
-            },
+            "environment": tasks,
             "chat_template_kwargs": run.chat_template_kwargs,
             "method": {"name": config.method},
         }
@@ -185,8 +179,6 @@ def print_error(text: str) -> None:
 
 def print_interrupted(out: str | Path) -> int:
     """Print how to continue; returns the exit status."""
-    print(
-        f"\nInterrupted. Every finished episode is in {out}; the same command continues there.",
-        file=sys.stderr,
-    )
+    finished = f"Every finished episode is in {out}; the same command continues there."
+    print(f"\nInterrupted. {finished}", file=sys.stderr)
     return EXIT_INTERRUPTED

@@ -39,11 +39,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--judge_prompt", nargs="+", default=[*PRESETS], help=prompts)
     form = 'JSON Lines of {"id": question id, "answer": text, "right": true or false}.'
     parser.add_argument("--labels", type=Path, help=form)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="Write all verdicts and numbers as JSON; a stopped command continues.",
-    )
+    written = "Write all verdicts and numbers as JSON; a stopped command continues."
+    parser.add_argument("--out", type=Path, help=written)
     parser.add_settings("judge", JudgeConfig, leave_out=["judge_prompt"])
     args = parser.parse_args(list(argv))
     check_writable("out", args.out, folder=False)
@@ -120,29 +117,26 @@ async def _judge_records(
     assert judge is not None
     asking = [config.judge_model, judge_prompt(config)]
 
-    async def score(question: QuestionRecord) -> float:
-        if not question.answer or not question.answer.strip():
-            return 0.0
-        content = json.dumps([*asking, question.question, question.golds, question.answer])
-        key = hashlib.sha256(content.encode()).hexdigest()
-        if key not in verdicts:
-            verdict = await judge(Question(question.question, question.golds), question.answer)
-            if not verdict.readable:
-                unread.add((question.id, question.answer))
-                return 0.0
-            verdicts[key] = verdict.score
-            print(json.dumps([key, verdict.score]), file=log, flush=True)
-        return verdicts[key]
-
-    async def with_score(question: QuestionRecord) -> QuestionRecord:
+    async def scored(question: QuestionRecord) -> QuestionRecord:
         if not question.golds:
             return question
-        return replace(question, metrics={**question.metrics, name: await score(question)})
+        score = 0.0
+        if question.answer and question.answer.strip():
+            content = json.dumps([*asking, question.question, question.golds, question.answer])
+            key = hashlib.sha256(content.encode()).hexdigest()
+            if key not in verdicts:
+                verdict = await judge(Question(question.question, question.golds), question.answer)
+                if verdict.readable:
+                    verdicts[key] = verdict.score
+                    print(json.dumps([key, verdict.score]), file=log, flush=True)
+                else:
+                    unread.add((question.id, question.answer))
+            score = verdicts.get(key, 0.0)
+        return replace(question, metrics={**question.metrics, name: score})
 
     async def judged(record: EpisodeRecord, _: int) -> EpisodeRecord:
-        return replace(
-            record, questions=tuple(await asyncio.gather(*map(with_score, record.questions)))
-        )
+        questions = await asyncio.gather(*map(scored, record.questions))
+        return replace(record, questions=tuple(questions))
 
     jobs = [(record, record.sample) for record in records]
     with tqdm(total=len(jobs), desc=name, unit="episode", disable=None) as bar:
@@ -163,8 +157,7 @@ def judge_table(
 ) -> tuple[Table, dict[str, Any]]:
     """Return a table of prompts, and its numbers: ``scores``, ``spread`` and ``labels``."""
     numbers: dict[str, dict[str, Any]] = {"scores": {}, "spread": {}, "labels": {}}
-    lines: dict[str, dict[str, str]] = {prompt: {} for prompt in unreadable}
-    spreads: dict[str, str] = {}
+    lines: dict[str, dict[str, str]] = {prompt: {} for prompt in (*unreadable, "spread")}
     for row, records in judged.items():
         found = estimates(records, unreadable)
         for prompt, estimate in found.items():
@@ -172,7 +165,7 @@ def judge_table(
         means = [estimate["mean"] for estimate in found.values()] or [0.0]
         spread = max(means) - min(means)
         numbers["scores"][row], numbers["spread"][row] = found, spread
-        spreads[row] = mark(f"{100 * spread:.1f} points", spread > SPREAD)
+        lines["spread"][row] = mark(f"{100 * spread:.1f} points", spread > SPREAD)
     questions = [q for records in judged.values() for record in records for q in record.questions]
     for prompt, unread in unreadable.items():
         lines[prompt]["unreadable"] = f"{len(unread):,}"
@@ -189,4 +182,4 @@ def judge_table(
         if wrong:
             numbers["labels"][prompt]["wrong_accepted"] = fmean(wrong)
             lines[prompt][f"accepts of {len(wrong):,} wrong"] = f"{100 * fmean(wrong):.1f}"
-    return Table("judges", "Answers judged right", {**lines, "spread": spreads}), numbers
+    return Table("judges", "Answers judged right", lines), numbers

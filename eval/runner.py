@@ -99,12 +99,8 @@ def make_manifest(
             "sampling": asdict(runner.agent.sampling),
             "limits": asdict(runner.limits),
         }
-    return {
-        **settings,
-        "tasks": {"count": len(tasks), "sha256": tasks_digest(tasks)},
-        "num_generations": num_generations,
-        **method,
-    }
+    described = {"count": len(tasks), "sha256": tasks_digest(tasks)}
+    return {**settings, "tasks": described, "num_generations": num_generations, **method}
 
 
 def tasks_digest(tasks: Sequence[Any]) -> str:

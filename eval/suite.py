@@ -68,9 +68,8 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def rows(self) -> list[Row]:
         rows = []
         for points in product(*map(_points, self.axes.values())):
-            label = ", ".join(
-                f"{name} {point}" for name, (point, _) in zip(self.axes, points, strict=True)
-            )
+            named = zip(self.axes, points, strict=True)
+            label = ", ".join(f"{name} {point}" for name, (point, _) in named)
             settings = dict(self.settings)
             for _, overrides in points:
                 settings |= overrides
@@ -268,9 +267,8 @@ def expand(
     embedder = asdict(parse(first).run.embedder)
     runs: list[SuiteRun] = []
     errors: dict[str, ConfigError] = {}
-    for column, row, seed in product(
-        suite.columns, suite.rows, dict.fromkeys(seeds or suite.seeds)
-    ):
+    chosen = dict.fromkeys(seeds or suite.seeds)
+    for column, row, seed in product(suite.columns, suite.rows, chosen):
         folder = out / "runs" / row.key / column.key / f"seed_{seed}"
         own = {"method": row.method, "seed": seed, "output_dir": str(folder), "data": column.key}
         changes = {**embedder, **column.settings, **row.settings, **own}

@@ -47,12 +47,9 @@ def make_app(
             yield
         await conversations.model.runtime.close()
 
+    release = version("atommem")
     app = FastAPI(
-        title="AtomMem",
-        version=version("atommem"),
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
+        title="AtomMem", version=release, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.conversations = conversations
     app.include_router(openai_routes.router)

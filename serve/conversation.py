@@ -39,7 +39,6 @@ from atommem.serve.schema import (
     answer_id,
 )
 from atommem.serve.served_model import STAGES, ServedModel
-from atommem.session_state import SessionState
 from atommem.trace import step_record
 
 CONFLICTS = Counter("atommem_conflicts", "Commits that lost to another gateway")
@@ -64,8 +63,7 @@ def _repeated(method: _Method) -> _Method:
 class Conversation:
     """A conversation in use, by one task at a time (`Conversations.use`).
 
-    Every method commits its work before it returns. A step that raises or is cancelled leaves
-    nothing in the log; the session is then loaded again.
+    Every method commits before it returns; a step that raises or is cancelled leaves nothing.
     """
 
     session: Session
@@ -97,12 +95,8 @@ class Conversation:
         """Load the session from the log; entries of another embedder are embedded again."""
         self.is_open = False
         agent, embedder = self._model.agent, self._model.agent.embedder.id
-        state = await run_in_threadpool(self._log.load, self.id, self.owner, embedder)
-        saved = SessionState(
-            self.id, state.steps, state.sampled, embedder, state.operations, state.vectors
-        )
-        self.session = await Session.restore(agent, saved)
-        self.state = replace(state, operations=(), vectors=None)
+        state, saved = await run_in_threadpool(self._log.load, self.id, self.owner, embedder)
+        self.session, self.state = await Session.restore(agent, saved), state
         self.is_open = True
 
     async def reload_after_conflict(self) -> None:
@@ -240,12 +234,10 @@ class Conversation:
             version = ask.version or self.state.version + 1
             events = [*new, _step_event(step, version)]
             if answer is not None:
-                body: dict[str, Any] = {"text": answer.text, "note": answer.note}
-                body["entries"] = [entry.id for entry in answer.entries]
-                name = answer_id(str(ask.response))
-                events.append(
-                    Event("answer", body, parent=version, response=ask.response, item=name)
-                )
+                held = [entry.id for entry in answer.entries]
+                body = {"text": answer.text, "note": answer.note, "entries": held}
+                name, given = answer_id(str(ask.response)), ask.response
+                events.append(Event("answer", body, parent=version, response=given, item=name))
             done = await self._commit(events, request if new else None)
             if new:
                 ask = done[0]
@@ -275,7 +267,7 @@ class Conversation:
             return before[0].operations
         await self.refresh()
         written = await self.session.memory.edit(entry, text, self._last_step)
-        return await self._commit_edit([_edit({}, written)], request)
+        return (await self._commit([_edit({}, written)], request))[0].operations
 
     @_repeated
     async def forget(self, source: str = "", item: str = "") -> Operations:
@@ -286,11 +278,13 @@ class Conversation:
         kinds, ids = (ITEMS, [item]) if item else (("item", "ask"), [])
         items = await run_in_threadpool(self._log.items, self.id, kinds, ids=ids)
         if found := [each for each in items if item or each.has_source(source)]:
-            return await self._commit_edit(await self._deleted(found, source or found[0].source))
-        written = await self.session.memory.forget(source, self._last_step) if source else ()
-        if not written:
-            raise NotFoundError(f"nothing in this conversation came from {source or item!r}.")
-        return await self._commit_edit([_edit({"forget": source}, written)])
+            new = await self._deleted(found, source or found[0].source)
+        else:
+            written = await self.session.memory.forget(source, self._last_step) if source else ()
+            if not written:
+                raise NotFoundError(f"nothing in this conversation came from {source or item!r}.")
+            new = [_edit({"forget": source}, written)]
+        return (await self._commit(new))[0].operations
 
     async def _deleted(self, items: Sequence[Event], source: str) -> list[Event]:
         """Forget what was written while items were read; return the events of their deletion."""
@@ -299,11 +293,6 @@ class Conversation:
         written = await self.session.memory.forget(source, self._last_step, steps_shown=read)
         new = [Event("deleted", {"item": item.item}, parent=item.version) for item in items]
         return [replace(new[0], operations=[to_json(each) for each in written]), *new[1:]]
-
-    async def _commit_edit(
-        self, new: Sequence[Event], request: RequestKey | None = None
-    ) -> Operations:
-        return (await self._commit(new, request))[0].operations
 
     @property
     def _last_step(self) -> int:
@@ -327,8 +316,6 @@ class Conversation:
         return before or await self._commit(new, request)
 
     async def _written_before(self, request: RequestKey | None, count: int = 1) -> list[Event]:
-        if request is None or request.renews:
-            return []
         return await run_in_threadpool(self._log.written_by, request, self.id, count)
 
     async def _commit(self, new: Sequence[Event], request: RequestKey | None = None) -> list[Event]:

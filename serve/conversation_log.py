@@ -13,37 +13,20 @@ import sqlalchemy as sa
 from atommem.errors import DataError
 from atommem.memory.log import Contents, operation_from_json, replay
 from atommem.memory.store import TextVectors
+from atommem.serve import schema
 from atommem.serve.schema import (
-    ITEMS,
-    LISTED,
-    PARTS,
-    STATE,
-    ConflictError,
     ConversationInfo,
     Event,
     LogState,
     NotFoundError,
     RequestKey,
     Unread,
-    answer_id,
     conversations,
-    event_of,
     events,
-    events_of,
-    find_conversation,
-    find_request,
-    insert_conversation,
-    insert_of,
-    question_id,
-    record_request,
     requests,
-    sha256,
-    state_of,
-    text_vectors,
-    time_of,
-    vector_rows,
     vectors,
 )
+from atommem.session_state import SessionState
 
 _MADE = ("created_at", "checkpoint", "embedder")
 _Create = Callable[[sa.Connection], ConversationInfo]
@@ -67,27 +50,26 @@ class ConversationLog:
         owner: str,
         metadata: Mapping[str, str],
         request: RequestKey | None = None,
-        prefix: str = LISTED,
+        prefix: str = schema.LISTED,
     ) -> ConversationInfo:
         """Create a conversation, listed if `LISTED`, or return the one that `request` created."""
-        new = partial(insert_conversation, owner=owner, metadata=metadata, prefix=prefix)
+        new = partial(schema.insert_conversation, owner=owner, metadata=metadata, prefix=prefix)
         return self._create(owner, request, new)
 
     def _create(self, owner: str, request: RequestKey | None, create: _Create) -> ConversationInfo:
         try:
             with self._write_engine.begin() as connection:
-                found = find_request(connection, request)
-                if found is not None:
-                    return find_conversation(connection, found.conversation, owner)
+                if found := schema.find_request(connection, request):
+                    return schema.find_conversation(connection, found.conversation, owner)
                 info = create(connection)
-                record_request(connection, request, info.id)
+                schema.record_request(connection, request, info.id)
                 return info
         except sa.exc.IntegrityError:  # another gateway handled the same request
             return self._create(owner, request, create)
 
     def request_key(self, parts: Sequence[bytes], retries: bool) -> RequestKey:
         """Return the key of a request without one; it `retries`, or an equal one failed before."""
-        key = sha256(*parts)
+        key = schema.sha256(*parts)
         failed = sa.select(requests.c.failed).where(requests.c.key == key)
         retries = retries or any(row.failed for row in self._rows(failed))
         return RequestKey(key, key, derived=True, renews=not retries)
@@ -95,15 +77,19 @@ class ConversationLog:
     def mark(self, request: RequestKey | None, failed: bool) -> None:
         """Record whether a request failed; only those without a key of their own need it."""
         if request is not None and request.derived:
-            keys = [request.key, *(request.derive(name).key for name in PARTS)]
+            keys = [request.key, *(request.derive(name).key for name in schema.PARTS)]
             with self._write_engine.begin() as connection:
                 rows = requests.update().where(requests.c.key.in_(keys))
                 connection.execute(rows.values(failed=failed))
 
-    def written_by(self, key: RequestKey, conversation: str = "", count: int = 1) -> list[Event]:
+    def written_by(
+        self, request: RequestKey | None, conversation: str = "", count: int = 1
+    ) -> list[Event]:
         """Return the first `count` events that a request wrote before."""
+        if request is None or request.renews:
+            return []
         with self.engine.begin() as connection:
-            row = find_request(connection, key)
+            row = schema.find_request(connection, request)
         if row is None or row.version is None:
             return []
         return self.events(conversation or row.conversation, after=row.version - 1, limit=count)
@@ -111,7 +97,7 @@ class ConversationLog:
     def info(self, conversation: str, owner: str) -> ConversationInfo:
         """Return a conversation; raise NotFoundError if `owner` has none with this id."""
         with self.engine.begin() as connection:
-            return find_conversation(connection, conversation, owner)
+            return schema.find_conversation(connection, conversation, owner)
 
     def conversations(
         self,
@@ -119,7 +105,7 @@ class ConversationLog:
         *,
         after: str = "",
         limit: int | None = None,
-        prefix: str = LISTED,
+        prefix: str = schema.LISTED,
         where: Mapping[str, str | None] = {},
     ) -> list[ConversationInfo]:
         """Return the conversations with the metadata `where` (None: without it), newest first."""
@@ -131,7 +117,7 @@ class ConversationLog:
             found = columns.metadata[name].as_string()
             query = query.where(found.is_(None) if value is None else found == value)
         if after:
-            place = sa.tuple_(time_of(after), after)  # it may be erased meanwhile
+            place = sa.tuple_(schema.time_of(after), after)  # it may be erased meanwhile
             query = query.where(sa.tuple_(columns.created_at, columns.id) < place)
         return [ConversationInfo(*tuple(row)) for row in self._rows(query)]
 
@@ -139,7 +125,7 @@ class ConversationLog:
         self, conversation: str, owner: str, metadata: Mapping[str, str]
     ) -> ConversationInfo:
         with self._write_engine.begin() as connection:
-            info = find_conversation(connection, conversation, owner)
+            info = schema.find_conversation(connection, conversation, owner)
             row = conversations.update().where(conversations.c.id == conversation)
             connection.execute(row.values(metadata=dict(metadata)))
             return replace(info, metadata=dict(metadata))
@@ -147,7 +133,7 @@ class ConversationLog:
     def erase(self, conversation: str, owner: str) -> None:
         """Delete a conversation with all its rows."""
         with self._write_engine.begin() as connection:
-            find_conversation(connection, conversation, owner, lock=True)
+            schema.find_conversation(connection, conversation, owner, lock=True)
             for table in (events, vectors, requests):
                 connection.execute(table.delete().where(table.c.conversation == conversation))
             connection.execute(conversations.delete().where(conversations.c.id == conversation))
@@ -168,7 +154,7 @@ class ConversationLog:
         first, or the conversation is gone.
         """
         rows = [{"conversation": conversation, **vars(event)} for event in new]
-        cached_rows = vector_rows(conversation, cached) if cached else []
+        cached_rows = schema.vector_rows(conversation, cached) if cached else []
 
         def append(connection: sa.Connection) -> None:
             try:
@@ -177,12 +163,12 @@ class ConversationLog:
                     columns = requests.c
                     gone = columns.conversation == conversation, columns.version.in_(deleted)
                     connection.execute(requests.delete().where(*gone))
-                record_request(connection, request, conversation, new[0].version)
+                schema.record_request(connection, request, conversation, new[0].version)
                 if cached_rows:
-                    insert = insert_of(connection, vectors).on_conflict_do_nothing()
+                    insert = schema.insert_of(connection, vectors).on_conflict_do_nothing()
                     connection.execute(insert, cached_rows)
             except sa.exc.IntegrityError as error:
-                raise ConflictError(f"conversation {conversation} has changed.") from error
+                raise schema.ConflictError(f"conversation {conversation} has changed.") from error
 
         future: Future[None] = Future()
         self._waiting.put((append, future))
@@ -214,16 +200,16 @@ class ConversationLog:
             for _, future in batch:
                 future.set_result(None)
 
-    def load(self, conversation: str, owner: str, embedder: str) -> LogState:
-        """Load the state of a conversation with the vectors of `embedder`."""
+    def load(self, conversation: str, owner: str, embedder: str) -> tuple[LogState, SessionState]:
+        """Load a conversation's state and session, with the vectors of `embedder`."""
         self.info(conversation, owner)  # raises
-        found = self._rows(events_of(conversation, *STATE))
-        state = state_of(found)
-        state.operations = tuple(operation_from_json(op) for row in found for op in row.operations)
+        found = self._rows(schema.events_of(conversation, *schema.STATE))
+        state = schema.state_of(found)
+        operations = tuple(operation_from_json(op) for row in found for op in row.operations)
         cached = vectors.c.conversation == conversation, vectors.c.embedder == embedder
         rows = self._rows(sa.select(vectors.c.digest, vectors.c.row).where(*cached))
-        state.vectors = text_vectors(embedder, rows) if rows else None
-        return state
+        held = operations, schema.text_vectors(embedder, rows) if rows else None
+        return state, SessionState(conversation, state.steps, state.sampled, embedder, *held)
 
     def version(self, conversation: str, owner: str) -> int | None:
         """Return the version of the newest event; None if `owner` has no such conversation."""
@@ -243,17 +229,17 @@ class ConversationLog:
         limit: int | None = None,
     ) -> list[Event]:
         """Return events after a version, or of `parents`, oldest first."""
-        query = events_of(conversation).where(events.c.version > after).limit(limit)
+        query = schema.events_of(conversation).where(events.c.version > after).limit(limit)
         if parents is not None:
             query = query.where(events.c.parent.in_(parents))
         if kinds:
             query = query.where(events.c.kind.in_(kinds))
-        return [event_of(row) for row in self._rows(query)]
+        return [schema.event_of(row) for row in self._rows(query)]
 
     def items(
         self,
         conversation: str,
-        kinds: Sequence[str] = ITEMS,
+        kinds: Sequence[str] = schema.ITEMS,
         *,
         ids: Sequence[str] = (),
         sources: Collection[str] | None = None,
@@ -284,7 +270,7 @@ class ConversationLog:
                 raise NotFoundError(f"there is no item {after!r} in this conversation.")
             query = query.where(order < rows[0][0] if newest else order > rows[0][0])
         query = query.order_by(order.desc() if newest else order).limit(limit)
-        return [event_of(row) for row in self._rows(query)]
+        return [schema.event_of(row) for row in self._rows(query)]
 
     def item(self, owner: str, item: str) -> Event:
         """Return a text, question or answer of any conversation of `owner`."""
@@ -297,21 +283,22 @@ class ConversationLog:
 
     def unread(self, conversation: str, versions: Sequence[int]) -> tuple[Unread, dict[int, str]]:
         """Return which of the items with these versions are unread, and why others remain so."""
-        columns = [column for column in STATE if column.name != "operations"]
+        columns = [column for column in schema.STATE if column.name != "operations"]
         version, kind, here = events.c.version, events.c.kind, events.c.conversation == conversation
-        last = sa.select(sa.func.max(version)).where(here, kind.in_(ITEMS)).scalar_subquery()
+        last = sa.select(sa.func.max(version)).where(here, kind.in_(schema.ITEMS)).scalar_subquery()
         matters = version.in_(versions) | events.c.parent.in_(versions) | (version == last)
-        found = state_of(self._rows(events_of(conversation, *columns).where(matters))).unread
+        rows = self._rows(schema.events_of(conversation, *columns).where(matters))
         stops = self.events(conversation, ("stopped",), parents=versions)
         reasons = {e.parent or 0: e.body["reason"] for e in stops if e.body.get("unread")}
-        return {at: left for at, left in found.items() if at in versions}, reasons
+        unread = schema.state_of(rows).unread
+        return {at: left for at, left in unread.items() if at in versions}, reasons
 
     def response(self, response: str, owner: str) -> tuple[str, Event, Event | None]:
         """Return conversation, question and answer (None: unanswered) of a response."""
         query = sa.select(events.c.conversation).join(conversations)
         query = query.where(conversations.c.owner == owner, events.c.response == response)
         for row in self._rows(query.limit(1)):
-            ids = question_id(response), answer_id(response)
+            ids = schema.question_id(response), schema.answer_id(response)
             found = self.items(row.conversation, ids=ids)
             if found and found[0].kind == "ask":
                 return row.conversation, found[0], found[1] if len(found) > 1 else None
@@ -323,12 +310,12 @@ class ConversationLog:
         """Copy a conversation, or (`at`) as it was after some operations, where nothing goes on."""
 
         def fork(connection: sa.Connection) -> ConversationInfo:
-            source = find_conversation(connection, conversation, owner)
+            source = schema.find_conversation(connection, conversation, owner)
             found, left, state = list[Event](), at, LogState()
-            for event in map(event_of, connection.execute(events_of(conversation))):
+            for event in map(schema.event_of, connection.execute(schema.events_of(conversation))):
+                if left == 0:
+                    break
                 if left is not None:
-                    if not left:
-                        break
                     event = replace(event, operations=event.operations[:left])
                     left -= len(event.operations)
                 state.advance(event)
@@ -340,7 +327,7 @@ class ConversationLog:
                 stop = Event("stopped", body, parent=parent, version=found[-1].version + 1)
                 made = {name: getattr(found[-1], name) for name in _MADE}
                 found.append(replace(stop, **made))
-            return _copy(connection, conversation, found, owner, source.metadata, LISTED)
+            return _copy(connection, conversation, found, owner, source.metadata, schema.LISTED)
 
         return self._create(owner, request, fork)
 
@@ -355,8 +342,8 @@ class ConversationLog:
         end = min(event.version for event in later if event.kind != "answer")
 
         def branch(connection: sa.Connection) -> ConversationInfo:
-            rows = connection.execute(events_of(conversation).where(events.c.version < end))
-            return _copy(connection, conversation, map(event_of, rows), owner, {}, "resp_")
+            rows = connection.execute(schema.events_of(conversation).where(events.c.version < end))
+            return _copy(connection, conversation, map(schema.event_of, rows), owner, {}, "resp_")
 
         return self._create(owner, key, branch).id
 
@@ -367,7 +354,7 @@ class ConversationLog:
         columns = events.c.version, events.c.checkpoint, events.c.operations
         found = [
             {"version": row.version, "checkpoint": row.checkpoint, **operation}
-            for row in self._rows(events_of(conversation, *columns))
+            for row in self._rows(schema.events_of(conversation, *columns))
             for operation in row.operations
         ]
         end = len(found) if limit is None else first + limit
@@ -375,7 +362,7 @@ class ConversationLog:
 
     def memory_at(self, conversation: str, length: int | None = None) -> tuple[Contents, int]:
         """Replay the memory after `length` operations (unset: all); also return how many it has."""
-        rows = self._rows(events_of(conversation, events.c.operations))
+        rows = self._rows(schema.events_of(conversation, events.c.operations))
         found = [operation_from_json(item) for row in rows for item in row.operations]
         if length is not None and length > len(found):
             raise DataError(f"at={length}: this conversation has {len(found)} operations.")
@@ -390,7 +377,7 @@ def _copy(
     connection: sa.Connection, conversation: str, found: Iterable[Event], *of: Any
 ) -> ConversationInfo:
     """Make a conversation of events; responses stay with the conversation that gave them."""
-    info = insert_conversation(connection, *of)
+    info = schema.insert_conversation(connection, *of)
     if rows := [{**vars(event), "conversation": info.id, "response": None} for event in found]:
         connection.execute(events.insert(), rows)
     held = sa.select(sa.literal(info.id), *[*vectors.c][1:])

@@ -106,7 +106,6 @@ class Conversations:
         """Erase a conversation with its log; raises NotFoundError."""
         await run_in_threadpool(self.log.erase, conversation, owner)
         self._recent.pop((conversation, owner), None)
-        held = self._in_use.get((conversation, owner))
-        if held is not None:
+        if held := self._in_use.get((conversation, owner)):
             async with held.lock:
                 held.is_open = False

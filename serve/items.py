@@ -47,8 +47,6 @@ _HOSTED = """
     mcp_approval_response mcp_call tool_search_call tool_search_output compaction
     """.split()  # noqa: SIM905
 """Types of tools that OpenAI runs: kept as they are, and only an ``output`` in words is read."""
-
-
 TYPES: dict[str, tuple[str, ...]] = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
@@ -155,10 +153,10 @@ def _parts(value: Any, kind: str, place: str) -> list[dict[str, Any]]:
                 empty: dict[str, Any] = {"annotations": []} if kind == "output_text" else {}
                 part = {**empty, **part, "type": kind}
         elif found == "image_url":
-            part = {"type": "input_image", "detail": "auto", "image_url": part.get("image_url")}
-            if isinstance(part["image_url"], dict):
-                url = part["image_url"]
-                part |= {"image_url": url.get("url"), "detail": url.get("detail") or "auto"}
+            url = part.get("image_url")
+            of = url if isinstance(url, dict) else {"url": url}
+            shown = {"detail": of.get("detail") or "auto", "image_url": of.get("url")}
+            part = {"type": "input_image", **shown}
         elif found not in _UNREAD:
             raise _refusal(where, f"parts of type {found!r} are not supported. Leave them out")
         parts.append(part)
@@ -281,8 +279,7 @@ def item_of(event: Event) -> Item:
     """Return the item of a text, question or answer in the log."""
     if event.kind != "answer":
         return dict(event.body["item"])
-    text, note = event.body["text"], event.body.get("note", "")
-    return answer_item(str(event.item), text, note)
+    return answer_item(str(event.item), event.body["text"], event.body.get("note", ""))
 
 
 def answer_item(item_id: str, text: str | None, note: str = "") -> Item:

@@ -66,7 +66,7 @@ async def recall(
     """
     async with call.use(conversation) as held:
         found = await held.recall(query, k, source)
-    shown = page([{**entry_object(entry), "score": score} for entry, score in found])
+    shown = page([entry_object(entry, score=score) for entry, score in found])
     if items:
         pieces = [entry.source.piece or "" for entry, _ in found if entry.source]
         sources = {piece.rpartition(", ")[0] for piece in pieces}
@@ -89,12 +89,12 @@ def list_steps(
 ) -> dict[str, Any]:
     """List the steps after version `after`, with observation, whole prompt, completion, tokens."""
     events = call.log.events(info.id, ("step",), after=after, limit=limit + 1)
-    prompts = call.server.model.agent.prompts
     found = []
     for event in events:
         step = msgspec.convert(event.body, Step)
+        prompt = call.server.model.agent.prompts.text(step.observation, step.view)
         made = {"version": event.version, "checkpoint": event.checkpoint}
-        found.append({**event.body, "prompt": prompts.text(step.observation, step.view), **made})
+        found.append({**event.body, "prompt": prompt, **made})
     return page(found, limit)
 
 

@@ -156,7 +156,5 @@ class JsonFormatter(logging.Formatter):
 def error_location(error: Exception) -> dict[str, Any]:
     """Return type and place of an exception, for the log."""
     frames = traceback.extract_tb(error.__traceback__)[-5:]
-    return {
-        "error": type(error).__name__,
-        "at": [f"{frame.filename}:{frame.lineno}" for frame in frames],
-    }
+    places = [f"{frame.filename}:{frame.lineno}" for frame in frames]
+    return {"error": type(error).__name__, "at": places}

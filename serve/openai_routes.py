@@ -7,6 +7,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Header, Query, Request
+from fastapi.exceptions import RequestValidationError
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
@@ -73,7 +74,7 @@ async def get_call(
         route = routes[request.scope["route"].path_format][request.method.lower()]
         known = {each["name"] for each in route.get("parameters", ())} | _HARMLESS_QUERY
         if unknown := sorted(request.query_params.keys() - known):
-            raise wire.unknown_parameter(unknown[0])
+            raise RequestValidationError([{"type": "extra_forbidden", "loc": unknown[:1]}])
     if request.method == "POST":
         scope, owner = request.scope, call.owner.encode()
         parts = scope["raw_path"], scope["query_string"], await request.body()
@@ -194,12 +195,8 @@ async def recall(
 ) -> dict[str, Any]:
     """Return the best entries of all conversations of a scope, each with its conversation."""
     found = await call.server.recall(call.owner, scope, query, k)
-    return wire.page(
-        [
-            {**wire.entry_object(entry), "score": score, "conversation": conversation}
-            for conversation, entry, score in found
-        ]
-    )
+    objects = (wire.entry_object(hit, score=score, conversation=name) for name, hit, score in found)
+    return wire.page([*objects])
 
 
 @router.get("/conversations/{conversation}")

@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from atommem.errors import AtomMemError, ConfigError
-from atommem.memory.log import Operation
 from atommem.memory.store import TextVectors
 
 VERSION = 3  # version of the tables; a database of another version is refused
@@ -155,14 +154,12 @@ STATE = tuple(column for column in events.c if column.name not in ("conversation
 
 @dataclass
 class LogState:
-    """State of a conversation's log, with everything that its session needs to continue."""
+    """What a conversation's log says of its progress."""
 
     version: int = 0  # of the newest event
     embedder: str | None = None
     steps: int = 0  # as in `SessionState`
     sampled: int = 0
-    operations: tuple[Operation, ...] = ()  # until the session has them
-    vectors: TextVectors | None = None
     unread: Unread = field(default_factory=dict)
     asked: Unread = field(default_factory=dict)  # a question, unread until it has its answer
 
@@ -249,9 +246,8 @@ def time_of(conversation: str) -> int:
 def find_conversation(
     connection: sa.Connection, conversation: str, owner: str, *, lock: bool = False
 ) -> ConversationInfo:
-    query = sa.select(conversations).where(
-        conversations.c.id == conversation, conversations.c.owner == owner
-    )
+    columns = conversations.c
+    query = sa.select(conversations).where(columns.id == conversation, columns.owner == owner)
     row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     if row is None:
         raise NotFoundError(f"there is no conversation {conversation!r}.")
@@ -266,9 +262,8 @@ def record_request(
 ) -> None:
     if request is not None:
         values = {"conversation": conversation, "version": version, "failed": False}
-        row = insert_of(connection, requests).values(
-            key=request.key, digest=request.digest, **values
-        )
+        identity = {"key": request.key, "digest": request.digest}
+        row = insert_of(connection, requests).values(**identity, **values)
         if request.renews:
             row = row.on_conflict_do_update(index_elements=[requests.c.key], set_=values)
         connection.execute(row)

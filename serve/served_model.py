@@ -56,10 +56,8 @@ class ServedModel:
     def open(cls, policy: str | Sequence[str], *, name: str = "", **settings: Any) -> ServedModel:
         """Open a model; `settings` are those of `atommem.api.AsyncMemory`, as in the training."""
         names = [policy] if isinstance(policy, str) else list(policy)
-        model = str(settings.get("model") or "")
-        folder = (
-            str(settings.get("tokenizer") or "") if is_server(names) else shipped_policy(names[0])
-        )
+        model, tokenizer = (str(settings.get(name) or "") for name in ("model", "tokenizer"))
+        folder = tokenizer if is_server(names) else shipped_policy(names[0])
         trained = load_config(folder) if folder else {}
         check_settings(trained, settings, folder)
         runtime = Runtime.open(names, **settings)

@@ -62,7 +62,7 @@ class ResponseForm:
         echo: Mapping[str, Any],
         created_at: int | None = None,
     ) -> None:
-        self._id = response
+        self._id, self._reasoning_id = response, f"rs_{response.removeprefix('resp_')}"
         listed = conversation is not None and conversation.startswith(LISTED)
         self._head: dict[str, Any] = {
             **dict.fromkeys(("error", "incomplete_details", "instructions")),
@@ -93,9 +93,7 @@ class ResponseForm:
         prompt, completion = _token_counts(answer)
         values = {
             "output": [self._reasoning("completed"), self.message(answer.text, answer.note)],
-            "memory": [
-                {**entry_object(entry), "cut": entry.id in answer.cut} for entry in answer.entries
-            ],
+            "memory": [entry_object(each, cut=each.id in answer.cut) for each in answer.entries],
             "usage": {
                 "input_tokens": prompt,
                 "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -123,12 +121,8 @@ class ResponseForm:
 
     def step(self, step: Step) -> str:
         text = step_summary(step)
-        place = {
-            "item_id": self._reasoning("in_progress")["id"],
-            "output_index": 0,
-            "summary_index": len(self._summaries),
-        }
-        part = {"type": "summary_text", "text": text}
+        number, part = len(self._summaries), {"type": "summary_text", "text": text}
+        place = {"item_id": self._reasoning_id, "output_index": 0, "summary_index": number}
         self._summaries.append(part)
         return (
             self._event("reasoning_summary_part.added", **place, part={**part, "text": ""})
@@ -160,8 +154,8 @@ class ResponseForm:
         return self._event("failed", response=self.response("failed", error=error))
 
     def _reasoning(self, status: str) -> dict[str, Any]:
-        name = f"rs_{self._id.removeprefix('resp_')}"
-        return {"id": name, "type": "reasoning", "summary": [*self._summaries], "status": status}
+        head = {"id": self._reasoning_id, "type": "reasoning", "status": status}
+        return {**head, "summary": [*self._summaries]}
 
     def _event(self, name: str, **values: Any) -> str:
         kind = f"response.{name}"
@@ -268,10 +262,8 @@ async def respond(
 
 
 def step_summary(step: Step) -> str:
-    done = [_describe(item) for item in step.operations if item.kind != "retrieve"]
-    text = (
-        f"step {step.index + 1}, {step.observation.label}: {'; '.join(done) or 'nothing written'}"
-    )
+    done = "; ".join(_describe(item) for item in step.operations if item.kind != "retrieve")
+    text = f"step {step.index + 1}, {step.observation.label}: {done or 'nothing written'}"
     if step.operations:
         text += f"; shown next: {len(step.operations[-1].scores)} entries"
     return text

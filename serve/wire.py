@@ -4,20 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Self
 
-from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 from sqlalchemy.exc import OperationalError
 from starlette.responses import JSONResponse
 
-from atommem.errors import (
-    AtomMemError,
-    ConfigError,
-    DataError,
-    OutageError,
-    PolicyError,
-    PromptTooLongError,
-)
+from atommem import errors
 from atommem.memory.log import Entry
 from atommem.process import StepTimeoutError
 from atommem.saved_memory import SCOPE
@@ -31,20 +23,17 @@ _STATUS: list[tuple[type[Exception], int, str]] = [
     (NotFoundError, 404, "not_found"),
     (BusyError, 429, "too_busy"),
     (KeyReusedError, 422, "idempotency_key_reused"),
-    (PromptTooLongError, 400, "context_length_exceeded"),
-    (DataError, 400, "invalid_request"),
-    (ConfigError, 400, "invalid_request"),
-    (OutageError, 503, "policy_unreachable"),
+    (errors.PromptTooLongError, 400, "context_length_exceeded"),
+    (errors.DataError, 400, "invalid_request"),
+    (errors.ConfigError, 400, "invalid_request"),
+    (errors.OutageError, 503, "policy_unreachable"),
     (StepTimeoutError, 503, "policy_too_slow"),
     (OperationalError, 503, "database_unreachable"),
-    (PolicyError, 502, "policy_refused"),
+    (errors.PolicyError, 502, "policy_refused"),
 ]
 """Status and code by type of error; the first match counts."""
-SERVE_ERRORS = (
-    AtomMemError,
-    StepTimeoutError,
-    OperationalError,
-)  # errors with a message for the client
+SERVE_ERRORS = (errors.AtomMemError, StepTimeoutError, OperationalError)
+"""Errors with a message for the client."""
 CLEAN = AfterValidator(clean)  # after bounds of the length, whose errors would count "items"
 Text = Annotated[str, CLEAN]
 NonBlank = Annotated[Text, Field(pattern=r"\S")]
@@ -108,6 +97,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "stop": ([], ""),
     **dict.fromkeys(("prompt", "audio", "prediction", "web_search_options", "moderation"), ()),
+    **dict.fromkeys(("text", "response_format"), ()),  # of the type text
 }
 """Parameters that change what an answer is, with the values that are supported."""
 
@@ -134,20 +124,18 @@ class AskCreate(BaseModel, extra="allow"):
             else:
                 supported = name in _HARMLESS or value in _SUPPORTED.get(name, ())
             if value is not None and not supported:
-                known = name in _SUPPORTED or name in ("text", "response_format")
-                code = "unsupported_parameter" if known else "unknown_parameter"
-                fix = f"{str(value)[:80]!r} is not supported" if known else "not a parameter"
+                code, fix = "unknown_parameter", "not a parameter"
+                if name in _SUPPORTED:
+                    code, fix = "unsupported_parameter", f"{str(value)[:80]!r} is not supported"
                 raise PydanticCustomError(code, "{fix}. Leave it out.", {"name": name, "fix": fix})
         return self
 
     @property
     def echo(self) -> dict[str, Any]:
         """The parameters that a response repeats."""
-        extra = {
-            name: value for name, value in (self.model_extra or {}).items() if value is not None
-        }
-        extra.pop("stream_options", None)
-        return {**extra, "metadata": self.metadata or {}}
+        given = {**(self.model_extra or {}), "stream_options": None}
+        given = {name: value for name, value in given.items() if value is not None}
+        return {**given, "metadata": self.metadata or {}}
 
 
 class ResponseCreate(AskCreate):
@@ -192,37 +180,23 @@ def error_response(status: int, code: str, message: str, param: str | None = Non
     return JSONResponse(body, status, headers)
 
 
-def unknown_parameter(name: str) -> RequestValidationError:
-    error = {"type": "unknown_parameter", "loc": (name,), "msg": "not a parameter. Leave it out."}
-    return RequestValidationError([error])
-
-
 def scope_of(*values: str | None) -> dict[str, str]:
     """Return the metadata of `SCOPE` that conversations with these values have."""
     return {name: value for name, value in zip(SCOPE, values, strict=True) if value}
 
 
 def conversation_object(info: ConversationInfo) -> dict[str, Any]:
-    return {
-        "id": info.id,
-        "object": "conversation",
-        "created_at": info.created_at,
-        "metadata": info.metadata,
-    }
+    shown = {name: value for name, value in vars(info).items() if name != "owner"}
+    return {**shown, "object": "conversation"}
 
 
 def page(data: Sequence[Mapping[str, Any]], limit: int | None = None) -> dict[str, Any]:
     """Return OpenAI's list of the first `limit` objects, with the ids to continue from."""
     shown = list(data[:limit])
     ids = [item.get("id") for item in shown] or [None]
-    return {
-        "object": "list",
-        "data": shown,
-        "has_more": len(data) > len(shown),
-        "first_id": ids[0],
-        "last_id": ids[-1],
-    }
+    more = {"has_more": len(data) > len(shown), "first_id": ids[0], "last_id": ids[-1]}
+    return {"object": "list", "data": shown, **more}
 
 
-def entry_object(entry: Entry) -> dict[str, Any]:
-    return {name: value for name, value in asdict(entry).items() if value is not None}
+def entry_object(entry: Entry, **more: Any) -> dict[str, Any]:
+    return {name: value for name, value in asdict(entry).items() if value is not None} | more

@@ -53,6 +53,7 @@ class Baseline(ABC):
     """A method with prompts of its own, without and with memory. Subclasses implement `drive`."""
 
     name: ClassVar[str]
+    depends_on: ClassVar[tuple[str, ...]] = ("retrieve_k", "context_tokens", "yarn_factor")
     plain: PromptBuilder
     remembering: PromptBuilder
 
@@ -61,13 +62,9 @@ class Baseline(ABC):
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that its scores depend on, as JSON values."""
+        own = {name: getattr(self.setup, name) for name in self.depends_on}
         return {
-            "method": {
-                "name": self.name,
-                "retrieve_k": self.setup.retrieve_k,
-                "context_tokens": self.setup.context_tokens,
-                "yarn_factor": self.setup.yarn_factor,
-            },
+            "method": {"name": self.name, **own},
             "prompts_sha256": self.remembering.digest,
             **self.remembering.chat.record(),
             "sampling": asdict(self.setup.run.sampling),
@@ -91,14 +88,8 @@ class Baseline(ABC):
     ) -> PromptBuilder:
         """Make the loop's own renderer, so that text from outside is data here too."""
         tags = {"answer": get_dialect("paper", "full").tags["answer"]} if actions else {}
-        return PromptBuilder(
-            self.setup.tokenizer,
-            Dialect("baseline", tags, templates),
-            MemoryConfig(),
-            section,
-            actions,
-            self.setup.run.chat_template_kwargs,
-        )
+        given = self.setup.tokenizer, Dialect("baseline", tags, templates), MemoryConfig(), section
+        return PromptBuilder(*given, actions, self.setup.run.chat_template_kwargs)
 
 
 Method = EpisodeRunner | Baseline  # turns a task into an episode, with one policy and memory

@@ -150,7 +150,7 @@ class BrowsingRAG(Browsing):
     async def extend(self, record: Recorder, past: list[Past], now: Observation) -> Prompt:
         await record.hold([text for step in past for text in _texts(step.shown)])
         query = "\n".join(question.text for question in record.task.questions)
-        (vector,) = await record.embed([query], "query")
+        (vector,) = await record.embed([query], kind="query")
         return now, record.view(query, record.index.search(vector, self.setup.retrieve_k))
 
 

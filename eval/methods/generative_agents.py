@@ -63,7 +63,7 @@ class GenerativeAgents(Reader):
         questions = texts_in(reply.get("questions"))[:QUESTIONS]
         if not questions:
             return
-        vectors = await record.embed(questions, "query")
+        vectors = await record.embed(questions, kind="query")
         recalled = [best_memories(record, ratings, vector, EVIDENCE) for vector in vectors]
         for question, found in zip(questions, recalled, strict=True):
             view = record.view(question, found)

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -17,7 +18,7 @@ from atommem.actions import (
     ProblemReason,
     answers_in,
 )
-from atommem.embedding.embedder import Embedder, TextKind, Vectors
+from atommem.embedding.embedder import Embedder, Vectors
 from atommem.environment import EnvironmentFactory
 from atommem.envs.longdoc.environment import MOST_AT_ONCE, questions_label
 from atommem.envs.question_answering import batches
@@ -82,6 +83,7 @@ class Recorder:
         self.answers: list[str | None] = [None] * len(self.task.questions)
         self.metrics: dict[str, float] = {}
         self.texts: dict[int, str] = {}
+        self.embed = partial(self.setup.embedder.embed, kind="entry")
         self.index = VectorStore(self.setup.embedder.dim)
         self.thinking = False
         self._contents = Contents()
@@ -139,10 +141,6 @@ class Recorder:
         step.problems += (Problem(ProblemReason.NOT_JSON, "json", 0, len(step.text)),)
         return step, {}
 
-    async def embed(self, texts: Sequence[str], kind: TextKind = "entry") -> Vectors:
-        """Embed texts; shape (n, dim). Raises OutageError."""
-        return await self.setup.embedder.embed(texts, kind)
-
     async def hold(self, texts: Sequence[str]) -> None:
         """Store texts from the start, numbered from 1, without an action (RAG)."""
         self.texts = dict(enumerate(texts, start=1))
@@ -155,7 +153,7 @@ class Recorder:
         entry_id = self._contents.newest_id + 1
         self.index.update({entry_id: vector})
         self.texts[entry_id] = text
-        self._log(step, Operation(step.index, "create", entry_id=entry_id, after=text))
+        self._log(step, "create", entry_id=entry_id, after=text)
         return entry_id
 
     def update(self, step: Step, entry_id: int, text: str, vector: Vectors | None = None) -> None:
@@ -163,20 +161,19 @@ class Recorder:
         if vector is not None:
             self.index.update({entry_id: vector})
         before, self.texts[entry_id] = self.texts[entry_id], text
-        update = Operation(step.index, "update", entry_id=entry_id, before=before, after=text)
-        self._log(step, update)
+        self._log(step, "update", entry_id=entry_id, before=before, after=text)
 
     def delete(self, step: Step, entry_id: int) -> None:
         self.index.update({entry_id: None})
-        before = self.texts.pop(entry_id)
-        self._log(step, Operation(step.index, "delete", entry_id=entry_id, before=before))
+        self._log(step, "delete", entry_id=entry_id, before=self.texts.pop(entry_id))
 
     def log_query(self, step: Step, query: str) -> None:
         """Record that the entries in the prompt of `step` were retrieved for `query`."""
         step.searches += 1
-        self._log(step, Operation(step.index, "read", before=self._contents.query, after=query))
+        self._log(step, "read", before=self._contents.query, after=query)
 
-    def _log(self, step: Step, operation: Operation) -> None:
+    def _log(self, step: Step, kind: str, **values: Any) -> None:
+        operation = Operation(step.index, kind, **values)
         step.operations += (operation,)
         self._contents.apply(operation)
         step.store_size = len(self._contents.entries)
@@ -221,7 +218,7 @@ class Recorder:
         """Ask all questions together, with the entries that `find` returns for their vectors."""
         for asked in self.together:
             texts = [self.task.questions[index].text for index in asked]
-            found = merged(map(find, await self.embed(texts, "query")))
+            found = merged(map(find, await self.embed(texts, kind="query")))
             step = await self.answer(asked, view=self.view("\n".join(texts), found))
             for text in texts:
                 self.log_query(step, text)

@@ -28,6 +28,7 @@ class AgenticSearch(ReAct):
     """
 
     name = "agentic_search"
+    depends_on = (*ReAct.depends_on, "max_turns")
 
     def find_web(self, setup: Setup) -> WebEnvironments:
         documents = suitable(setup, self.name)
@@ -37,11 +38,6 @@ class AgenticSearch(ReAct):
         web = WebEnvironments(config, setup.tokenizer)
         web.judge = documents.judge
         return web
-
-    def settings(self) -> dict[str, Any]:
-        settings = super().settings()
-        settings["method"]["max_turns"] = self.setup.max_turns
-        return settings
 
     async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
         score = await super().drive(record, episode, replace(task, documents=self.pages(task)))

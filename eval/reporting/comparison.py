@@ -20,13 +20,13 @@ from atommem.files import write_json
 
 def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="atommem compare", description=__doc__)
-    parser.add_argument("first", help="Folder of an evaluation.")
-    parser.add_argument("second", help="Folder of another one on the same tasks.")
-    metric_help = "Score (default: em, or reward in environments without exact match)."
-    parser.add_argument("--metric", help=metric_help)
-    show_help = "Changed tasks to print of each kind; 0 for none, -1 for all."
-    parser.add_argument("--show", type=int, default=10, help=show_help)
-    parser.add_argument("--out", help="Also write everything to this file.")
+    add = parser.add_argument
+    add("first", help="Folder of an evaluation.")
+    add("second", help="Folder of another one on the same tasks.")
+    add("--metric", help="Score (default: em, or reward in environments without exact match).")
+    shown = "Changed tasks to print of each kind; 0 for none, -1 for all."
+    add("--show", type=int, default=10, help=shown)
+    add("--out", help="Also write everything to this file.")
     given = parser.parse_args(list(argv))
     check_writable("out", given.out, folder=False)
     sides = [read_evaluation(given.first), read_evaluation(given.second)]
@@ -65,21 +65,14 @@ def changed_tasks(sides: Sequence[Evaluation], comparison: Comparison) -> list[d
             [record for record in side.records if record.task_id == task and not record.failed]
             for side in sides
         ]
+        answers = [[[q.answer for q in r.questions] for r in records] for records in found]
+        traces = [
+            [str(trace_path(side.folder, record)) for record in records]
+            for side, records in zip(sides, found, strict=True)
+        ]
+        row = {"task_id": task, "change": change, "answers": answers, "traces": traces}
         asked = {q.question: list(q.golds) for record in found[0] for q in record.questions}
-        rows.append(
-            {
-                "task_id": task,
-                "change": change,
-                "questions": asked,
-                "answers": [
-                    [[q.answer for q in r.questions] for r in records] for records in found
-                ],
-                "traces": [
-                    [str(trace_path(side.folder, record)) for record in records]
-                    for side, records in zip(sides, found, strict=True)
-                ],
-            }
-        )
+        rows.append({**row, "questions": asked})
     return rows
 
 

@@ -37,7 +37,7 @@ def write_inspect_logs(evaluations: Sequence[Evaluation], out: Path) -> list[Pat
 
 def inspect_log(item: Evaluation) -> dict[str, Any]:
     """Return one evaluation as the values of an ``EvalLog``."""
-    summary = summarize(item.records)
+    summary, done = summarize(item.records), len(item.records)
     policy = item.manifest.get("policy", {})
     model = str(policy.get("model") or policy.get("path") or "unknown")
     start, end = _modified(item.folder / MANIFEST), _modified(item.folder / EPISODES)
@@ -47,14 +47,14 @@ def inspect_log(item: Evaluation) -> dict[str, Any]:
         {
             "name": metric,
             "scorer": metric,
-            "scored_samples": len(item.records) - summary["failed"] - summary["overflow"],
+            "scored_samples": done - summary["failed"] - summary["overflow"],
             "metrics": {key: {"name": key, "value": score[part]} for key, part in _METRICS.items()},
         }
         for metric, score in summary["metrics"].items()
     ]
     return {
         "version": 2,
-        "status": "success" if len(item.records) >= item.planned else "started",
+        "status": "success" if done >= item.planned else "started",
         "eval": {
             **dict.fromkeys(("eval_id", "run_id", "task_id"), identifier),
             "created": start,
@@ -64,11 +64,7 @@ def inspect_log(item: Evaluation) -> dict[str, Any]:
             "config": {"epochs": int(item.manifest.get("num_generations", 1))},
             "metadata": {"manifest": item.manifest, "seed": item.seed},
         },
-        "results": {
-            "total_samples": item.planned,
-            "completed_samples": len(item.records),
-            "scores": scores,
-        },
+        "results": {"total_samples": item.planned, "completed_samples": done, "scores": scores},
         "stats": {"started_at": start, "completed_at": end},
         "samples": [_sample(item, record, model) for record in item.records],
     }

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from atommem.envs.scoring.records import compare
 from atommem.eval.reporting.comparison import changed_tasks
-from atommem.eval.reporting.results import Evaluation, Results, label, scores_by_key
+from atommem.eval.reporting.results import Evaluation, Results, first_tests, label, scores_by_key
 from atommem.eval.reporting.tables import Table, format_estimate
 from atommem.trace import Trace, read_trace
 from atommem.trace_view import render_trace
@@ -44,26 +44,19 @@ def render_page(
 
 def headlines(results: Results) -> list[str]:
     """Return a sentence for each data set: what is best, and whether that could be chance."""
-    scores = scores_by_key(results)
-    first: dict[str, Mapping[str, Any]] = {}
-    for test in results["comparisons"]:
-        first.setdefault(f"{test['column']}/{test['metric']}", test)
+    scores, tests = scores_by_key(results), first_tests(results)
     lines = []
     for column in dict.fromkeys(group["column"] for group in results["groups"]):
         groups = [group for group in results["groups"] if group["column"] == column]
         metric = groups[0]["metric"]
-        name, test = f"{label(metric)} on {column}", first.get(f"{column}/{metric}")
-        found = {
-            row: scores[row, column, metric]
-            for row in (group["row"] for group in groups)
-            if (row, column, metric) in scores
-        }
+        name, test = f"{label(metric)} on {column}", tests.get((column, metric))
+        rows = (group["row"] for group in groups)
+        found = {row: scores[key] for row in rows if (key := (row, column, metric)) in scores}
         if test is None:
             lines += [f"{row}: {name} {format_estimate(found[row])}." for row in list(found)[:1]]
             continue
-        best, other = (
-            f"{row} ({100 * found[row]['mean']:.1f})" for row in (test["second"], test["first"])
-        )
+        sides = test["second"], test["first"]
+        best, other = (f"{row} ({100 * found[row]['mean']:.1f})" for row in sides)
         gap = f"{100 * test['difference']:.1f} points"
         if test["units"]:
             gap += f" [{100 * test['low']:+.1f}, {100 * test['high']:+.1f}]"

@@ -136,8 +136,7 @@ def set_beside(table: Mapping[str, Any], results: Results) -> dict[str, Any]:
     values: list[dict[str, Any]] = []
     for row in table["rows"]:
         own = [g for g in results["groups"] if g["row"] == row["row"] and not g["overflow"]]
-        columns = table.get("costs") or table["columns"]
-        line = []
+        columns, line = table.get("costs") or table["columns"], []
         for column, paper in zip(columns, row["values"], strict=True):
             value = {"name": row["name"], "column": column, "paper": paper}
             if "costs" in table:
@@ -204,20 +203,17 @@ def write_charts(charts: Charts, folder: Path) -> None:
 
 def main_scores(results: Results) -> pd.DataFrame:
     """Return each group's main score in percent, with its costs."""
-    scores = scores_by_key(results)
-    lines = []
-    for group in results["groups"]:
-        score = scores.get((group["row"], group["column"], group["metric"]))
-        if score is None or group["overflow"]:
-            continue
-        line = {name: group[name] for name in ("row", "column", "dataset", "documents")}
-        line |= {name: 100 * score[name] for name in ("mean", "low", "high")}
-        line["label"] = label(group["metric"])
-        means = group["means"]
-        line["model calls"] = means["steps"]
-        line["tokens"] = means["tokens/prompt"] + means["tokens/completion"]
-        lines.append(line)
-    return pd.DataFrame(lines)
+    key, percent = ["row", "column", "metric"], ["mean", "low", "high"]
+    groups = pd.json_normalize([group for group in results["groups"] if not group["overflow"]])
+    scores = pd.DataFrame(results["scores"], columns=[*key, *percent])
+    if groups.empty:
+        return groups
+    found = groups.merge(scores, on=key)
+    found[percent] *= 100
+    found["label"] = found["metric"].map(label)
+    found["model calls"] = found["means.steps"]
+    found["tokens"] = found["means.tokens/prompt"] + found["means.tokens/completion"]
+    return found[["dataset", "documents", *key, *percent, "label", "model calls", "tokens"]]
 
 
 def _dots(scores: pd.DataFrame) -> alt.LayerChart | alt.FacetChart:

@@ -94,19 +94,11 @@ def read_evaluation(
     found = parse_records(content, folder / EPISODES)
     records = tuple(found[key] for key in sorted(found))
     sources = " + ".join(sorted({record.source or "unknown" for record in records}))
-    evaluation = Evaluation(
-        folder,
-        clean(method or folder.resolve().name),  # data frames take no half characters
-        clean(dataset or sources),
-        manifest=manifest,
-        records=records,
-        **labels,
-    )
-    written = {
-        MANIFEST: ("run", manifest),
-        EPISODES: ("episodes_sha256", hashlib.sha256(content).hexdigest()),
-    }
-    for name, (key, value) in written.items():
+    # Data frames take no half characters.
+    names = clean(method or folder.resolve().name), clean(dataset or sources)
+    evaluation = Evaluation(folder, *names, manifest=manifest, records=records, **labels)
+    digest = hashlib.sha256(content).hexdigest()
+    for name, key, value in ((MANIFEST, "run", manifest), (EPISODES, "episodes_sha256", digest)):
         if summary.get(key, value) != value:
             raise DataError(
                 f"{folder / name}: not what {SUMMARY} was made of. Restore it, or run the "
@@ -289,14 +281,18 @@ def _lost_answers(records: Iterable[EpisodeRecord]) -> dict[str, int]:
     return counts if any(counts.values()) else {}
 
 
+def first_tests(results: Results) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """Return the test of best against runner-up by column and score."""
+    return {(test["column"], test["metric"]): test for test in reversed(results["comparisons"])}
+
+
 def best_rows(results: Results, metric: str) -> dict[str, str]:
     """Return by column the row that beats the runner-up in a corrected test."""
-    first: dict[str, Mapping[str, Any]] = {}
-    for test in results["comparisons"]:
-        if test["metric"] == metric:  # a column's first test is best against runner-up
-            first.setdefault(test["column"], test)
-    won = (test for test in first.values() if test["significant"] and test["difference"] > 0)
-    return {test["column"]: test["second"] for test in won}
+    return {
+        column: test["second"]
+        for (column, name), test in first_tests(results).items()
+        if name == metric and test["significant"] and test["difference"] > 0
+    }
 
 
 def _evaluation(item: Evaluation, base: Path) -> dict[str, Any]:
@@ -311,17 +307,17 @@ def _evaluation(item: Evaluation, base: Path) -> dict[str, Any]:
 
 def _comparisons(groups: Groups, results: Results) -> list[dict[str, Any]]:
     """Test best against runner-up, and rows against the reference; Holm-corrected per metric."""
-    left_out = {
+    ranked = {
         (group["row"], group["column"])
         for group in results["groups"]
-        if group["bound"] or group["overflow"]
+        if not group["bound"] and not group["overflow"]
     }
     records = {key: paired_records(group) for key, group in groups.items()}
     tests: list[dict[str, Any]] = []
     for metric in METRICS:
         means: dict[str, dict[str, float]] = {column: {} for _, column in groups}
         for (row, column, name), score in scores_by_key(results).items():
-            if name == metric and (row, column) not in left_out:
+            if name == metric and (row, column) in ranked:
                 means[column][row] = score["mean"]
         family = []
         for column, by_row in means.items():

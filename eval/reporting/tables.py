@@ -147,13 +147,10 @@ def _published_lines(results: Results) -> Tables:
     for item in found["values"]:
         ends = f" [{item['low']:+.1f}, {item['high']:+.1f}]" if "low" in item else ""
         count = f", n {item['n']:,}" if "n" in item else ""
-        lines.setdefault(item["name"], {}).update(
-            {
-                f"{item['column']}, paper": f"{item['paper']:,.1f}",
-                f"{item['column']}, ours": f"{item['ours']:,.1f}{count}",
-                f"{item['column']}, difference": f"{item['difference']:+,.1f}{ends}",
-            }
-        )
+        line, column = lines.setdefault(item["name"], {}), item["column"]
+        line[f"{column}, paper"] = f"{item['paper']:,.1f}"
+        line[f"{column}, ours"] = f"{item['ours']:,.1f}{count}"
+        line[f"{column}, difference"] = f"{item['difference']:+,.1f}{ends}"
     return {f"{found['title']} of {found['source']}, and ours": lines}
 
 

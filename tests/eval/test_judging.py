@@ -44,18 +44,19 @@ def evaluation(folder: Path, right: int, names: str = NAMES) -> Path:
     return folder
 
 
+def judge(folder: Path, *words: str) -> int:
+    return main(["judge", str(folder), "--judge_url", "http://j", "--judge_model", "m", *words])
+
+
 def test_judge_table_flags_scores_that_depend_on_the_prompt(
     tmp_path: Path, server: FakeChat, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = evaluation(tmp_path / "ours", 4)
-    labels = [{"id": "q0", "answer": "wrong", "right": False}]
-    (tmp_path / "labels.jsonl").write_text("".join(json.dumps(item) + "\n" for item in labels))
-    out = tmp_path / "judged.json"
-    words = ["judge", str(folder), "--judge_url", "http://j", "--judge_model", "m"]
+    labels, out = tmp_path / "labels.jsonl", tmp_path / "judged.json"
+    labels.write_text('{"id": "q0", "answer": "wrong", "right": false}\n')
     (odd := tmp_path / "odd.txt").write_text(PROMPT)
-    words += ["--judge_prompt", "default", "mem0", str(odd)]
-    words += ["--labels", str(tmp_path / "labels.jsonl")]
-    assert main([*words, "--out", str(out)]) == 0
+    prompts = ("--judge_prompt", "default", "mem0", str(odd))
+    assert judge(folder, *prompts, "--labels", str(labels), "--out", str(out)) == 0
     numbers = json.loads(out.read_text())["numbers"]
     scores = {prompt: found["mean"] for prompt, found in numbers["scores"]["ours"].items()}
     assert scores == {"default": 0.4, "mem0": 1.0, str(odd): 0.4}
@@ -72,26 +73,22 @@ def test_judge_prompt_without_readable_verdicts_is_left_out(
     names = [f"t{number}" for number in range(30)]
     tasks = [make_task(name, questions=2) for name in names]
     asyncio.run(evaluated(tasks, tmp_path / "ours", wrong={*names}))
-    (tmp_path / "odd.txt").write_text(PROMPT)
-    words = ["judge", str(tmp_path / "ours"), "--judge_url", "http://j", "--judge_model", "m"]
-    assert main([*words, "--judge_prompt", str(tmp_path / "odd.txt"), "default"]) == 0
+    (odd := tmp_path / "odd.txt").write_text(PROMPT)
+    assert judge(tmp_path / "ours", "--judge_prompt", str(odd), "default") == 0
     found = capsys.readouterr()
     assert "odd.txt left out" in found.err
     assert "default" in found.out
-    assert main([*words, "--judge_prompt", str(tmp_path / "odd.txt")]) == 2
+    assert judge(tmp_path / "ours", "--judge_prompt", str(odd)) == 2
 
 
 def test_judge_that_dies_continues_where_it_stopped(
     tmp_path: Path, server: FakeChat, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = evaluation(tmp_path / "ours", 0, NAMES[:6]), tmp_path / "judged.json"
-    words = ["judge", str(folder), "--judge_url", "http://j", "--judge_model", "m"]
-    words += ["--judge_prompt", "default", "mem0", "--out", str(out)]
-    answer, server._answer = (
-        server._answer,
-        lambda body: 503 if len(server.bodies) > 8 else "INCORRECT",
-    )
-    assert main(words) == 2
+    words = ("--judge_prompt", "default", "mem0", "--out", str(out))
+    answer = server._answer
+    server._answer = lambda body: 503 if len(server.bodies) > 8 else "INCORRECT"
+    assert judge(folder, *words) == 2
     assert "the same command continues" in capsys.readouterr().err
     kept = out.with_suffix(".verdicts.jsonl").read_text().count("[")
     assert kept == 8
@@ -99,11 +96,11 @@ def test_judge_that_dies_continues_where_it_stopped(
         file.write(b'["torn')
     server.bodies.clear()
     server._answer = answer
-    assert main(words) == 0
+    assert judge(folder, *words) == 0
     assert len(server.bodies) == 12 - kept
     assert json.loads(out.read_text())["numbers"]["scores"]["ours"]["default"]["mean"] == 0.0
     server.bodies.clear()
-    assert main(words) == 0
+    assert judge(folder, *words) == 0
     assert not server.bodies
 
 

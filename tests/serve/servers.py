@@ -68,16 +68,14 @@ class GatedPolicy(ScriptedPolicy):
             event.clear()
 
 
-def scripted(script: Callable[[str], str] = note_taker, **settings: Any) -> ServedModel:
-    settings = {"embedder": "hashing", "chunk_tokens": 40, **settings}
-    policy = settings.pop("policy", None)
-    active = settings.pop("active", 64)
-    tokenizer = settings.pop("tokenizer", None) or WordTokenizer()
+def scripted(
+    script: Callable[[str], str] = note_taker, policy: Any = None, active: int = 64, **settings: Any
+) -> ServedModel:
+    tokenizer = policy.tokenizer if policy else WordTokenizer()
     policy = policy or ScriptedPolicy(tokenizer, script)
+    settings = {"embedder": "hashing", "chunk_tokens": 40, **settings}
     runtime = Runtime.open(policy, tokenizer=tokenizer, **settings)
-    model = ServedModel(runtime, "scripted", "scripted")
-    model.active = asyncio.Semaphore(active)
-    return model
+    return ServedModel(runtime, "scripted", "scripted", active=asyncio.Semaphore(active))
 
 
 def make_conversations(
@@ -129,7 +127,7 @@ def gated(
     db: Path, active: int = 64, max_requests: int = 320
 ) -> Iterator[tuple[GatedPolicy, Running, httpx.Client]]:
     policy = GatedPolicy()
-    model = scripted(policy=policy, tokenizer=policy.tokenizer, active=active)
+    model = scripted(policy=policy, active=active)
     with running(make_conversations(db, model, max_requests)) as server, server.http() as http:
         yield policy, server, http
 
@@ -145,9 +143,13 @@ def new_conversation(http: httpx.Client, *texts: str, name: str = "", **metadata
     return f"/v1/conversations/{found['id']}"
 
 
+def respond(http: httpx.Client, path: str, question: Any, **more: Any) -> httpx.Response:
+    body = {"conversation": path.rpartition("/")[2], "input": question, **more}
+    return http.post("/v1/responses", json=body)
+
+
 def ask(http: httpx.Client, path: str, question: str) -> tuple[str, str]:
-    body = {"conversation": path.rpartition("/")[2], "input": question}
-    found = http.post("/v1/responses", json=body).raise_for_status().json()
+    found = respond(http, path, question).raise_for_status().json()
     return found["id"], found["output"][1]["content"][0]["text"]
 
 
@@ -160,7 +162,7 @@ def event_kinds(conversations: Conversations, conversation: str) -> list[str]:
     """The kinds of all events, after checking that steps and operations are whole and replay."""
     log = conversations.log
     name = conversation.rpartition("/")[2]
-    operations = log.load(name, "local", "none").operations
+    operations = log.load(name, "local", "none")[1].operations
     events, rows = log.events(name), log.operations(name)
     assert (replay(operations), len(operations)) == log.memory_at(name)
     assert [row["seq"] for row in rows] == list(range(len(operations)))

@@ -43,15 +43,14 @@ def test_load_after_commit_returns_operations_and_vectors_exactly(log: Conversat
     rows = np.array([[0.5, 0.25, 0, 0], [0.1, 0.2, 0.3, 0.4]], dtype=np.float32)
     cached = TextVectors("words/4", digests_of(["", "é\u2028☃"], "entry"), rows)
     commit(log, name, 1, OPERATIONS, cached=cached)
-    found = log.load(name, "ann", "words/4")
+    state, found = log.load(name, "ann", "words/4")
     assert found.operations == tuple(OPERATIONS)
-    assert (found.version, found.steps, found.sampled) == (1, 1, 7)
-    assert found.embedder == "words/4"
+    assert (state.version, state.embedder, found.steps, found.sampled) == (1, "words/4", 1, 7)
     assert found.vectors is not None
     places = np.argsort(found.vectors.digests)
     assert np.array_equal(found.vectors.digests[places], np.sort(cached.digests))
     assert np.array_equal(found.vectors.rows[places], rows[np.argsort(cached.digests)])
-    assert log.load(name, "ann", "others/4").vectors is None
+    assert log.load(name, "ann", "others/4")[1].vectors is None
 
 
 def test_concurrent_commits_of_one_version_have_one_winner(log: ConversationLog) -> None:

@@ -16,7 +16,7 @@ from atommem.serve import streaming
 from atommem.serve.conversations import Conversations
 from atommem.serve.items import text_item
 from atommem.serve.schema import Event, NotFoundError
-from atommem.serve.streaming import ChatForm, respond
+from atommem.serve.streaming import ChatForm
 from tests.serve.servers import (
     ask,
     entries,
@@ -25,6 +25,7 @@ from tests.serve.servers import (
     items,
     make_conversations,
     new_conversation,
+    respond,
     running,
     scripted,
     until,
@@ -38,8 +39,7 @@ def test_outage_while_reading_is_503_and_the_next_call_continues(tmp_path: Path)
         gate.error = OutageError("http://10.0.0.7 is gone")
         refused = http.post(f"{path}/items", json=items("two 2", "three 3"))
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
-        body = {"conversation": other_path.rpartition("/")[2], "input": "Who?", "stream": True}
-        stream = http.post("/v1/responses", json=body).text
+        stream = respond(http, other_path, "Who?", stream=True).text
         assert "event: response.failed" in stream
         assert "10.0.0.7" not in refused.text + stream
         gate.error = None
@@ -61,8 +61,7 @@ def test_item_beyond_the_context_is_stopped_and_later_items_are_read(tmp_path: P
         path = new_conversation(http)
         gate.error = PromptTooLongError("The prompt has 9 tokens")
         assert http.post(f"{path}/items", json=items("long")).status_code == 400
-        body = {"conversation": path.rpartition("/")[2], "input": "Who?"}
-        assert http.post("/v1/responses", json=body).status_code == 400
+        assert respond(http, path, "Who?").status_code == 400
         gate.error = None
         http.post(f"{path}/items", json=items("short")).raise_for_status()
         ask(http, path, "Who?")
@@ -95,8 +94,7 @@ def test_requests_beyond_the_bounds_are_429(tmp_path: Path) -> None:
 
         def status(path: str) -> int:
             with server.http() as client:
-                body = {"conversation": path.rpartition("/")[2], "input": "Who?"}
-                return client.post("/v1/responses", json=body).status_code
+                return respond(client, path, "Who?").status_code
 
         with ThreadPoolExecutor(2) as threads:
             waiting = [threads.submit(status, path) for path in paths[:2]]
@@ -170,7 +168,8 @@ async def test_stream_that_nobody_reads_does_not_stop_the_work_and_a_silent_one_
     monkeypatch.setattr(streaming, "_PING_SECONDS", 0.01)
     for silent in (False, True):
         ended.clear()
-        response: Any = await respond(request, events(silent), ChatForm("chat", "model"), True)
+        form = ChatForm("chat", "model")
+        response: Any = await streaming.respond(request, events(silent), form, True)
         stream = response.body_iterator
         await anext(stream)
         await asyncio.wait_for(ended.wait(), 5)

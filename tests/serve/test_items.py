@@ -1,6 +1,7 @@
 """Items: what a route returns every route takes, and it comes back as it went in."""
 
 import json
+from functools import partial
 from typing import Any
 
 import httpx
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atommem.serve.items import only_asks, text_item
-from tests.serve.servers import Running, entries, new_conversation
+from tests.serve.servers import Running, ask, entries, new_conversation, respond
 
 FACT = {"role": "user", "content": "Ann lives in Rome."}
 QUESTION = {"role": "user", "content": "Where does Ann live?"}
@@ -60,8 +61,7 @@ def test_whatever_a_route_returns_every_route_takes(server: Running, new: list[A
     with server.http() as http:
         path = new_conversation(http)
         http.post(f"{path}/items", json={"items": new}).raise_for_status()
-        body = {"conversation": path.rpartition("/")[2], "input": [*new[:1], FACT, QUESTION]}
-        answer = http.post("/v1/responses", json=body).raise_for_status().json()
+        answer = respond(http, path, [*new[:1], FACT, QUESTION]).raise_for_status().json()
         held = listed(http, path)
         history = [*held, *answer["output"], QUESTION]
         copy = new_conversation(http)
@@ -84,35 +84,30 @@ def test_output_fed_back_and_previous_response_continue(server: Running) -> None
     assert (first.output_text, first.conversation) == (FACT["content"], None)
     again = create(model="scripted", input=[FACT, QUESTION, *first.output, QUESTION])
     assert again.output_text == FACT["content"]
-    told = create(
-        model="scripted",
-        input="Bob lives in Oslo. Who?",
-        previous_response_id=first.id,
-        metadata={"a": "b"},
-    )
+    bob, more = "Bob lives in Oslo. Who?", {"previous_response_id": first.id}
+    told = create(model="scripted", input=bob, metadata={"a": "b"}, **more)
     assert (told.previous_response_id, told.metadata) == (first.id, {"a": "b"})
-    names = {
-        "Where does Bob live?": "Bob lives in Oslo. Who?",
-        "Where does Ann live?": FACT["content"],
-    }
-    for question, expected in names.items():
+    for name, expected in (("Bob", bob), ("Ann", FACT["content"])):
+        question = f"Where does {name} live?"
         answer = create(model="scripted", input=question, previous_response_id=told.id)
         assert answer.output_text == expected
-    branch = create(model="scripted", input="Where does Bob live?", previous_response_id=first.id)
+    branch = create(model="scripted", input="Where does Bob live?", **more)
     assert branch.output_text == FACT["content"], "a branch does not know what came later"
     reference: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
-    assert (
-        create(model="scripted", input=[FACT, *reference, QUESTION]).output_text == FACT["content"]
-    )
+    answer = create(model="scripted", input=[FACT, *reference, QUESTION])
+    assert answer.output_text == FACT["content"]
     with pytest.raises(openai.BadRequestError, match="what continues a response is stored"):
-        create(model="scripted", input="Who?", previous_response_id=first.id, store=False)
+        create(model="scripted", input="Who?", store=False, **more)
     assert server.client().responses.retrieve(told.id).metadata == {"a": "b"}
     server.client().responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         server.client().responses.retrieve(first.id)
-    stored = create(model="scripted", input="Who?", store=False)
+    before = len(server.conversations.log.conversations("local", prefix=""))
+    answer = create(model="scripted", input=[FACT, QUESTION], store=False)
+    assert (answer.output_text, answer.conversation) == (FACT["content"], None)
+    assert len(server.conversations.log.conversations("local", prefix="")) == before
     with pytest.raises(openai.NotFoundError):
-        create(model="scripted", input="Who?", previous_response_id=stored.id)
+        create(model="scripted", input="Who?", previous_response_id=answer.id)
 
 
 @pytest.mark.parametrize(
@@ -138,32 +133,26 @@ def test_parameters_that_change_the_answer_are_refused_by_name(
     content = '{"input": "Who?", "instructions": "\\ud800"}'
     assert http.post("/v1/responses", content=content, headers=JSON).status_code == 200
     harmless = {"temperature": 0.3, "user": "ann", "n": None, "tools": [], "store": False}
-    assert (
-        http.post("/v1/responses", json={"input": "Who?", **harmless}).json()["temperature"] == 0.3
-    )
+    answer = http.post("/v1/responses", json={"input": "Who?", **harmless})
+    assert answer.json()["temperature"] == 0.3
 
 
 def test_items_that_cannot_be_read_are_refused_by_place(http: httpx.Client) -> None:
+    deep = json.loads("[" * 500 + "]" * 500)
     for item, message in (
-        (
-            {"role": "user", "content": [{"type": "blob"}]},
-            "items[1].content[0]: parts of type 'blob'",
-        ),
-        ({"type": "dream"}, "items[1]: items of type 'dream'"),
-        ({"type": "function_call", "name": "f"}, "items[1]: call_id is missing"),
-        ({"role": "tutor", "content": "x"}, "items[1].role: 'tutor' is not one of user"),
-        (7, "items[1]: not an object"),
-        ({"type": "reasoning", "score": float("nan")}, "items[1]: nan is not a finite number"),
-        ({"role": "assistant", "tool_calls": 5}, "items[1]: not of the form of an item"),
-        ({"role": "user", "content": [{"type": []}]}, "items[1]: not of the form of an item"),
-        (
-            {"content": "x", "more": json.loads("[" * 500 + "]" * 500)},
-            "items[1]: nested too deeply",
-        ),
+        ({"role": "user", "content": [{"type": "blob"}]}, ".content[0]: parts of type 'blob'"),
+        ({"type": "dream"}, ": items of type 'dream'"),
+        ({"type": "function_call", "name": "f"}, ": call_id is missing"),
+        ({"role": "tutor", "content": "x"}, ".role: 'tutor' is not one of user"),
+        (7, ": not an object"),
+        ({"type": "reasoning", "score": float("nan")}, ": nan is not a finite number"),
+        ({"role": "assistant", "tool_calls": 5}, ": not of the form of an item"),
+        ({"role": "user", "content": [{"type": []}]}, ": not of the form of an item"),
+        ({"content": "x", "more": deep}, ": nested too deeply"),
     ):
         content = json.dumps({"items": [FACT, item]})
         answer = http.post("/v1/conversations", content=content, headers=JSON)
-        assert message in answer.json()["error"]["message"]
+        assert f"items[1]{message}" in answer.json()["error"]["message"]
     picture = [{"type": "image_url", "image_url": {"url": "data:,x"}}]
     asked = {"messages": [{"role": "user", "content": picture}]}
     assert http.post("/v1/chat/completions", json=asked).status_code == 400
@@ -176,8 +165,9 @@ def test_items_that_cannot_be_read_are_refused_by_place(http: httpx.Client) -> N
 
 def test_chat_with_tools_and_changing_system_message_is_read_once(server: Running) -> None:
     client = server.client()
-    create: Any = client.chat.completions.create
     conversation = client.conversations.create().id
+    extra = {"extra_body": {"conversation": conversation}}
+    create: Any = partial(client.chat.completions.create, model="scripted", **extra)
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     history: list[Any] = [
         FACT,
@@ -186,24 +176,13 @@ def test_chat_with_tools_and_changing_system_message_is_read_once(server: Runnin
     ]
     for turn in range(3):
         clock = {"role": "system", "content": f"It is 10:0{turn}."}
-        answer = create(
-            model="scripted",
-            messages=[clock, *history, QUESTION],
-            extra_body={"conversation": conversation},
-        )
+        answer = create(messages=[clock, *history, QUESTION])
         history += [QUESTION, {"role": "assistant", "content": answer.choices[0].message.content}]
     with server.http() as http:
         held = entries(http, f"/v1/conversations/{conversation}")
-    assert [*held.values()] == [FACT["content"], "assistant: look({})", "tool: Bob sings."]
-    create(
-        model="scripted",
-        messages=[*history[3:], QUESTION],
-        extra_body={"conversation": conversation},
-    )
-    with server.http() as http:
-        assert entries(http, f"/v1/conversations/{conversation}") == held, (
-            "a history without its start"
-        )
+        assert [*held.values()] == [FACT["content"], "assistant: look({})", "tool: Bob sings."]
+        create(messages=[*history[3:], QUESTION])  # a history without its start
+        assert entries(http, f"/v1/conversations/{conversation}") == held
 
 
 def test_history_is_known_by_what_it_says(http: httpx.Client) -> None:
@@ -219,7 +198,8 @@ def test_history_is_known_by_what_it_says(http: httpx.Client) -> None:
         del marked["cache_control"]
         text = f"{answer['content']}\r\n"
         history += [asked, {**answer, "content": text, "more": {}}]
-    assert len(listed(http, path)) == 1 + len(history) == 7
+    said = [item["content"][-1] for item in listed(http, path)]
+    assert [part["type"] for part in said][1:] == ["input_text", "output_text"] * 3
 
 
 def test_references_stand_for_their_items_on_every_route(http: httpx.Client) -> None:
@@ -255,22 +235,14 @@ def test_only_a_short_question_that_tells_nothing_is_not_read(text: str, is_bare
 
 def test_what_is_told_in_the_message_that_asks_is_remembered(http: httpx.Client) -> None:
     path = new_conversation(http)
-    name = path.rpartition("/")[2]
-
-    def ask(question: str) -> str:
-        body = {"conversation": name, "input": question}
-        return http.post("/v1/responses", json=body).json()["output"][1]["content"][0]["text"]
-
-    ask("I live in Rome.")
-    assert (
-        http.get(f"{path}/items", params={"order": "asc"}).json()["data"][0]["status"]
-        == "in_progress"
-    )
-    assert ask("Where do I live?") == "I live in Rome."
-    assert ask("Where do I live?") == "I live in Rome."
+    ask(http, path, "I live in Rome.")
+    (told, _) = http.get(f"{path}/items", params={"order": "asc"}).json()["data"]
+    assert told["status"] == "in_progress"
+    for _ in range(2):
+        assert ask(http, path, "Where do I live?")[1] == "I live in Rome."
     assert entries(http, path) == {1: "I live in Rome."}
-    ask("Did you know Bob moved to Oslo?")
-    assert ask("Where is Bob?") == "Did you know Bob moved to Oslo?"
+    ask(http, path, "Did you know Bob moved to Oslo?")
+    assert ask(http, path, "Where is Bob?")[1] == "Did you know Bob moved to Oslo?"
     question = listed(http, path)[0]["id"]
     http.delete(f"{path}/items/{question}").raise_for_status()
     assert "I live in Rome." not in entries(http, path).values()

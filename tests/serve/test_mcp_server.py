@@ -139,9 +139,7 @@ async def test_tools_do_not_reach_another_owner_s_conversation(
 
 async def test_scopes_replace_conversation_ids_and_retries_write_once(tmp_path: Path) -> None:
     policy = GatedPolicy()
-    server = make_conversations(
-        tmp_path / "log.db", scripted(policy=policy, tokenizer=policy.tokenizer)
-    )
+    server = make_conversations(tmp_path / "log.db", scripted(policy=policy))
     async with Client(make_mcp(server, "me")) as client:
         policy.error = OutageError("http://10.0.0.7 is gone")
         for _ in range(2):

@@ -15,6 +15,7 @@ from tests.serve.servers import (
     items,
     make_conversations,
     new_conversation,
+    respond,
     running,
     scripted,
 )
@@ -31,24 +32,24 @@ def test_conversation_is_created_read_asked_listed_and_deleted(server: Running) 
     client = server.client()
     conversation = client.conversations.create(metadata={"goal": "Where does Ann live?"})
     new: Any = [message(*PARTS[:2]), message(PARTS[2])]
-    items = client.conversations.items.create(conversation.id, items=new)
+    items = client.conversations.items
+    created = items.create(conversation.id, items=new).data
     answer: Any = client.responses.create(
         model="scripted", conversation=conversation.id, input="Where does Bob live?"
     )
     assert answer.output_text == "Bob lives in Oslo."
-    assert answer.memory[0]["source"]["piece"] == f"{items.data[0].id}, chunk 2/2"
-    listed: Any = client.conversations.items.list(conversation.id, order="asc").data
+    assert answer.memory[0]["source"]["piece"] == f"{created[0].id}, chunk 2/2"
+    listed: Any = items.list(conversation.id, order="asc").data
+    assert items.retrieve(listed[-1].id, conversation_id=conversation.id) == listed[-1]
     assert [item.role for item in listed] == ["user", "user", "user", "assistant"]
     assert [part.text for part in listed[0].content] == PARTS[:2]
     assert client.responses.retrieve(answer.id).output_text == answer.output_text
     assert client.conversations.update(conversation.id, metadata={}).metadata == {}
     assert client.conversations.delete(conversation.id).deleted
-    for call, name in (
-        (client.conversations.retrieve, conversation.id),
-        (client.responses.retrieve, answer.id),
-    ):
-        with pytest.raises(openai.NotFoundError):
-            call(name)
+    with pytest.raises(openai.NotFoundError):
+        client.conversations.retrieve(conversation.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(answer.id)
 
 
 def test_streamed_response_has_a_summary_part_for_each_step(server: Running) -> None:
@@ -73,16 +74,7 @@ def test_streamed_response_has_a_summary_part_for_each_step(server: Running) -> 
         type(event).model_validate(event.model_dump())  # the type of openai.types
 
 
-def test_response_with_store_false_stores_nothing(server: Running) -> None:
-    client = server.client()
-    before = len(server.conversations.log.conversations("local", prefix=""))
-    question: Any = [message("Ann lives in Rome."), message("Where does Ann live?")]
-    answer = client.responses.create(model="scripted", input=question, store=False)
-    assert (answer.output_text, answer.conversation) == ("Ann lives in Rome.", None)
-    assert len(server.conversations.log.conversations("local", prefix="")) == before
-
-
-def test_chat_reads_new_messages_once_and_streams(server: Running) -> None:
+def test_chat_answers_at_once_and_in_a_stream(server: Running) -> None:
     create: Any = server.client().chat.completions.create
     history = [
         {"role": "system", "content": "Be brief."},
@@ -100,21 +92,6 @@ def test_chat_reads_new_messages_once_and_streams(server: Running) -> None:
     texts = [chunk.choices[0].delta.content or "" for chunk in chunks]
     assert "".join(texts) == "Ann lives in Rome."
     assert any(getattr(chunk.choices[0].delta, "reasoning_content", None) for chunk in chunks)
-    conversation = server.client().conversations.create().id
-    body = {"extra_body": {"conversation": conversation}}
-    first = create(model="scripted", messages=history, **body).choices[0].message.content
-    history += [
-        {"role": "assistant", "content": first},
-        {"role": "user", "content": "Bob lives in Oslo."},
-        {"role": "user", "content": "Where does Bob live?"},
-    ]
-    create(model="scripted", messages=history, **body)
-    listed: Any = server.client().conversations.items.list(conversation, order="asc").data
-    expected = [item["content"] for item in history]
-    assert [item.content[0].text for item in listed] == [*expected, "Bob lives in Oslo."]
-    last = listed[-1]
-    items = server.client().conversations.items
-    assert items.retrieve(last.id, conversation_id=conversation) == last
 
 
 def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Client) -> None:
@@ -195,11 +172,8 @@ def test_text_of_a_file_is_extracted_and_what_is_left_out_named(http: httpx.Clie
 
 
 def test_scope_lists_recalls_and_erases_what_belongs_to_it(http: httpx.Client) -> None:
-    for user, session, text in (
-        ("ann", "1", PARTS[0]),
-        ("ann", "2", PARTS[2]),
-        ("bob", "1", PARTS[1]),
-    ):
+    of_users = (("ann", "1", PARTS[0]), ("ann", "2", PARTS[2]), ("bob", "1", PARTS[1]))
+    for user, session, text in of_users:
         new_conversation(http, text, user=user, session=session, topic="homes")
     for query, expected in (
         ({"user": "ann"}, {PARTS[0], PARTS[2]}),
@@ -208,13 +182,11 @@ def test_scope_lists_recalls_and_erases_what_belongs_to_it(http: httpx.Client) -
         ({"user": "cid"}, set()),
     ):
         assert len(http.get("/v1/conversations", params=query).json()["data"]) == len(expected)
-        found = http.get("/v1/recall", params={"query": "Who lives in Oslo?", **query}).json()[
-            "data"
-        ]
+        query["query"] = "Who lives in Oslo?"
+        found = http.get("/v1/recall", params=query).json()["data"]
         assert {entry["text"] for entry in found} == expected
-    best = http.get(
-        "/v1/recall", params={"query": "Oslo", "metadata": "topic=homes", "k": 1}
-    ).json()
+    one = {"query": "Oslo", "metadata": "topic=homes", "k": 1}
+    best = http.get("/v1/recall", params=one).json()
     assert [entry["text"] for entry in best["data"]] == [PARTS[1]]
     for wrong in ("", "user=", "usr=ann", "user=ann&sesion=1", "user=ann&metadata=user%3Dbob"):
         assert http.delete(f"/v1/conversations?{wrong}").status_code == 400, wrong
@@ -229,13 +201,12 @@ def test_recalled_text_is_no_new_fact_and_cut_entries_are_named(tmp_path: Path) 
     model = scripted(entry_tokens=6)
     with running(make_conversations(tmp_path / "log.db", model)) as server, server.http() as http:
         path = new_conversation(http, PARTS[0])
-        body = {**items("Bob lives in Oslo, in a house by the sea.")}
-        http.post(f"{path}/items", json=body).raise_for_status()
+        long = items("Bob lives in Oslo, in a house by the sea.")
+        http.post(f"{path}/items", json=long).raise_for_status()
         for _ in range(5):
             found = http.get(f"{path}/recall", params={"query": "Rome"}).json()["data"]
             quoted = "\n".join(f"- {entry['text']}" for entry in found)
             http.post(f"{path}/items", json=items(quoted)).raise_for_status()
         assert len(entries(http, path)) == 2
-        name = path.rpartition("/")[2]
-        answer = http.post("/v1/responses", json={"conversation": name, "input": "Bob?"}).json()
+        answer = respond(http, path, "Bob?").json()
         assert {entry["id"]: entry["cut"] for entry in answer["memory"]} == {1: False, 2: True}
