@@ -249,6 +249,10 @@ class AsyncMemory(_Contents):
     async def edit(self, entry: Entry, text: str | None) -> tuple[Operation, ...]:
         """Replace the text of an entry, as the user; None deletes the entry."""
         async with self._lock:
+            if entry.id not in (held.id for held in self.entries()):
+                raise DataError(
+                    f"entry={entry.id}: is not in this memory now. Give one of entries()."
+                )
             return await self._session.memory.edit(entry.id, text, max(0, self.steps - 1))
 
     async def forget(self, source: str) -> tuple[Operation, ...]:
@@ -363,22 +367,19 @@ class Memory(_Contents):
 
     Its methods `read`, `ask`, `search`, `edit`, `forget`, `scope`, `fork`, `at`, `save`, `load` and
     `close` are those of `AsyncMemory`, and wait until they are done. Ctrl-C ends one and keeps
-    finished steps. The arguments of ``Memory(...)`` are those of `AsyncMemory.open`.
+    finished steps. It is made of what `AsyncMemory.open` takes, or of an `AsyncMemory`.
     """
 
     def __init__(self, policy: Any, **settings: Any) -> None:
-        self._wrap(wait_for(AsyncMemory.open(policy, **settings)))
-
-    def _wrap(self, memory: AsyncMemory) -> Self:
-        self._memory = memory
-        super().__init__(memory._runtime, memory._session)
-        self._readings = memory._readings
-        return self
+        is_open = isinstance(policy, AsyncMemory)
+        self._memory = policy if is_open else wait_for(AsyncMemory.open(policy, **settings))
+        super().__init__(self._memory._runtime, self._memory._session)
+        self._readings = self._memory._readings
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], policy: Any = None, **settings: Any) -> Self:
         """Load a saved memory; see `AsyncMemory.load`."""
-        return cls.__new__(cls)._wrap(wait_for(AsyncMemory.load(folder, policy, **settings)))
+        return cls(wait_for(AsyncMemory.load(folder, policy, **settings)))
 
     read = _waiting(AsyncMemory.read)
     ask = _waiting(AsyncMemory.ask)
@@ -389,13 +390,13 @@ class Memory(_Contents):
     close = _waiting(AsyncMemory.close)
 
     def scope(self, **names: str) -> Self:
-        return type(self).__new__(type(self))._wrap(self._memory.scope(**names))
+        return type(self)(self._memory.scope(**names))
 
     def fork(self) -> Self:
-        return type(self).__new__(type(self))._wrap(wait_for(self._memory.fork()))
+        return type(self)(wait_for(self._memory.fork()))
 
     def at(self, step: int) -> Self:
-        return type(self).__new__(type(self))._wrap(wait_for(self._memory.at(step)))
+        return type(self)(wait_for(self._memory.at(step)))
 
     def __enter__(self) -> Self:
         return self

@@ -37,14 +37,7 @@ _OWN = ("policy", "memory", "no_reading", "json", "trace")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem ask``.
-
-    Returns:
-        0; 3 if the policy left a question without an answer; 130 after Ctrl-C.
-
-    Raises:
-        AtomMemError: A setting or file is wrong, or the policy is out of reach.
-    """
+    """Run ``atommem ask``; returns 3 if a question has no answer, 130 after Ctrl-C."""
     arguments, settings = _parse(sys.argv[1:] if argv is None else argv)
     try:
         if arguments.no_reading and not SavedMemory.exists(arguments.memory or ""):

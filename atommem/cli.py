@@ -129,7 +129,8 @@ def _extra_of(package: str, command: str) -> str:
     project = _PROJECTS.get(package, package.replace("_", "-"))
     wanted = re.compile(rf'{project}\b(?!-).*extra == "([\w-]+)"', re.IGNORECASE)
     extras = [found[1] for line in requires("atommem") or [] if (found := wanted.match(line))]
-    return command if command in extras else next(iter(extras), "train")
+    extra = command if command in extras else next(iter(extras), "train")
+    return "train" if extra == "local" and command not in ("ask", "serve") else extra
 
 
 def list_configs(argv: list[str]) -> int:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from atommem import Memory, plugins
+from atommem import Memory
 from atommem.config import SHIPPED, PolicyConfig, shipped_policy
-from atommem.errors import ConfigError, PolicyError
-from atommem.policy.opening import open_policy
+from atommem.errors import ConfigError
 from atommem.run import stored_settings
 
 ROOT = Path(__file__).parents[2]
@@ -26,15 +25,6 @@ def test_adapter_is_small_and_brings_its_settings() -> None:
     assert shipped_policy("mine/smollm3") == "mine/smollm3"
     with pytest.raises(ConfigError, match=r"policy=smolm2: no such folder \(did you mean smollm2"):
         Memory("smolm2")
-
-
-def test_missing_base_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    plugins._reached.cache_clear()
-    hub = "no such folder, and the hub is out of reach. Give the folder of a model. In a checkout, "
-    match = rf"base_model=.*nowhere: the model under .*smollm2: {hub}`python scripts/models.py smo"
-    with pytest.raises(PolicyError, match=match):
-        open_policy(PolicyConfig([SHIPPED], base_model=str(tmp_path / "nowhere")))
 
 
 @pytest.mark.slow

@@ -21,15 +21,7 @@ from atommem.plugins import hub_name
 from atommem.policy.local import read_tokenizer
 from atommem.tokens import ApproximateTokenizer
 from atommem.train.devices import DEVICES, DryRunConfig
-from atommem.train.dry_run import costs
-from atommem.train.dry_run.shapes import (
-    Workload,
-    estimate_workload,
-    measure,
-    measure_prompt,
-    parameters_of,
-    read_launch,
-)
+from atommem.train.dry_run import costs, shapes
 from atommem.train.settings import parse
 
 THINKING_TOKENS = 570.5  # mean completion of the paper's policy (arXiv 2601.08323, Table 6)
@@ -42,7 +34,7 @@ class Plan:
     """The result of a dry run; estimates are of one process."""
 
     run: costs.Run
-    workload: Workload
+    workload: shapes.Workload
     parts: list[costs.Part]
     engine: float  # bytes that a vLLM engine needs at least; 0 without
     engine_share: float  # and those that it gets
@@ -85,7 +77,7 @@ def run_dry(stage: str, argv: Sequence[str], settings: DryRunConfig) -> None:
 
 
 def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan | None:
-    launch = read_launch(settings.dry_run_launcher, settings.dry_run_processes)
+    launch = shapes.read_launch(settings.dry_run_launcher, settings.dry_run_processes)
     device = DEVICES[settings.dry_run_device]
     # Checked here on the CPU, as for these processes on this device.
     on_gpu = dict.fromkeys(("bf16", "gradient_checkpointing"), not device.is_cpu)
@@ -93,7 +85,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
         found = parse(stage, argv, {"use_cpu": True, **on_gpu})
     args, memory = found.args, found.run.memory
     RuleSet(memory.admission, memory.retention)
-    model = measure(found.model)
+    model = shapes.measure(found.model)
     if stage == "sft":
         return None
     dtype = found.model.dtype or "float32"
@@ -117,10 +109,12 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     factory = make_factory(found.run.environment, tokenizer)
     data = factory.shape(args.data, ASSUMED_DATA)
     options = found.run.chat_template_kwargs
-    prompt = measure_prompt(memory, factory, options)
+    prompt = shapes.measure_prompt(memory, factory, options)
     thinks = options.get("enable_thinking", model.config.model_type.startswith("qwen3"))
     completion, source = completion_tokens(args, settings, thinks)
-    load = estimate_workload(args, launch.processes, data, prompt, completion, run.share_prefixes)
+    load = shapes.estimate_workload(
+        args, launch.processes, data, prompt, completion, run.share_prefixes
+    )
     embedder, rollout_bytes = _embedder_bytes(found.run.embedder), _rollout_bytes(args, run, load)
     assumptions = [
         f"data: {data.source}",
@@ -153,7 +147,7 @@ def completion_tokens(args: Any, settings: DryRunConfig, thinks: bool) -> tuple[
 
 
 def _timelines(
-    args: Any, run: costs.Run, load: Workload, seconds: costs.Costs
+    args: Any, run: costs.Run, load: shapes.Workload, seconds: costs.Costs
 ) -> list[costs.Timeline]:
     """Estimate the run, then its devices in other roles: the fastest split of each staleness."""
     # An asynchronous run without servers samples from a second model beside the first process.
@@ -185,7 +179,7 @@ def _engine(args: Any, run: costs.Run) -> tuple[float, float]:
     return needed, share * run.device.memory
 
 
-def _rollout_bytes(args: Any, run: costs.Run, load: Workload) -> float:
+def _rollout_bytes(args: Any, run: costs.Run, load: shapes.Workload) -> float:
     if run.rollout == "colocate":
         return float(args.vllm_gpu_memory_utilization) * run.device.memory
     if run.rollout == "server":
@@ -202,7 +196,8 @@ def _embedder_bytes(config: EmbedderConfig) -> float | None:
     if config.embedder != "sentence_transformer":
         return 0.0
     try:
-        return float(parameters_of(hub_name(config.embedder_model)[0]) * costs.BYTES["bfloat16"])
+        name, _ = hub_name(config.embedder_model)
+        return float(shapes.parameters_of(name) * costs.BYTES["bfloat16"])
     except ConfigError:
         return None
 
