@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from atommem.actions import ANSWER, Action, Problem, ProblemReason
 from atommem.episode import Observation, Step
 from atommem.grammar import boxes_in
+from atommem.latex import plain_text
 from atommem.memory.log import POLICY, Entry
 from atommem.rollout import Session
 from atommem.thinking import thoughts_end
 
 _TAG = re.compile(r"</?\w+>")
+_OPEN_BOX = re.compile(r"\\boxed\s*\{")
+_UNSHOWN = "no entry was shown: this is not from the memory"
 _LONGEST = 300  # characters of a completion in an explanation
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answer:
     """The answer to a question (None if the policy gave none), and its evidence.
 
-    `note` is empty for an answer in its box. Otherwise it tells where the text comes from, or why
-    there is none, with the last completion and what to try.
+    `note` is empty for an answer in its box after something of the memory was shown. Otherwise it
+    tells where the text comes from, or why there is none, with the last completion and what to try.
     """
 
     question: str
@@ -33,6 +36,10 @@ class Answer:
 
     def __str__(self) -> str:
         return self.text or ""
+
+    def __repr__(self) -> str:
+        note = f", note={self.note!r}" if self.note else ""
+        return f"Answer({self.text!r}, {len(self.entries)} entries shown{note})"
 
 
 async def answer_steps(
@@ -60,6 +67,8 @@ async def answer_steps(
         if text is not None or observation is None:
             boxed = next(iter((await environment.score()).answers), None)
             note = "" if boxed is not None else _note(session, step, text)
+            if (boxed or text) and not shown and not step.view.scratchpad:
+                note = f"{note}; {_UNSHOWN}".removeprefix("; ")
             log = {(item.entry_id, item.after) for item in memory.log if item.reason == "cut"}
             cut = tuple(entry.id for entry in shown if (entry.id, entry.text) in log)
             found = (boxed or text, shown, step.view.scratchpad, tuple(steps), note, cut)
@@ -86,8 +95,13 @@ def unboxed_answer(step: Step, tag: str) -> str | None:
         at = max(at, element.end)
     else:
         outside += step.text[at:]
-    boxes = [box for box in boxes_in(outside) if box]
-    return boxes[-1] if boxes else " ".join(outside.split()) or None
+    if boxes := [box for box in boxes_in(outside) if box]:
+        return boxes[-1]
+    whole, *unclosed = _OPEN_BOX.split(outside)
+    if unclosed := [inside for inside in unclosed if inside.strip()]:
+        whole = plain_text(unclosed[-1])
+        whole = whole if "[" in whole else whole.rstrip("] ")  # which closed the box
+    return " ".join(whole.split()) or None
 
 
 def _note(session: Session, last: Step, text: str | None) -> str:

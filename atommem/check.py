@@ -6,6 +6,7 @@ import random
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -84,20 +85,18 @@ class ProbePolicy(Policy):
         return f"<{tag}>{bodies.get(spec.body, text)}</{tag}>"
 
 
+@dataclass
 class _Checker:
     """The checks of one environment, in order; a later one uses what an earlier one made."""
 
-    factory: EnvironmentFactory
-    tasks: Sequence[Any]
+    kind: type[EnvironmentFactory]
+    config: EnvironmentConfig | None
+    data: str | Path | None
+    max_steps: int
+    factory: EnvironmentFactory = field(init=False)
+    tasks: Sequence[Any] = field(init=False)
 
-    def __init__(
-        self,
-        kind: type[EnvironmentFactory],
-        config: EnvironmentConfig | None,
-        data: str | Path | None,
-        max_steps: int,
-    ) -> None:
-        self.kind, self.config, self.data, self.max_steps = kind, config, data, max_steps
+    def __post_init__(self) -> None:
         self.memory = MemoryConfig(scratchpad_tokens=64)
         self.dialect = get_dialect(self.memory.dialect, self.memory.templates)
 
@@ -165,9 +164,9 @@ class _Checker:
         return episode
 
     def _check_episode(self, task: Any, episode: Episode) -> None:
-        for step in episode.steps:
-            phase = step.observation.phase
-            _require(phase in self.factory.phases, f"phase {phase!r}", "List it in `phases`.")
+        phases = {step.observation.phase for step in episode.steps}
+        unknown = ", ".join(phases - {*self.factory.phases})
+        _require(not unknown, f"phase {unknown!r}", "List it in `phases`.")
         questions, reward = self.factory.describe(task).questions, episode.reward
         asked = any(question.golds for question in questions)
         fix = "Return a reward from 0 to 1; None where no question has a gold answer."

@@ -47,10 +47,8 @@ class JudgeError(AtomMemError):
 class OutageError(AtomMemError):
     """Something outside the policy failed (server gone, time-out) and its retries are used up.
 
-    The episode loop turns it into a failed episode: counted and reported, never scored 0.
-
-    Attributes:
-        status: HTTP's, where a server answered with one.
+    The episode loop turns it into a failed episode: counted and reported, never scored 0. `status`
+    is HTTP's, where a server answered with one.
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:

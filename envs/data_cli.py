@@ -17,7 +17,7 @@ from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
 from atommem.envs.benchmarks.long_texts import QUESTIONS, parse_locomo
 from atommem.envs.benchmarks.multihop import BENCHMARKS, SPLITS, with_aliases
-from atommem.envs.benchmarks.rows import QARow, read_rows
+from atommem.envs.benchmarks.rows import read_rows
 from atommem.envs.benchmarks.tables import Columns, find_rows, read_table
 from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, listed_rows
 from atommem.envs.synthetic import ledger, ruler, told
@@ -174,7 +174,13 @@ def build_web_questions(argv: Sequence[str]) -> int:
     if args.n is not None and args.n < len(rows):
         places = Random(f"{args.seed}:questions").sample(range(len(rows)), args.n)
         rows = [rows[place] for place in sorted(places)]
-    tasks = [_web_task(row, benchmark.name, args.split, args.start_page) for row in rows]
+    tasks = []
+    for question in (row.question for row in rows):
+        metadata = {"split": args.split}
+        if args.start_page and "root_url" in question.metadata:
+            metadata["start"] = question.metadata["root_url"]
+        name = f"{benchmark.name}-{args.split}-{question.id}"
+        tasks.append(Task(name, (question,), source=benchmark.name, metadata=metadata))
     settings = {
         "command": ["atommem", "data", "build", "--environment", "web", *argv],
         "benchmark": benchmark.name,
@@ -187,13 +193,6 @@ def build_web_questions(argv: Sequence[str]) -> int:
     if secret := sum(not row.question.answers for row in rows):
         print(f"{secret} tasks without a known answer", file=sys.stderr)
     return _save(tasks, args.out, settings)
-
-
-def _web_task(row: QARow, source: str, split: str, start_page: bool) -> Task:
-    question, metadata = row.question, {"split": split}
-    if start_page and "root_url" in question.metadata:
-        metadata["start"] = question.metadata["root_url"]
-    return Task(f"{source}-{split}-{question.id}", (question,), source=source, metadata=metadata)
 
 
 def _show(argv: list[str]) -> int:

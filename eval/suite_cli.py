@@ -73,9 +73,9 @@ def main(argv: Sequence[str]) -> int:
     evaluations = {}
     for run in runs:
         if (run.folder / MANIFEST).is_file():
-            names, documents = (run.row.method, run.column.name), run.column.documents
-            labels = {"setting": run.row.label, "documents": documents, "seed": run.seed}
-            evaluations[run] = read_evaluation(run.folder, *names, **labels)
+            labels: dict[str, Any] = {"setting": run.row.label, "seed": run.seed}
+            labels |= {"dataset": run.column.name, "documents": run.column.documents}
+            evaluations[run] = read_evaluation(run.folder, run.row.method, **labels)
     _report(suite, evaluations, given.output_dir)
     is_whole = len(evaluations) == len(runs) and not errors
     return _exit_status(evaluations) or (0 if is_whole else EXIT_REFUSED)

@@ -32,7 +32,7 @@ from trl.trainer.utils import add_fused_lm_head
 from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.objective.rows import Row
 from atommem.train.packing.micro_batch import pack_rows, pad_rows
-from atommem.train.packing.tree_attention import register_tree_attention, use_tree_attention
+from atommem.train.packing.tree_attention import use_tree_attention
 
 LIMIT = 1e-4
 MIN_SPEED, MIN_SHARE, MIN_UNSHARED = 4.0, 0.85, 0.9
@@ -180,7 +180,6 @@ def measure_shape(model: Any, shape: Shape, size: int, rounds: int) -> dict[str,
 
 def main() -> int:
     options = read_options(__doc__, tries=(40, 2), rounds=(2, 1), model=Path)
-    register_tree_attention()
     tune_lm_head_for_cpu("cpu")
     errors = exactness(options.tries, options.model)
     for name, found in errors.items():

@@ -54,7 +54,7 @@ def make_app(
     app.state.conversations = conversations
     app.include_router(openai_routes.router)
     app.include_router(memory_routes.router)
-    app.include_router(memory_routes.files)
+    app.include_router(memory_routes.general)
     app.router.routes.extend(mcp_routes(mcp))
     _add_page(app)
 

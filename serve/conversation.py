@@ -1,7 +1,6 @@
 """Conversations in use: sessions whose every step is committed to the log before it counts."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -11,10 +10,10 @@ from typing import Any, TypeVar, cast
 from prometheus_client import Counter
 from starlette.concurrency import run_in_threadpool
 
-from atommem.actions import STOP_ACTION, first
+from atommem.actions import CREATE, STOP_ACTION, first
 from atommem.answering import Answer, answer_steps
 from atommem.episode import Observation, Step
-from atommem.errors import PromptTooLongError
+from atommem.errors import DataError, PromptTooLongError
 from atommem.memory.log import Entry, Operation, to_json
 from atommem.rollout import Session
 from atommem.serve.conversation_log import ConversationLog
@@ -27,6 +26,7 @@ from atommem.serve.items import (
     only_asks,
     repeats,
     signature,
+    texts_of,
     with_id,
 )
 from atommem.serve.schema import (
@@ -38,7 +38,7 @@ from atommem.serve.schema import (
     RequestKey,
     answer_id,
 )
-from atommem.serve.served_model import STAGES, ServedModel
+from atommem.serve.served_model import NO_GOAL, STAGES, ServedModel, Written
 from atommem.trace import step_record
 
 CONFLICTS = Counter("atommem_conflicts", "Commits that lost to another gateway")
@@ -138,15 +138,43 @@ class Conversation:
             found.append(await self._with_chunks(new) if is_new else new)
             known[new.item] = found[-1]
         added: list[Event] = [event for event in found if not event.version]
-        if replaced:
-            await self.refresh()
-            find = partial(self._log.items, self.id, ("item",), sources=replaced)
-            earlier = await run_in_threadpool(find)
-            for name in dict.fromkeys(replaced):
-                if gone := [item for item in earlier if item.source == name]:
-                    added += await self._deleted(gone, name)
+        added += await self._replaced(replaced)
         done = iter(await self._commit(added, request) if added else ())
         return [event if event.version else next(done) for event in found]
+
+    @_repeated
+    async def keep(
+        self, text: Item, request: RequestKey | None = None, replaced: Collection[str] = ()
+    ) -> Operations:
+        """Make a text an entry as it is, without the policy, and delete those named `replaced`.
+
+        Raises DataError if a rule of the memory refuses it.
+        """
+        if before := await self._written_before(request):
+            return before[0].operations
+        await self.refresh()
+        gone = await self._replaced(replaced)
+        new, (given,) = item_event(with_id(text), ""), texts_of(text)
+        piece = f"{new.source}, as given"
+        written = await self.session.memory.keep(given, self._last_step, piece)
+        if written[0].entry_id is None:
+            raise DataError(f"the memory does not take this text: {written[0].reason}.")
+        # All operations go with the first event, in the order in which they apply.
+        done = [*(item for event in gone for item in event.operations), *map(to_json, written)]
+        events = [replace(new, operations=done), *(replace(each, operations=()) for each in gone)]
+        return (await self._commit(events, request))[0].operations
+
+    async def _replaced(self, names: Collection[str]) -> list[Event]:
+        """Delete the texts with these names; return the events of it."""
+        if not names:
+            return []
+        await self.refresh()
+        find = partial(self._log.items, self.id, ("item",), sources=names)
+        earlier, events = await run_in_threadpool(find), list[Event]()
+        for name in dict.fromkeys(names):
+            if gone := [item for item in earlier if item.source == name]:
+                events += await self._deleted(gone, name)
+        return events
 
     async def _goal(self) -> str:
         # Another gateway may have changed the goal since this one loaded it.
@@ -182,6 +210,17 @@ class Conversation:
                 raise
             else:
                 yield step
+
+    async def read_all(self, told: Callable[[int], Any] | None = None) -> dict[str, Any]:
+        """Read what is unread; return what that wrote, with a note if it lacked a goal."""
+        written = Written()
+        async for step in self.read():
+            written.add(step)
+            if told is not None:
+                await told(written.steps)
+        found = written.report()
+        blind = self._model.needs_goal and written.steps and not any(found["written"].values())
+        return found | ({"note": NO_GOAL} if blind and not await self._goal() else {})
 
     async def ask(
         self,
@@ -260,13 +299,15 @@ class Conversation:
 
     @_repeated
     async def edit(
-        self, entry: int, text: str | None, request: RequestKey | None = None
+        self, entry: int, text: str | None, reason: str = "", request: RequestKey | None = None
     ) -> Operations:
         """Replace the text of an entry, or delete it (None); return the operations."""
         if before := await self._written_before(request):
             return before[0].operations
         await self.refresh()
-        written = await self.session.memory.edit(entry, text, self._last_step)
+        if entry not in self.session.memory.contents.entries:
+            raise NotFoundError(f"there is no entry {entry} in this conversation.")
+        written = await self.session.memory.edit(entry, text, self._last_step, reason)
         return (await self._commit([_edit({}, written)], request))[0].operations
 
     @_repeated
@@ -290,7 +331,10 @@ class Conversation:
         """Forget what was written while items were read; return the events of their deletion."""
         find = partial(self._log.events, self.id, ("step",), parents=[e.version for e in items])
         read = [step.step or 0 for step in await run_in_threadpool(find)]
-        written = await self.session.memory.forget(source, self._last_step, steps_shown=read)
+        done = [each for item in items for each in item.operations]
+        made = [each["entry_id"] for each in done if each["kind"] == CREATE]  # by `keep`
+        shown = {"steps_shown": read, "entries": made}
+        written = await self.session.memory.forget(source, self._last_step, **shown)
         new = [Event("deleted", {"item": item.item}, parent=item.version) for item in items]
         return [replace(new[0], operations=[to_json(each) for each in written]), *new[1:]]
 
@@ -337,26 +381,6 @@ class Conversation:
         for event in done:
             self.state.advance(event)
         return done
-
-
-async def ask_once(
-    model: ServedModel, items: Sequence[Item], question: Item, response: str
-) -> AsyncIterator[Event | Step | Answer]:
-    """Read items and answer a question as `Conversation.ask` does, and store nothing."""
-    ask = ask_event(question, response, {})
-    yield ask
-    session = Session(model.agent, f"call_{secrets.token_hex(16)}")
-    for item in map(with_id, (item for item in items if not only_asks(item))):
-        for observation in await model.observations(item_event(item, ask.body["question"])):
-            step = await model.step(session, observation)
-            yield step
-            if first(step.actions, STOP_ACTION.name):
-                break
-    take_step = partial(model.step, session)
-    async for step, answer in answer_steps(session, ask.body["question"], take_step):
-        yield step
-        if answer is not None:
-            yield answer
 
 
 def _edit(body: Mapping[str, Any], written: Sequence[Operation]) -> Event:

@@ -351,9 +351,10 @@ class ConversationLog:
         self, conversation: str, first: int = 0, limit: int | None = None
     ) -> list[dict[str, Any]]:
         """Return operations from number `first` as JSON values."""
-        columns = events.c.version, events.c.checkpoint, events.c.operations
+        names = ("version", "created_at", "checkpoint")
+        columns = *(events.c[name] for name in names), events.c.operations
         found = [
-            {"version": row.version, "checkpoint": row.checkpoint, **operation}
+            {**{name: row._mapping[name] for name in names}, **operation}
             for row in self._rows(schema.events_of(conversation, *columns))
             for operation in row.operations
         ]

@@ -19,7 +19,7 @@ _TEXT = dict.fromkeys(("text", "input_text", "output_text", "summary_text"), "te
 _TEXT |= {"reasoning_text": "text", "refusal": "refusal"}
 """Types of a part whose text is read, with the field that holds it."""
 _UNREAD = ("input_image", "image_url", "input_file", "file", "input_audio")
-_SERVER = {"status", "created_at", "incomplete_details"}  # fields that the server sets
+_SERVER = {"status", "created_at", "incomplete_details", "progress"}  # fields that the server sets
 _CHAT = {"refusal", "annotations", "audio", "function_call", "tool_calls", "tool_call_id"}
 _CHAT |= {"reasoning_content", "reasoning"}
 MAX_DEPTH = 100  # of a request's JSON
@@ -295,7 +295,8 @@ def listed(
     """Return an item as the API lists it: ``incomplete`` if some of it was not read."""
     item, status, reason = item_of(event), "completed", stopped.get(event.version)
     if event.version in unread:
-        status = "in_progress"
+        status, (read, chunks) = "in_progress", unread[event.version]
+        item["progress"] = {"chunks_read": read, "chunks": chunks}
     elif event.kind == "answer":
         status = "incomplete" if event.body["text"] is None else "completed"
     elif reason is None and (skipped := unread_parts(item)):

@@ -1,4 +1,4 @@
-"""MCP server with the tools `remember`, `recall`, `forget` and `ask`.
+"""MCP server with the tools `remember`, `recall`, `ask`, `correct` and `forget`.
 
 The protocol has no session (specification of 2026-07-28): every tool takes the conversation's id,
 which `remember` returns.
@@ -20,7 +20,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute, Route
 
 from atommem.answering import Answer
-from atommem.episode import cut_share, written_and_cut
 from atommem.errors import DataError
 from atommem.saved_memory import SCOPE
 from atommem.serve.conversation import Conversation
@@ -44,8 +43,9 @@ from atommem.serve.wire import (
 PATH = "/mcp"
 _INSTRUCTIONS = (
     "A memory that a trained policy writes. Give it texts of any length with remember, and keep "
-    "the conversation id that it returns: all other tools need it. ask answers from memory; recall "
-    "returns entries without an answer; forget deletes an entry, or all that came from one text."
+    "the conversation id that it returns, or use one scope (user, agent, session): all other tools "
+    "need it. ask answers from memory; recall returns entries without an answer; correct replaces "
+    "an entry; forget deletes an entry, or all that came from one text."
 )
 _Id = Annotated[
     ConversationId,
@@ -57,12 +57,22 @@ _Session = Annotated[Value, Field(description="Scope: the session, if each has i
 _Text = Annotated[Text, Field(description="The text: a message, a page, a whole document.")]
 _NewId = Annotated[ConversationId, Field(description="Where; empty starts a new conversation.")]
 _Goal = Annotated[
-    str, Field(max_length=4096, description="For a new conversation: what will be asked."), CLEAN
+    str,
+    Field(
+        max_length=4096,
+        description="For a new conversation: the questions that matter, one a line. "
+        "A policy that was trained with the questions in view needs it.",
+    ),
+    CLEAN,
 ]
+_AsIs = Annotated[bool, Field(description="Store the text as an entry as it is.")]
 _SourceName = Annotated[Name, Field(description="Name of the text in sources, and for forget.")]
 _Query = Annotated[str, Field(min_length=1, description="What the entries should be about."), CLEAN]
-_Entry = Annotated[int | None, Field(description="The id of an entry.")]
+_Entry = Annotated[int, Field(description="The id of an entry.")]
+_Reason = Annotated[Name, Field(description="Why; the log keeps it.")]
 _Source = Annotated[Name, Field(description="Or the name of a text, with all that came from it.")]
+_EMPTY = "nothing was remembered in exactly this scope."
+_NOTHING = "there is no such conversation. Give its id, or a used scope."
 _Context = Context[Any, Any]
 
 
@@ -126,7 +136,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         async with _tool_errors():
             name = await place(context, conversation, scope)
             if not name:
-                raise NotFoundError("there is no such conversation. Give its id, or a used scope.")
+                raise NotFoundError(_NOTHING)
         async with _tool_errors(name), server.use(name, owner_of(context)) as held:
             yield held
 
@@ -142,18 +152,19 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         user: _User = "",
         agent: _Agent = "",
         session: _Session = "",
+        verbatim: _AsIs = False,
     ) -> dict[str, Any]:
         """Read a text into a memory; a policy decides what to keep. Returns when it is read.
 
-        `cut` is the share of what the policy wrote that limits of the memory cut.
+        `written` counts the entries that it created, updated and deleted, `cut` is the share of
+        what it wrote that limits of the memory cut. With `verbatim`, no policy decides.
         """
-        written = list[tuple[int, int]]()  # by step
         async with _tool_errors():
             if not text.strip():
                 raise DataError("text: it is blank. Give the text to read.")
             owner, scope = owner_of(context), scope_of(user, agent, session)
             key = await request_key(
-                "remember", owner, conversation, goal, name, text, *scope.items()
+                "remember", owner, conversation, goal, name, text, verbatim, *scope.items()
             )
             async with creating:
                 conversation = await place(context, conversation, scope)
@@ -162,13 +173,15 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
                     create = partial(server.log.create, owner, metadata, key.derive("conversation"))
                     conversation = (await run_in_threadpool(create)).id
         async with use(context, conversation) as memory, server.settled(key):
-            (event,) = await memory.add([text_item(text, name)], key)
-            async for step in memory.read():
-                written.append(written_and_cut(step))
-                await context.report_progress(len(written), event.chunks)
+            if verbatim:
+                operations = await memory.keep(text_item(text, name), key)
+                found = {"written": {"create": 1}, "entry": operations[0]["entry_id"]}
+            else:
+                (event,) = await memory.add([text_item(text, name)], key)
+                tell = partial(context.report_progress, total=event.chunks)
+                found = await memory.read_all(tell)
             entries = len(memory.session.memory.contents.entries)
-        found = {"conversation": conversation, "steps": len(written), "entries": entries}
-        return {**found, "cut": cut_share(written)}
+        return {"conversation": conversation, "entries": entries, **found}
 
     @mcp.tool()
     async def recall(
@@ -199,14 +212,40 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         ]
 
     @mcp.tool()
+    async def correct(
+        entry: _Entry,
+        text: NonBlank,
+        context: _Context,
+        conversation: _Id = "",
+        user: _User = "",
+        agent: _Agent = "",
+        session: _Session = "",
+        reason: _Reason = "",
+    ) -> dict[str, Any]:
+        """Replace the text of an entry. The log keeps what it was, and the reason."""
+        async with use(context, conversation, scope_of(user, agent, session)) as memory:
+            await memory.edit(entry, text, reason)
+            return {"id": entry, "text": memory.session.memory.contents.entries[entry].text}
+
+    @mcp.tool()
     async def forget(
-        conversation: _Id, context: _Context, entry: _Entry = None, source: _Source = ""
+        context: _Context,
+        conversation: _Id = "",
+        entry: _Entry | None = None,
+        source: _Source = "",
+        user: _User = "",
+        agent: _Agent = "",
+        session: _Session = "",
+        reason: _Reason = "",
     ) -> dict[str, list[int]]:
         """Delete an entry, or all that was written while a text was read. The log keeps both."""
         if (entry is None) == (not source):
             raise ToolError("give an entry's id or a source's name, and not both.")
-        async with use(context, conversation) as memory:
-            done = await (memory.forget(source) if entry is None else memory.edit(entry, None))
+        async with use(context, conversation, scope_of(user, agent, session)) as memory:
+            if entry is None:
+                done = await memory.forget(source)
+            else:
+                done = await memory.edit(entry, None, reason)
         return {"entries": [item["entry_id"] for item in done if item["kind"] == "delete"]}
 
     @mcp.tool()
@@ -218,8 +257,14 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         agent: _Agent = "",
         session: _Session = "",
     ) -> dict[str, Any]:
-        """Ask the memory. The policy searches it before it answers, or answers null."""
+        """Ask the memory. The policy searches it before it answers, or answers null.
+
+        A `note` says why an answer may not be one from memory.
+        """
         scope = scope_of(user, agent, session)
+        async with _tool_errors():
+            if scope and not await place(context, conversation, scope):
+                return {"answer": None, "note": _EMPTY, "entries": []}
         async with use(context, conversation, scope) as memory:
             key = await request_key("ask", memory.owner, memory.id, question)
             response = await response_id(server.log, key)

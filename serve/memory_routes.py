@@ -1,6 +1,8 @@
 """AtomMem's own routes: the memory, its log and past, forks, and edits by its owner."""
 
 import base64
+import json
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any
 
@@ -8,17 +10,20 @@ import msgspec
 from anyio import fail_after, to_process
 from fastapi import APIRouter, Query
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
 
 from atommem.documents import extract
 from atommem.episode import Step
 from atommem.errors import DataError
-from atommem.serve.items import listed
-from atommem.serve.openai_routes import Embedded, Info, PageLimit, ThisCall
+from atommem.serve.items import item_of, listed, text_item
+from atommem.serve.openai_routes import Info, NeededScope, PageLimit, Scope, ThisCall
 from atommem.serve.wire import (
     CLEAN,
     ConversationId,
+    EntryCreate,
+    EntryUpdate,
+    FileExtract,
     Name,
-    NonBlank,
     Number,
     Text,
     conversation_object,
@@ -29,7 +34,7 @@ from atommem.serve.wire import (
 msgspec.json.Decoder(Step)  # in one thread, as in atommem.memory.log
 
 router = APIRouter(prefix="/v1/conversations/{conversation}")
-files = APIRouter(prefix="/v1")
+general = APIRouter(prefix="/v1")
 _SECONDS = 60  # bounds the extraction of a text: a file may be made to take forever
 At = Annotated[Number | None, Query(description="Number of operations; default: all.")]
 
@@ -93,8 +98,8 @@ def list_steps(
     for event in events:
         step = msgspec.convert(event.body, Step)
         prompt = call.server.model.agent.prompts.text(step.observation, step.view)
-        made = {"version": event.version, "checkpoint": event.checkpoint}
-        found.append({**event.body, "prompt": prompt, **made})
+        made = {"version": event.version, "created_at": event.created_at}
+        found.append({**event.body, "prompt": prompt, **made, "checkpoint": event.checkpoint})
     return page(found, limit)
 
 
@@ -104,22 +109,35 @@ def fork(info: Info, call: ThisCall, at: At = None) -> dict[str, Any]:
     return conversation_object(call.log.fork(info.id, info.owner, at, call.key))
 
 
+@router.post("/entries")
+async def create_entry(
+    conversation: ConversationId, body: EntryCreate, call: ThisCall
+) -> dict[str, Any]:
+    """Store a text as an entry as it is, without the policy, as the actor ``user``.
+
+    It is listed as an item, too. Limits of entries and the rules of the memory hold.
+    """
+    async with call.use(conversation) as held:
+        text = text_item(body.text, body.name)
+        return page(await held.keep(text, call.key, body.replace))
+
+
 @router.post("/entries/{entry}")
 async def update_entry(
-    conversation: ConversationId, entry: Number, text: Annotated[NonBlank, Embedded], call: ThisCall
+    conversation: ConversationId, entry: Number, body: EntryUpdate, call: ThisCall
 ) -> dict[str, Any]:
     """Replace the text of an entry, as an operation of the actor ``user``."""
     async with call.use(conversation) as held:
-        return page(await held.edit(entry, text, call.key))
+        return page(await held.edit(entry, body.text, body.reason, call.key))
 
 
 @router.delete("/entries/{entry}")
 async def delete_entry(
-    conversation: ConversationId, entry: Number, call: ThisCall
+    conversation: ConversationId, entry: Number, call: ThisCall, reason: Name = ""
 ) -> dict[str, Any]:
     """Delete an entry; the log keeps its text until the conversation is deleted."""
     async with call.use(conversation) as held:
-        return page(await held.edit(entry, None))
+        return page(await held.edit(entry, None, reason))
 
 
 @router.delete("/sources/{name:path}")
@@ -137,13 +155,47 @@ async def delete_item(info: Info, item: str, call: ThisCall) -> dict[str, Any]:
     return conversation_object(info)
 
 
-@files.post("/extract")
-async def extract_text(
-    name: Annotated[Name, Embedded], data: Annotated[str, Embedded]
+@general.get("/recall")
+async def recall_scope(
+    query: Annotated[str, Query(min_length=1, max_length=4000), CLEAN],
+    call: ThisCall,
+    scope: NeededScope,
+    k: Annotated[int | None, Query(ge=1, le=10_000)] = None,
 ) -> dict[str, Any]:
+    """Return the best entries of all conversations of a scope, each with its conversation."""
+    found = await call.server.recall(call.owner, scope, query, k)
+    objects = (entry_object(hit, score=score, conversation=name) for name, hit, score in found)
+    return page([*objects])
+
+
+@general.get("/export")
+def export(call: ThisCall, scope: Scope) -> StreamingResponse:
+    """Return all that is kept of a scope, or without one of this owner: a conversation a line.
+
+    Each is a JSON object with metadata, items, scratchpad, entries and operations.
+    """
+
+    def lines() -> Iterator[str]:
+        for info in call.log.conversations(call.owner, where=scope, prefix=""):
+            contents, _ = call.log.memory_at(info.id)
+            items = call.log.items(info.id)
+            found = {
+                "items": [{**item_of(item), "created_at": item.created_at} for item in items],
+                "scratchpad": contents.scratchpad,
+                "entries": [entry_object(entry) for entry in contents.entries.values()],
+                "operations": call.log.operations(info.id),
+            }
+            yield json.dumps({**conversation_object(info), **found}) + "\n"
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+@general.post("/extract")
+async def extract_text(body: FileExtract) -> dict[str, Any]:
     """Return the text of a file, whose content is `data` in base64, and what it leaves out."""
+    name = body.name
     try:
-        content = base64.b64decode(data, validate=True)
+        content = base64.b64decode(body.data, validate=True)
         with fail_after(_SECONDS):
             text, left_out = await to_process.run_sync(extract, content, name, cancellable=True)
     except ValueError as error:

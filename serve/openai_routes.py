@@ -1,24 +1,25 @@
 """Routes of OpenAI's API: conversations and their items, responses, chat completions, models."""
 
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from atommem.episode import cut_share, written_and_cut
 from atommem.errors import DataError
 from atommem.serve import wire
-from atommem.serve.conversation import Conversation, ask_once
+from atommem.serve.conversation import Conversation
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.conversations import Conversations
 from atommem.serve.items import Item, item_of, listed, new_items, texts_of, unread_parts
 from atommem.serve.schema import LISTED, ConversationInfo, Event, NotFoundError, RequestKey, sha256
+from atommem.serve.served_model import ask_once
 from atommem.serve.streaming import AskEvents, ChatForm, ResponseForm, respond, until_disconnect
 
 router = APIRouter(prefix="/v1")
@@ -53,14 +54,14 @@ class Call:
         new: Sequence[Item],
         key: RequestKey | None,
         replaced: Sequence[str] = (),
-    ) -> tuple[list[Event], float]:
-        """Read items; return their events, and the share of what was written that limits cut."""
+    ) -> tuple[list[Event], dict[str, Any]]:
+        """Read items; return their events, and what that wrote (`Conversation.read_all`)."""
         async with self.server.settled(self.key), self.use(conversation) as memory:
-            done = await memory.add(new, key, replaced)
-            return done, cut_share([written_and_cut(step) async for step in memory.read()])
+            return await memory.add(new, key, replaced), await memory.read_all()
 
 
 _HARMLESS_QUERY = {"include", "include[]", "api-version"}  # of OpenAI's and Azure's clients
+_SEVERAL = {"metadata", "include", "include[]"}  # that may be given several times
 _RETRIES = "X-Stainless-Retry-Count"  # of OpenAI's clients
 _Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
 
@@ -75,6 +76,9 @@ async def get_call(
         known = {each["name"] for each in route.get("parameters", ())} | _HARMLESS_QUERY
         if unknown := sorted(request.query_params.keys() - known):
             raise RequestValidationError([{"type": "extra_forbidden", "loc": unknown[:1]}])
+        counts = Counter(name for name, _ in request.query_params.multi_items())
+        for name in [name for name in counts if counts[name] > 1 and name not in _SEVERAL]:
+            raise DataError(f"{name}: given {counts[name]} times. Give it once.")
     if request.method == "POST":
         scope, owner = request.scope, call.owner.encode()
         parts = scope["raw_path"], scope["query_string"], await request.body()
@@ -96,7 +100,6 @@ def get_info(conversation: wire.ConversationId, call: ThisCall) -> ConversationI
 
 
 Info = Annotated[ConversationInfo, Depends(get_info)]
-Embedded = Body(embed=True)
 PageLimit = Annotated[int, Query(ge=1, le=100)]
 
 
@@ -120,6 +123,16 @@ def get_scope(
 
 
 Scope = Annotated[dict[str, str], Depends(get_scope)]
+
+
+def get_needed_scope(scope: Scope) -> dict[str, str]:
+    """Return the scope; refuse a request without one."""
+    if not scope:
+        raise DataError("a scope is missing. Give user, agent, session or metadata=KEY=VALUE.")
+    return scope
+
+
+NeededScope = Annotated[dict[str, str], Depends(get_needed_scope)]
 
 
 @router.get("/models")
@@ -151,7 +164,8 @@ async def create_conversation(
 ) -> dict[str, Any]:
     """Create a conversation, and read its items before returning.
 
-    ``goal`` in the metadata, one question a line, is shown while reading. ``cut`` as of items.
+    ``goal`` in the metadata, one question a line, is shown while reading. ``written``, ``cut`` and
+    ``note`` as of items.
     """
     body = body or wire.ConversationCreate()
     new = await call.resolved(body.items or [])
@@ -159,7 +173,7 @@ async def create_conversation(
     made = wire.conversation_object(info)
     if new:
         reading = call.read(info.id, new, call.key and call.key.derive("items"))
-        _, made["cut"] = await until_disconnect(call.request, reading)
+        made |= (await until_disconnect(call.request, reading))[1]
     return made
 
 
@@ -173,10 +187,8 @@ def list_conversations(
 
 
 @router.delete("/conversations")
-async def delete_conversations(call: ThisCall, scope: Scope) -> dict[str, Any]:
+async def delete_conversations(call: ThisCall, scope: NeededScope) -> dict[str, Any]:
     """Erase all conversations of a scope with their logs."""
-    if not scope:
-        raise DataError("a scope is missing. Give user, agent, session or metadata=KEY=VALUE.")
     infos = partial(call.log.conversations, call.owner, where=scope)
     erased = [info.id for info in await run_in_threadpool(infos)]
     if not erased:
@@ -184,19 +196,6 @@ async def delete_conversations(call: ThisCall, scope: Scope) -> dict[str, Any]:
     for conversation in erased:
         await call.server.erase(conversation, call.owner)
     return {"object": "conversations.deleted", "deleted": True, "ids": erased}
-
-
-@router.get("/recall")
-async def recall(
-    query: Annotated[str, Query(min_length=1, max_length=4000), wire.CLEAN],
-    call: ThisCall,
-    scope: Scope,
-    k: Annotated[int | None, Query(ge=1, le=10_000)] = None,
-) -> dict[str, Any]:
-    """Return the best entries of all conversations of a scope, each with its conversation."""
-    found = await call.server.recall(call.owner, scope, query, k)
-    objects = (wire.entry_object(hit, score=score, conversation=name) for name, hit, score in found)
-    return wire.page([*objects])
 
 
 @router.get("/conversations/{conversation}")
@@ -207,10 +206,10 @@ def retrieve_conversation(info: Info) -> dict[str, Any]:
 
 @router.post("/conversations/{conversation}")
 def update_conversation(
-    info: Info, call: ThisCall, metadata: Annotated[wire.Metadata, Embedded]
+    info: Info, call: ThisCall, body: wire.ConversationUpdate
 ) -> dict[str, Any]:
-    """Replace the metadata; a new goal applies to later items."""
-    return wire.conversation_object(call.log.update(info.id, info.owner, metadata))
+    """Replace the metadata, with goal and scope in it; a new goal applies to later items."""
+    return wire.conversation_object(call.log.update(info.id, info.owner, body.metadata))
 
 
 @router.delete("/conversations/{conversation}")
@@ -228,13 +227,14 @@ async def create_items(
 
     Texts with the names `replace` are deleted in the same commit.
     If this fails or is cut off, committed items stay listed and the next call continues to read
-    them; the same call does not add them again. ``cut`` is the share of what the policy wrote that
-    limits of the memory cut.
+    them; the same call does not add them again. ``written`` counts the entries that were created,
+    updated and deleted, ``cut`` is the share of what the policy wrote that limits of the memory
+    cut; a ``note`` says if a goal was missing.
     """
     new = await call.resolved(body.items)
     reading = call.read(conversation, new, call.key, body.replace)
-    done, cut = await until_disconnect(call.request, reading)
-    return {**wire.page([listed(event) for event in done]), "cut": cut}
+    done, written = await until_disconnect(call.request, reading)
+    return {**wire.page([listed(event) for event in done]), **written}
 
 
 @router.get("/conversations/{conversation}/items")

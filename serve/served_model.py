@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import Counter, Histogram
 from starlette.concurrency import run_in_threadpool
 
+from atommem.actions import CREATE, DELETE, STOP_ACTION, UPDATE, first
+from atommem.answering import Answer, answer_steps
 from atommem.config import EmbedderConfig, MemoryConfig, is_server, load_config, shipped_policy
 from atommem.environment import find_environment
-from atommem.episode import Observation, Step
+from atommem.episode import Observation, Step, cut_share, written_and_cut
 from atommem.errors import ConfigError
+from atommem.memory.log import Outcome
 from atommem.policy.opening import fingerprint
 from atommem.process import time_limit
 from atommem.rollout import Session
 from atommem.run import Runtime
-from atommem.serve.items import texts_of
+from atommem.serve.items import Item, ask_event, item_event, only_asks, texts_of, with_id
 from atommem.serve.schema import Event
 
 STAGES = Histogram(
@@ -29,6 +34,10 @@ STAGES = Histogram(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
 )
 TOKENS = Counter("atommem_tokens", "Model tokens", ["kind"])
+NO_GOAL = (
+    "Without a goal it keeps little or nothing: give the questions that matter, one a line, as "
+    "`goal` of the conversation (in its metadata)."
+)
 
 
 @dataclass(eq=False)
@@ -87,13 +96,58 @@ class ServedModel:
         shown = await run_in_threadpool(self.agent.factory.reading, text, questions)
         return [replace(each, origin=f"{item.source}, {each.origin}") for each in shown]
 
+    @property
+    def needs_goal(self) -> bool:
+        """Whether its training always showed the questions while it read."""
+        modes = self.trained.get("questions_shown", ["reading"])
+        return bool(self.trained) and {*modes} == {"reading"}
+
     def notice(self) -> str:
-        """Return what to print at start: which questions its training showed."""
+        """Return what to print at start: what its training showed while it read."""
         if not self.trained:
             return "not trained here: it reads and answers as an untrained instruct model"
-        modes = self.trained.get("questions_shown", ["reading"])
-        needs_goal = ": give a goal, or expect it to keep little" * ({*modes} == {"reading"})
-        return f"trained with the questions shown: {', '.join(modes)}{needs_goal}"
+        if self.needs_goal:
+            return f"this policy was trained to read with the questions in view. {NO_GOAL}"
+        return "this policy was also trained to read without knowing the questions"
+
+
+class Written:
+    """Counts what steps wrote: entries created, updated and deleted, and what limits cut of it."""
+
+    def __init__(self) -> None:
+        self.steps, self._cut = 0, list[tuple[int, int]]()
+        self._counts = dict.fromkeys((CREATE, UPDATE, DELETE), 0)
+
+    def add(self, step: Step) -> None:
+        self.steps += 1
+        self._cut.append(written_and_cut(step))
+        for operation in step.operations:
+            if operation.kind in self._counts and operation.outcome is Outcome.APPLIED:
+                self._counts[operation.kind] += 1
+
+    def report(self) -> dict[str, Any]:
+        """Return the counts, of steps too, and the share of texts that limits cut."""
+        return {"steps": self.steps, "written": dict(self._counts), "cut": cut_share(self._cut)}
+
+
+async def ask_once(
+    model: ServedModel, items: Sequence[Item], question: Item, response: str
+) -> AsyncIterator[Event | Step | Answer]:
+    """Read items and answer a question as `Conversation.ask` does, and store nothing."""
+    ask = ask_event(question, response, {})
+    yield ask
+    session = Session(model.agent, f"call_{secrets.token_hex(16)}")
+    for item in map(with_id, (item for item in items if not only_asks(item))):
+        for observation in await model.observations(item_event(item, ask.body["question"])):
+            step = await model.step(session, observation)
+            yield step
+            if first(step.actions, STOP_ACTION.name):
+                break
+    take_step = partial(model.step, session)
+    async for step, answer in answer_steps(session, ask.body["question"], take_step):
+        yield step
+        if answer is not None:
+            yield answer
 
 
 def check_settings(trained: Mapping[str, Any], given: Mapping[str, Any], folder: str) -> None:

@@ -16,6 +16,7 @@ from atommem.episode import Step
 from atommem.memory.log import Operation, Outcome
 from atommem.serve.items import answer_item
 from atommem.serve.schema import LISTED, Event, answer_id
+from atommem.serve.served_model import Written
 from atommem.serve.wire import SERVE_ERRORS, entry_object, public_error
 
 AskEvents = AsyncGenerator[Event | Step | Answer, None]  # as of `Conversation.ask`
@@ -80,6 +81,7 @@ class ResponseForm:
         }
         self._numbers = itertools.count()
         self._summaries: list[dict[str, Any]] = []
+        self._written = Written()
 
     def response(self, status: str, **values: Any) -> dict[str, Any]:
         """Return the response, without output unless that is one of `values`."""
@@ -93,6 +95,7 @@ class ResponseForm:
         prompt, completion = _token_counts(answer)
         values = {
             "output": [self._reasoning("completed"), self.message(answer.text, answer.note)],
+            **self._written.report(),
             "memory": [entry_object(each, cut=each.id in answer.cut) for each in answer.entries],
             "usage": {
                 "input_tokens": prompt,
@@ -120,6 +123,7 @@ class ResponseForm:
         )
 
     def step(self, step: Step) -> str:
+        self._written.add(step)
         text = step_summary(step)
         number, part = len(self._summaries), {"type": "summary_text", "text": text}
         place = {"item_id": self._reasoning_id, "output_index": 0, "summary_index": number}
@@ -167,14 +171,15 @@ class ChatForm:
     """Form of ``/v1/chat/completions``, like `ResponseForm`: steps as ``reasoning_content``."""
 
     def __init__(self, chat: str, model: str, include_usage: bool = False) -> None:
-        self._include_usage = include_usage
+        self._include_usage, self._written = include_usage, Written()
         self._head = {"id": chat, "created": int(time.time()), "model": model}
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         message = {"role": "assistant", "content": answer.text or "", "refusal": None}
+        message |= _note(answer)
         choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
         form = {"object": "chat.completion", "choices": [choice], "usage": self._usage(answer)}
-        return {**self._head, **form}
+        return {**self._head, **form, **self._written.report()}
 
     def _usage(self, answer: Answer) -> dict[str, int]:
         prompt, completion = _token_counts(answer)
@@ -185,10 +190,12 @@ class ChatForm:
         return self._chunk({"role": "assistant", "content": ""})
 
     def step(self, step: Step) -> str:
+        self._written.add(step)
         return self._chunk({"reasoning_content": step_summary(step) + "\n"})
 
     def end(self, answer: Answer) -> str:
-        text = self._chunk({"content": answer.text or ""}) + self._chunk({}, "stop")
+        text = self._chunk({"content": answer.text or "", **_note(answer)})
+        text += self._chunk({}, "stop")
         if self._include_usage:
             text += self._data([], self._usage(answer))
         return f"{text}data: [DONE]\n\n"
@@ -261,12 +268,15 @@ async def respond(
     return StreamingResponse(body(first), media_type="text/event-stream", headers=headers)
 
 
+def _note(answer: Answer) -> dict[str, str]:
+    return {"note": answer.note} if answer.note else {}
+
+
 def step_summary(step: Step) -> str:
     done = "; ".join(_describe(item) for item in step.operations if item.kind != "retrieve")
-    text = f"step {step.index + 1}, {step.observation.label}: {done or 'nothing written'}"
-    if step.operations:
-        text += f"; shown next: {len(step.operations[-1].scores)} entries"
-    return text
+    text = f"step {step.index + 1}, {step.observation.label}: {done or 'no change'}"
+    shown = len(step.operations[-1].scores) if step.operations else 0
+    return f"{text}; found {shown} {'entry' if shown == 1 else 'entries'}" if shown else text
 
 
 def _describe(operation: Operation) -> str:

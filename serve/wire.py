@@ -59,18 +59,50 @@ Items = Annotated[Input, Field(max_length=20), AfterValidator(_written)]  # as O
 _Messages = Annotated[Input, Field(min_length=1, max_length=2000)]
 
 
-class ConversationCreate(BaseModel, extra="forbid"):
+class _Body(BaseModel, extra="forbid"):
+    """A body; unknown fields are refused."""
+
+
+class ConversationCreate(_Body):
     """Body of ``POST /v1/conversations``."""
 
     metadata: Metadata | None = None
     items: Items | None = None
 
 
-class ItemsCreate(BaseModel, extra="forbid"):
+class ConversationUpdate(_Body):
+    """Body of ``POST /v1/conversations/ID``."""
+
+    metadata: Metadata
+
+
+class ItemsCreate(_Body):
     """Body of ``POST /v1/conversations/ID/items``; texts with the names `replace` are deleted."""
 
     items: Items
     replace: list[Name] = []
+
+
+class EntryCreate(_Body):
+    """Body of ``POST /v1/conversations/ID/entries``; `replace` as of items."""
+
+    text: NonBlank
+    name: Name = ""
+    replace: list[Name] = []
+
+
+class EntryUpdate(_Body):
+    """Body of ``POST /v1/conversations/ID/entries/ENTRY``; the log keeps the `reason`."""
+
+    text: NonBlank
+    reason: Name = ""
+
+
+class FileExtract(_Body):
+    """Body of ``POST /v1/extract``; `data` is the file's content in base64."""
+
+    name: Name
+    data: str
 
 
 def _as_id(value: Any) -> Any:
@@ -80,7 +112,7 @@ def _as_id(value: Any) -> Any:
 _HARMLESS = frozenset(
     """
     temperature top_p seed presence_penalty frequency_penalty max_tokens max_completion_tokens
-    max_output_tokens max_tool_calls instructions tools functions parallel_tool_calls reasoning
+    max_output_tokens max_tool_calls instructions parallel_tool_calls reasoning
     reasoning_effort verbosity truncation include service_tier store user safety_identifier
     prompt_cache_key prompt_cache_retention prompt_cache_options stream_options context_management
     """.split()  # noqa: SIM905
@@ -88,6 +120,8 @@ _HARMLESS = frozenset(
 """Parameters of OpenAI's API that are accepted and echoed: the policy samples as it was set up."""
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "background": (False,),
+    "tools": ([],),
+    "functions": ([],),
     "n": (1,),
     "tool_choice": ("auto", "none"),
     "function_call": ("auto", "none"),

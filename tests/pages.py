@@ -17,34 +17,13 @@ from typing import Any, Self
 
 import httpx
 import pytest
+import yaml
 
 from atommem import cli, plugins
 from atommem.servers.vllm_process import free_port
 
 ROOT = Path(__file__).parents[1]
-SHORTER = {
-    r"atommem demo$": "atommem demo --quick",
-    r"--n \d{3,}": "--n 6",
-    r"--limit \d+": "--limit 2",
-    r"(train sft .*)--max_steps \d+": r"\1--max_steps 80",
-    r"(train grpo .*)--max_steps \d+": r"\1--max_steps 2 --save_steps 1",
-    r"--num_generations \d+": "--num_generations 4",
-    r"--per_device_train_batch_size \d+": "--per_device_train_batch_size 8",
-    r"--max_completion_length 256": "--max_completion_length 16",
-    # No hub and no GPU: a model of a few thousand weights is trained and sampled here.
-    r"Qwen/Qwen3-0\.6B": "model",
-    r"accelerate launch --config_file \$\([a-z_ ]*\) -m atommem.cli (train grpo .*)": (
-        r"atommem \1 --model_name_or_path model --dtype float32 --use_vllm false "
-        "--embedder hashing --report_to none --num_generations 4 "
-        "--per_device_train_batch_size 8 --max_completion_length 16"
-    ),
-}
-"""Changes to the commands of a page: shorter runs, and no hub or GPU."""
-_QUICK = {
-    "max_steps=15": "max_steps=2",
-    "batch_size=128": "batch_size=8",
-    "generations=16": "generations=4",
-}
+SHORTER = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 ADDRESS = "127.0.0.1:8765"
 
 
@@ -65,7 +44,7 @@ def printing() -> Iterator[io.StringIO]:
 
 def run_python(code: str, names: dict[str, Any], page: str) -> str:
     """Run code of a page; return what it printed."""
-    for long, short in _QUICK.items():
+    for long, short in SHORTER["code"].items():
         code = code.replace(long, short)
     with printing() as printed:
         exec(compile(code, page, "exec"), names)
@@ -155,7 +134,7 @@ class Reader:
             assert self.printed == block, page
 
     def run(self, line: str) -> None:
-        for pattern, shorter in SHORTER.items():
+        for pattern, shorter in SHORTER["commands"].items():
             line = re.sub(pattern, shorter, line)
         if re.search(r"--policy smollm2|^atommem ask (?!.*--policy)", line):
             line = re.sub(r"( &)?$", rf" --base_model {self._base_model}\1", line, count=1)

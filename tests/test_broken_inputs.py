@@ -25,6 +25,7 @@ FILES = {
     "deep.json": b"[" * 100_000,
     "unknown.yaml": b"lerning_rate: 1\n",
     "types.yaml": b"retrieve_k: many\n",
+    "old.yaml": b"max_tokens: 3\n",
     "broken.parquet": b"PAR1 and no more",
     "plain.txt": b"Ann lives in Lima.\n",
 }

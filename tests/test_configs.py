@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from dataclasses import fields
 from operator import attrgetter
@@ -133,26 +134,11 @@ def test_accelerate_reads_launcher(name: str) -> None:
     assert (launch.name, launch.processes) == (kind, processes)
 
 
-SLURM = """#!/bin/bash
-out=$HERE/${0##*/}
-case ${0##*/} in
-  scontrol) printf 'a\\nb\\nc\\n' ;;
-  atommem) echo "$LAUNCHERS/$2.yaml" ;;
-  ip) echo "2: ib0 inet 10.0.0.7/24 scope global" ;;
-  srun) while [[ $1 == --* ]]; do shift; done; SLURM_NODEID=1 "$@" ;;
-  vllm) echo "$VLLM_HOST_IP $*" > "$HERE/vllm" ;;
-  accelerate) printf '%s\\n' "$@" > "$HERE/accelerate" ;;
-esac
-"""
-"""Stand-ins for a cluster: what would run on the second node is written down."""
-
-
 @pytest.mark.parametrize(("name", "nodes"), [("colocated", 2), ("servers", 3)])
 def test_slurm_example_launches_valid_commands(tmp_path: Path, name: str, nodes: int) -> None:
     for command in ("scontrol", "atommem", "ip", "srun", "vllm", "accelerate", "curl"):
-        (tmp_path / "bin" / command).parent.mkdir(exist_ok=True)
-        (tmp_path / "bin" / command).write_text(SLURM)
-        (tmp_path / "bin" / command).chmod(0o755)
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        shutil.copy(Path(__file__).with_name("slurm_stand_in.sh"), tmp_path / "bin" / command)
     variables = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HERE": str(tmp_path)}
     variables |= {"LAUNCHERS": str(CONFIGS / "accelerate"), "CARD": "ib0"}
     variables |= {"SLURM_JOB_NODELIST": "[a-c]", "SLURM_NNODES": str(nodes)}

@@ -118,6 +118,7 @@ def test_installed_commands_print_their_help(python: Path, folder: Path) -> None
     for start in ([python.with_name("atommem")], module, [python, *LAUNCH, "-m", "atommem.cli"]):
         assert run([*start, "--version"], folder).strip() == f"atommem {VERSION}"
     listed = run([*module, "--help"], folder).splitlines()
+    assert max(map(len, listed)) <= 80
     assert [line.split()[0] for line in listed if line.startswith("  ")] == COMMANDS
     others = "train grpo,train sft,train async,eval --suite,data build,data convert,corpus build"
     for command in (*COMMANDS, *others.split(",")):
@@ -187,7 +188,8 @@ def test_installed_wheel_runs_the_readme_and_every_tutorial(
     python: Path, demo: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "tests").mkdir()
-    shutil.copy(ROOT / "tests" / "pages.py", tmp_path / "tests")
+    for name in ("pages.py", "pages.yaml"):
+        shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
     for name in ("README.md", "docs", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     reader = tmp_path / "reader"
@@ -212,7 +214,11 @@ def test_core_without_the_extras_works_and_names_what_is_missing(
     run([*atommem, "data", "synthetic", "--n", "2", "--out", "core.jsonl"], folder)
     for command in ("data show core.jsonl", "configs", "demo --help", "train --help"):
         run([*atommem, *command.split()], folder)
-    for command, package in (("train --config smollm2", "trl"), ("demo --quick", "torch")):
-        message = rf"needs the package {package}: pip install -e '\.\[train\]'"
+    for command, package, extra in (
+        ("train --config smollm2", "trl", "train"),
+        ("demo --quick", "torch", "train"),
+        ("serve --policy smollm2", "(torch|transformers)", "local"),
+    ):
+        message = rf"needs the package {package}: pip install -e '\.\[{extra}\]'"
         with pytest.raises(AssertionError, match=message):
             run([*atommem, *command.split()], folder)

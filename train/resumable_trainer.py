@@ -3,9 +3,9 @@
 import math
 import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -36,7 +36,7 @@ _CARD = """A policy that reads with a memory, trained with AtomMem: `atommem eva
 `atommem serve` and `atommem ask` use it. `atommem_config.json` holds its prompts."""
 
 
-class ResumableTrainer(Trainer):
+class ResumableTrainer(Trainer, AbstractContextManager[Any]):
     """A transformers Trainer, and a mixin: ``class T(ResumableTrainer, SFTTrainer)``.
 
     - Checkpoints are whole or absent (`atommem.train.checkpoints`), with ``atommem_config.json``,
@@ -85,9 +85,6 @@ class ResumableTrainer(Trainer):
                     self._save_last_update()
                 hint = checkpoints.resume_hint(self.args)
                 raise type(stop)(f"{str(stop).rstrip('.')}. {hint}") from stop
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Container, Iterable, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy as np
 from atommem.actions import CREATE, MEMORY_KINDS, READ, SCRATCHPAD, Action
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder, Vectors
-from atommem.errors import ConfigError
 from atommem.memory.log import (
     BETWEEN,
     MEMORY,
@@ -91,38 +91,58 @@ class WorkingMemory:
         plan.decide(resolved, vectors)
         return self._commit(plan, query_vector)
 
-    async def edit(self, entry_id: int, text: str | None, step: int) -> tuple[Operation, ...]:
-        """Replace the text of an entry as the user; None deletes the entry."""
-        entry = self._contents.entries.get(entry_id)
-        if entry is None:
-            raise ConfigError(f"entry {entry_id} does not exist in this memory.")
-        plan = self._plan(step)
+    async def edit(
+        self, entry_id: int, text: str | None, step: int, reason: str = ""
+    ) -> tuple[Operation, ...]:
+        """Replace the text of an entry as the user; None deletes the entry. KeyError: no entry."""
+        entry, plan = self._contents.entries[entry_id], self._plan(step)
         if text is None:
-            plan.delete(entry, actor=USER)
+            plan.delete(entry, actor=USER, reason=reason)
         else:
-            text = self._cut(text, self._config.entry_tokens)
-            vectors = await self._embed([text])
-            plan.update(entry, text, vectors[text], actor=USER, source=Source(step))
+            (new,), vectors = await self._given(text, reason)
+            values = {"actor": USER, "reason": new.reason, "source": Source(step)}
+            plan.update(entry, new.text, vectors[new.text], **values)
         return self._commit(plan, self._query_vector)
 
+    async def keep(self, text: str, step: int, piece: str) -> tuple[Operation, ...]:
+        """Store a text as an entry as the user, from the source `piece`; the rules may refuse."""
+        new, vectors = await self._given(text)
+        await self._rules.admission.prepare([new[0].text])
+        plan = self._plan(step, Source(step, piece))
+        plan.decide(new, vectors, USER)
+        return self._commit(plan, self._query_vector)
+
+    async def _given(
+        self, text: str, reason: str = ""
+    ) -> tuple[list[ResolvedAction], dict[str, Vectors]]:
+        """Return a text of the user, cut to the limit of an entry, and its vector."""
+        (new,) = self._resolve([Action(CREATE, text)])
+        reason = "; ".join(filter(None, (new.reason, reason)))
+        return [replace(new, reason=reason)], await self._embed([new.text])
+
     async def forget(
-        self, piece: str, step: int, *, steps_shown: Container[int] | None = None
+        self,
+        piece: str,
+        step: int,
+        *,
+        steps_shown: Container[int] | None = None,
+        entries: Iterable[int] = (),
     ) -> tuple[Operation, ...]:
         """Delete what was written while the source `piece`, or a part of it, was shown.
 
         An entry goes if any of its texts came from there, even if it was rewritten since, or
         deleted (then `read_past` no longer finds it); scratchpad and query are emptied if one of
         their texts since they were last empty did. `steps_shown` restricts the piece to these
-        steps, for pieces that share a name.
+        steps, for pieces that share a name; `entries` go as well.
         """
-        written: set[int | str] = set()  # ids of entries, and kinds
+        written: set[int | str] = {*entries}  # ids of entries, and kinds
         for operation in self._log:
             target = operation.entry_id or operation.kind
             if operation.outcome is not Outcome.APPLIED:
                 continue
             if operation.kind in (SCRATCHPAD, READ) and not operation.after:
                 written.discard(target)
-            elif _came_from(operation.source, piece, steps_shown):
+            elif _came_from(operation, piece, steps_shown):
                 written.add(target)
         past = {key: old for key, old in self._contents.past.items() if old.id in written}
         if not past and not written & {SCRATCHPAD, READ, *self._contents.entries}:
@@ -278,9 +298,12 @@ class WorkingMemory:
         return vector
 
 
-def _came_from(source: Source | None, piece: str, steps: Container[int] | None) -> bool:
+def _came_from(operation: Operation, piece: str, steps: Container[int] | None) -> bool:
     """Return whether a text was written while `piece` was shown, at one of `steps` if given."""
-    if source is None or source.piece is None or (steps is not None and source.step not in steps):
+    source = operation.source
+    if source is None or source.piece is None:
+        return False
+    if steps is not None and (operation.actor == USER or source.step not in steps):
         return False
     names = [source.piece, *source.piece.split(BETWEEN)]
     return any(name == piece or name.startswith(f"{piece}, ") for name in names)

@@ -11,7 +11,7 @@ from typing import Any
 from atommem.actions import CREATE, DELETE, READ, SCRATCHPAD, UPDATE
 from atommem.embedding.embedder import Vectors
 from atommem.errors import ConfigError
-from atommem.memory.log import Contents, Entry, Operation, Outcome, Source
+from atommem.memory.log import POLICY, Contents, Entry, Operation, Outcome, Source
 from atommem.memory.rules import (
     Accepted,
     Admission,
@@ -61,8 +61,13 @@ class Plan:
     operations: list[Operation] = field(default_factory=list)
     vectors: dict[int, Vectors | None] = field(default_factory=dict)
 
-    def decide(self, actions: Iterable[ResolvedAction], vectors: Mapping[str, Vectors]) -> None:
-        """Add the operations of one completion; `vectors` has every text that may be stored."""
+    def decide(
+        self, actions: Iterable[ResolvedAction], vectors: Mapping[str, Vectors], actor: str = POLICY
+    ) -> None:
+        """Add the operations of one completion; `vectors` has every text that may be stored.
+
+        `actor` is who creates entries.
+        """
         for action in actions:
             entry = self.contents.entries.get(action.entry_id or 0)
             if action.disabled:
@@ -72,7 +77,7 @@ class Plan:
             elif action.kind == READ:
                 self._write(action, before=self.contents.query, after=action.text or None)
             elif action.kind == CREATE:
-                self._create(action, vectors[action.text])
+                self._create(action, vectors[action.text], actor)
             elif entry is None:  # its handle was not shown, or it has just been deleted
                 self.add(action.kind, Outcome.UNKNOWN_HANDLE, handle=action.handle)
             elif action.kind == DELETE:
@@ -101,22 +106,23 @@ class Plan:
     def _write(self, action: ResolvedAction, **values: Any) -> None:
         self.add(action.kind, reason=action.reason, source=self.source, **values)
 
-    def _create(self, action: ResolvedAction, vector: Vectors) -> None:
+    def _create(self, action: ResolvedAction, vector: Vectors, by: str) -> None:
         decision = self.admit(self.candidate(action.text, vector))
         if isinstance(decision, Refused):
-            self.add(CREATE, Outcome.REJECTED, after=action.text, **asdict(decision))
+            self.add(CREATE, Outcome.REJECTED, after=action.text, actor=by, **asdict(decision))
             return
         values: dict[str, Any] = {"score": decision.score, "source": self.source}
         if isinstance(decision, Merged):
             entry, actor = self.contents.entries[decision.entry_id], self.rules.admission_actor
             merged = f"{actor}: {decision.reason}"
-            self.add(CREATE, Outcome.MERGED, entry_id=entry.id, after=action.text, reason=merged)
+            told: dict[str, Any] = {"entry_id": entry.id, "after": action.text, "actor": by}
+            self.add(CREATE, Outcome.MERGED, reason=merged, **told)
             values |= {"actor": actor, "reason": decision.reason}
             self.update(entry, action.text, vector, **values)
         else:
             new: dict[str, Any] = {"entry_id": self.contents.newest_id + 1, "after": action.text}
             reason = "; ".join(filter(None, (action.reason, decision.reason)))
-            self.add(CREATE, vector=vector, reason=reason, **new, **values)
+            self.add(CREATE, vector=vector, reason=reason, actor=by, **new, **values)
 
     def _update(self, action: ResolvedAction, entry: Entry, vector: Vectors) -> None:
         candidate = self.candidate(action.text, vector, replaces=entry.id)

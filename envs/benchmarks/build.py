@@ -119,19 +119,22 @@ def build_tasks(
 def _drawn_questions(pool: Pool, config: BuildConfig) -> Iterator[tuple[int, ...]]:
     rng = Random(f"{config.seed}:questions")
     keys = [normalize(question.text) for question in pool.questions]
-    order = _endless_orders(rng, len(keys))
-    postponed: deque[int] = deque()
+    waiting: deque[int] = deque()
     for _ in range(config.n):
         chosen: dict[str, int] = {}
         again: list[int] = []
         count = rng.randint(*config.questions)
         while len(chosen) < count:
-            row = postponed.popleft() if postponed else next(order)
+            if not waiting:
+                order = list(range(len(keys)))
+                rng.shuffle(order)
+                waiting.extend(order)
+            row = waiting.popleft()
             if keys[row] in chosen:
                 again.append(row)  # a question is not asked twice in one task
             else:
                 chosen[keys[row]] = row
-        postponed.extendleft(reversed(again))
+        waiting.extendleft(reversed(again))
         yield tuple(chosen.values())
 
 
@@ -158,14 +161,6 @@ def _drawn_documents(
         )
     rng.shuffle(drawn)
     return drawn
-
-
-def _endless_orders(rng: Random, count: int) -> Iterator[int]:
-    """Yield the numbers below `count` in one random order after another."""
-    while True:
-        order = list(range(count))
-        rng.shuffle(order)
-        yield from order
 
 
 def _permutation(rng: Random, count: int) -> Iterator[int]:

@@ -266,7 +266,7 @@ class LongDocEnvironment:
     async def score(self) -> Score:
         """Score the answers to all questions; reading has its cost (`step_cost`)."""
         score = await self._shared.score(self._task, self._questions.answers)
-        share = min(1.0, (self._read + self._resumed) / len(self._chunks))
+        share = min(1.0, (self._read + self._resumed) / max(1, len(self._chunks)))
         cost = self._shared.config.step_cost * share
         return replace(score, reward=score.reward and score.reward * (1 - cost))
 

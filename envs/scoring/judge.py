@@ -117,7 +117,7 @@ class LLMJudge:
             JudgeError: The server refuses every request (key, model), or too many verdicts are
                 unreadable.
         """
-        if not question.answers or answer is None or not answer.strip():
+        if not (question.answers and answer and answer.strip()):
             return Verdict(0.0)
         if _folded(answer) in map(_folded, question.answers):
             return Verdict(1.0, "a gold answer")

@@ -88,7 +88,9 @@ class _LedgerWriter(Writer):
         notes: list[Note] = []
 
         def write(said: Saying) -> str:
-            sentence = self._sentence(said)
+            text = self._wording_of_split(_TEXTS["entry" if said.kind == "fact" else said.kind])
+            wording = text.replace("{verb}", said.relation)
+            sentence = written(wording, said.subject.text, said.value, said.old)
             if said.key in accounts:
                 notes.extend(accounts[said.key].notes(said, sentence))
             return sentence
@@ -128,11 +130,6 @@ class _LedgerWriter(Writer):
         if verb == model.relation or rng.random() < 0.5:
             subject = self._name("person", subject if rng.random() < 0.5 else None)
         return Saying("fact", verb, subject, Name(f"{rng.choice(_AMOUNTS)} {_KINDS[verb]}"))
-
-    def _sentence(self, said: Saying) -> str:
-        text = self._wording_of_split(_TEXTS["entry" if said.kind == "fact" else said.kind])
-        wording = text.replace("{verb}", said.relation)
-        return written(wording, said.subject.text, said.value, said.old)
 
 
 generate = _LedgerWriter.generate

@@ -61,9 +61,8 @@ def generate(config: RulerConfig, count: int, seed: int, split: str) -> Iterator
         raise DataError(
             f"prose={path}: {len(vocabulary)} words, needs {needed}. Give a longer one."
         )
-    make = _variables if config.family == "variable_tracking" else _needles
-    if config.family.endswith("_words"):
-        make = _counted
+    makers = {"variable_tracking": _variables, "common_words": _counted, "frequent_words": _counted}
+    make = makers.get(config.family, _needles)
     for index in range(count):
         task_id = f"{config.family}-{split}-{seed}-{index:05d}"
         texts, question, values = make(config, random.Random(task_id), sentences, vocabulary)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
@@ -75,7 +76,7 @@ class WebEnvironments(QAEnvironments):
 
         named = find_flag(argv, "benchmark")
         check_choice("benchmark", named or GAIA_SOURCE, (*WEB_SOURCES, *OFFICIAL_SOURCES))
-        of_web = named in WEB_SOURCES or {"-h", "--help"}.intersection(argv)
+        of_web = named in WEB_SOURCES or {"-h", "--help", "--help-all"}.intersection(argv)
         return build_web_questions(argv) if of_web else super().build(argv)
 
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
@@ -293,11 +294,6 @@ class WebEnvironment:
 
 def _first_links(links: Sequence[Link]) -> tuple[Link, ...]:
     # The names of all links together are bounded, because each part of a page shows them.
-    first_links, left = [], _MAX_LINK_BYTES
-    for link in links:
-        name = clean(link.title[:_MAX_NAME])
-        left -= len(name.encode())
-        if left < 0:
-            break
-        first_links.append(Link(name, clean(link.target)))
-    return tuple(first_links)
+    named = [Link(clean(link.title[:_MAX_NAME]), clean(link.target)) for link in links]
+    sizes = accumulate(len(link.title.encode()) for link in named)
+    return tuple(named[: bisect_right([*sizes], _MAX_LINK_BYTES)])

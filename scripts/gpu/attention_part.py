@@ -27,7 +27,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from atommem.train.objective.rows import Row
 from atommem.train.packing.micro_batch import pack_rows, pad_rows
-from atommem.train.packing.tree_attention import register_tree_attention, use_tree_attention
+from atommem.train.packing.tree_attention import use_tree_attention
 
 FLASH = "gpu_check_causal"  # without the word that has transformers look for a package
 LIMITS = {"float32": 1e-3, "bfloat16": 1.5}
@@ -129,7 +129,6 @@ def exactness(part: Part, name: str, architecture: dict[str, Any], rows: Sequenc
 def main() -> None:
     part = Part()
     torch.set_float32_matmul_precision("highest")
-    register_tree_attention()
     AttentionInterface.register(FLASH, flash)
     AttentionMaskInterface.register(FLASH, lambda **kwargs: None)
     if part.tiny:

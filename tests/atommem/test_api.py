@@ -4,12 +4,14 @@ import asyncio
 import os
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atommem import AsyncMemory, Memory
+from atommem.config import SHIPPED, PolicyConfig
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError, DataError, OutageError
 from atommem.policy.contract import Completion, Sampling
@@ -86,6 +88,8 @@ async def test_reading_counts_what_limits_cut() -> None:
         ("<final_answer>six</final_answer>", "six", "without a box"),
         ("<final_answer>\\boxed{six}", "six", "without a box"),
         ("So \\boxed{six}, I think", "six", "without a box"),
+        ("<final_answer>\\boxed{\\text{a.m.} to 5]</final_answer>", "a.m. to 5", "without a box"),
+        ("\\boxed{ \\boxed{[1, 2]", "[1, 2]", "without a box"),
         ("<create_memory>five</create_memory>", None, "no answer: the policy wrote '<create_mem"),
         ("", None, "no answer: the policy wrote nothing (1 tokens, stop); 1 of 4 steps had an act"),
     ],
@@ -93,14 +97,27 @@ async def test_reading_counts_what_limits_cut() -> None:
 async def test_ask_takes_unboxed_answer_and_explains_none(
     completion: str, text: str | None, note: str
 ) -> None:
-    replies = ["<create_memory>a</create_memory>", "", "", *[completion] * 4]
+    note_and_look = "<create_memory>a</create_memory><read_memory>a</read_memory>"
+    replies = [note_and_look, "", "", *[completion] * 4]
     memory = await make(ListPolicy(WordTokenizer(), replies), max_reads=0)
     await memory.read(TEXT, questions="Which?")
     answer = await memory.ask("Which?")
     assert (answer.text, bool(answer.note)) == (text, bool(note))
     assert note in answer.note
+    assert "no entry was shown" not in answer.note
+    assert repr(answer).startswith(f"Answer({text!r}, 1 entries shown")
     assert "Which?" in memory.prompt(answer.steps[0])
     assert memory.prompt(answer.steps[0]).startswith("[system]")
+
+
+@pytest.mark.parametrize("note", ["", "<update_scratchpad>It may be six.</update_scratchpad>"])
+async def test_answer_from_an_empty_memory_says_so(note: str) -> None:
+    memory = await make(ListPolicy(WordTokenizer(), [note, "", "", ANSWERED]), max_reads=0)
+    reading = await memory.read(TEXT)
+    answer = await memory.ask("Which?")
+    assert (answer.text, bool(reading.written)) == ("six", bool(note))
+    found = "" if note else "no entry was shown: this is not from the memory"
+    assert answer.note == found
 
 
 async def test_read_warns_after_three_chunks_without_action() -> None:
@@ -108,6 +125,16 @@ async def test_read_warns_after_three_chunks_without_action() -> None:
     await memory.read("one two three four five six seven")  # it chose to write nothing
     with pytest.warns(UserWarning, match="3 chunks in a row led to no action.*'Dear me!'"):
         await memory.read(TEXT)
+
+
+async def test_several_questions_to_the_shipped_policy_warn(recwarn: Any) -> None:
+    memory = await make()
+    await memory.read(TEXT, questions=["Who?", "Where?"])
+    memory._runtime.run = replace(memory._runtime.run, policy=PolicyConfig([SHIPPED]))
+    await memory.read(TEXT, questions=["Who?"])
+    assert not recwarn
+    with pytest.warns(UserWarning, match="smollm2 was trained on one question at a time"):
+        await memory.read(TEXT, questions=["Who?", "Where?"])
 
 
 async def test_memory_asks_policy_as_training_episode_does() -> None:
@@ -137,6 +164,18 @@ async def test_ask_without_keep_runs_concurrently_and_changes_nothing() -> None:
     assert [answer.text for answer in answers] == ["42"] * 4
     assert policy.most == 4
     assert (memory.history(), memory.steps, memory.entries()) == before
+
+
+async def test_user_edits_and_deletes_an_entry() -> None:
+    memory = await make()
+    await memory.read(TEXT)
+    first, second, _ = memory.entries()
+    changed, *_ = await memory.edit(first, "1 2 3")
+    assert (changed.actor, changed.before, changed.after) == ("user", first.text, "1 2 3")
+    await memory.edit(second, None)
+    assert texts(memory) == ["1 2 3", "seven"]
+    with pytest.raises(DataError, match="entry=2: not in this memory now"):
+        await memory.edit(second, "again")
 
 
 async def test_fork_and_at_return_independent_memories() -> None:
@@ -233,8 +272,11 @@ async def saved(folder: Path, **settings: Any) -> AsyncMemory:
 
 
 async def test_load_returns_the_saved_memory(tmp_path: Path) -> None:
-    embedder, folder = WordEmbedder(), tmp_path / "a" / "m"
+    embedder, folder, file = WordEmbedder(), tmp_path / "a" / "m", tmp_path / "a.txt"
+    file.touch()
     memory = await saved(folder, embedder=embedder)
+    with pytest.raises(ConfigError, match=r"folder=.*a\.txt: not a folder"):
+        await memory.save(file)
     embedder.calls.clear()
     again = await load(folder, embedder=embedder)
     assert embedder.calls == []  # the vectors were saved

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from atommem.envs import task_files
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
@@ -21,6 +22,7 @@ from tests.envs.benchmark_rows import beam_row, sample, write_json, write_lines
 from tests.envs.test_rows import write_csv
 from tests.fakes import command
 
+REFUSED = yaml.safe_load(Path(__file__).with_name("data_cli.yaml").read_text())
 DOCUMENT = Document("Orla", "A potter.\n", gold=True)
 METADATA = {"type": "bridge", "documents": [0]}
 QUESTIONS = (Question("Who?", ("Orla", "O\u2019Dea"), "q1", METADATA), Question("Yes?", ()))
@@ -158,15 +160,7 @@ def test_build_writes_tasks_and_their_provenance(source: Path) -> None:
     assert provenance["pool"]["rows_without_all_gold_documents"] == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--documents 3 --questions 2", "of this pool may need 4 gold documents, more than the"),
-        ("--out x.csv", "the name must end in .parquet or .jsonl"),
-        ("--out {folder}/link.jsonl", "would overwrite the input"),
-        ("--benchmark 2wikimultihopqa", "is one of hotpotqa"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), REFUSED["build"])
 def test_build_with_an_invalid_option_leaves_no_file(
     source: Path, capsys: Capture, options: str, message: str
 ) -> None:
@@ -267,19 +261,7 @@ def test_convert_reads_passages_of_any_layout(tmp_path: Path, passages: Any) -> 
     assert [task.documents for task in convert(path)] == [documents]
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--question q --text passage", "answer: missing. Name the column, as --answer COLUMN"),
-        ("--question q --text passage --answer b", "row 3: field 'b' is missing or empty, in all"),
-        ("--question q --text passage --answer a", "has fields: name one of a.text"),
-        ("--question question --text passage --answer a.text", "field 'question' is missing"),
-        ("--question q --text passage --answer a.text --id n", "row 3: field 'n' is missing"),
-        ("--question q --text passage --answer a.text --questions 2", "only of LoCoMo"),
-        ("--split test", "is a file, which has none"),
-        ("", "data convert --question COLUMN"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "message"), REFUSED["convert"])
 def test_convert_of_a_table_without_these_columns_is_refused(
     tmp_path: Path, capsys: Capture, flags: str, message: str
 ) -> None:

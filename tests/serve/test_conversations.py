@@ -42,6 +42,8 @@ def test_outage_while_reading_is_503_and_the_next_call_continues(tmp_path: Path)
         stream = respond(http, other_path, "Who?", stream=True).text
         assert "event: response.failed" in stream
         assert "10.0.0.7" not in refused.text + stream
+        (unread,) = http.get(f"{path}/items", params={"limit": 1}).json()["data"]
+        assert unread["progress"] == {"chunks_read": 0, "chunks": 2}
         gate.error = None
         gate.shut()
         answer = threads.submit(ask, http, path, "three")
@@ -82,6 +84,11 @@ def test_answer_without_box_is_marked_and_steps_show_prompts(tmp_path: Path) -> 
         message = http.get(f"/v1/responses/{response}").json()["output"][0]
         assert http.get(f"{path}/items", params={"order": "desc"}).json()["data"][0] == message
         assert "without a box" in message["note"]
+        asked = {"messages": [{"content": "Where?"}], "conversation": path.rpartition("/")[2]}
+        chat = http.post("/v1/chat/completions", json=asked).json()
+        assert "without a box" in chat["choices"][0]["message"]["note"]
+        stream = http.post("/v1/chat/completions", json={**asked, "stream": True}).text
+        assert "without a box" in stream
         steps = http.get(f"{path}/steps").json()["data"]
         assert "Ann lives in Rome." in steps[0]["prompt"]
         assert "Where does Ann live?" in steps[1]["prompt"]

@@ -22,7 +22,8 @@ def snippet(kind: str, server: Running) -> str:
 
 def test_python_snippet_runs(server: Running) -> None:
     lines = run_python(snippet("python", server), {}, PAGE).splitlines()
-    assert (lines[0], lines[-1]) == ("Ann lives in Rome.", "Bob sings.")
+    # The scripted policy answers with the entry nearest to the question, the older of two.
+    assert lines[0] == lines[-1] == "Ann lives in Rome."
 
 
 def test_curl_snippet_runs(server: Running, tmp_path: Path) -> None:

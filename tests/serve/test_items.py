@@ -119,6 +119,7 @@ def test_output_fed_back_and_previous_response_continue(server: Running) -> None
         ({"text": {"format": "json"}}, "text"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function", "name": "look"}]}, "tools"),
         ({"inputs": "Who?"}, "inputs"),
     ],
 )

@@ -77,13 +77,19 @@ async def test_tools_remember_recall_ask_and_forget(transport: str, tmp_path: Pa
         conversation = {"conversation": first["conversation"]}
         other = "Bob lives in Oslo."
         second = await call(client, "remember", text=other, name="oslo", **conversation)
-        assert second == {**conversation, "steps": 1, "entries": 2, "cut": 0.0}
+        wrote = {"steps": 1, "written": {"create": 1, "update": 0, "delete": 0}, "cut": 0.0}
+        assert second == {**conversation, "entries": 2, **wrote}
         found = await call(client, "recall", query="Oslo", **conversation)
         assert (found[0]["text"], found[0]["source"]) == (other, "oslo, chunk 1/1")
         answer = await call(client, "ask", question="Where does Ann live?", **conversation)
         assert (answer["answer"], answer["entries"][0]) == (FACT, FACT)
+        given = {"text": "PIN 1234", "name": "pin", "verbatim": True, **conversation}
+        assert (await call(client, "remember", **given))["entry"] == 3
+        new = {"entry": 2, "text": "Bob lives in Bern.", "reason": "he moved"}
+        assert (await call(client, "correct", **new, **conversation))["text"] == new["text"]
         assert await call(client, "forget", entry=2, **conversation) == {"entries": [2]}
-        assert await call(client, "forget", source="bees", **conversation) == {"entries": [1]}
+        for name, entry in (("bees", 1), ("pin", 3)):
+            assert await call(client, "forget", source=name, **conversation) == {"entries": [entry]}
         assert await call(client, "recall", query="Ann", **conversation) == []
 
 
@@ -119,6 +125,22 @@ async def test_share_that_limits_cut_is_told_when_a_text_is_read(tmp_path: Path)
         body = {"model": "scripted", "input": [{"content": FACT}, {"content": "Who keeps bees?"}]}
         steps = http.post("/v1/responses", json=body).raise_for_status().json()["output"][0]
         assert "create entry 1 (cut at its limit): Ann" in steps["summary"][0]["text"]
+
+
+@pytest.mark.parametrize("goal", ["", "Who keeps bees?"])
+async def test_reply_says_what_was_written_and_if_a_goal_was_missing(
+    goal: str, tmp_path: Path
+) -> None:
+    model = scripted(lambda prompt: "nothing to keep")
+    model.trained = {"questions_shown": ["reading"]}
+    with running(make_conversations(tmp_path / "log.db", model)) as found, found.http() as http:
+        path = new_conversation(http, goal=goal)
+        replies = [http.post(f"{path}/items", json=items(FACT)).raise_for_status().json()]
+        async with http_client(found) as client:
+            replies.append(await call(client, "remember", text=FACT, goal=goal))
+    for reply in replies:
+        assert (reply["steps"], set(reply["written"].values())) == (1, {0})
+        assert ("Without a goal" in reply.get("note", "")) == (not goal)
 
 
 async def test_tools_do_not_reach_another_owner_s_conversation(
@@ -159,7 +181,13 @@ async def test_scopes_replace_conversation_ids_and_retries_write_once(tmp_path: 
         assert await call(client, "recall", query="bees", user="bob") == []
         answer = await call(client, "ask", question="Who sings?", user="ann", session="2")
         assert answer["answer"] == "Bob sings."
-        assert "no such conversation" in await call(client, "ask", question="Who?", user="ann")
+        nothing = await call(client, "ask", question="Who?", user="ann")
+        assert (nothing["answer"], nothing["entries"]) == (None, [])
+        assert "exactly this scope" in nothing["note"]
+        assert "no such conversation" in await call(client, "forget", entry=1, user="ann")
+        scoped = {"user": "ann", "session": "2", "entry": 1}
+        assert (await call(client, "correct", text="Bob hums.", **scoped))["text"] == "Bob hums."
+        assert await call(client, "forget", **scoped) == {"entries": [1]}
         wrong = {"user": "ann", "conversation": other["conversation"], "session": "1"}
         assert "not of this scope" in await call(client, "remember", text=FACT, **wrong)
         assert "no argument usr" in await call(client, "remember", text=FACT, usr="ann")

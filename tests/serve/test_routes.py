@@ -1,6 +1,8 @@
 """The API's routes: OpenAI's through OpenAI's client, and AtomMem's own."""
 
 import base64
+import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +122,48 @@ def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Clien
 
 def test_owner_edits_and_deletes_entries(http: httpx.Client) -> None:
     path = new_conversation(http, *PARTS)
-    changed = http.post(f"{path}/entries/2", json={"text": "Bob lives in Bergen."}).json()["data"]
-    found = [(line["kind"], line["actor"], line["before"]) for line in changed]
-    assert found == [("update", "user", PARTS[1])]
+    new = {"text": "Bob lives in Bergen.", "reason": "he moved"}
+    changed = http.post(f"{path}/entries/2", json=new).json()["data"]
+    found = [(line["kind"], line["actor"], line["before"], line["reason"]) for line in changed]
+    assert found == [("update", "user", PARTS[1], "he moved")]
     assert ask(http, path, "Where does Bob live?")[1] == "Bob lives in Bergen."
-    http.delete(f"{path}/entries/1").raise_for_status()
+    http.delete(f"{path}/entries/1", params={"reason": "wrong"}).raise_for_status()
     assert entries(http, path) == {2: "Bob lives in Bergen.", 3: PARTS[2]}
-    assert http.delete(f"{path}/entries/1").status_code == 400
+    for number, method in ((1, "DELETE"), (1, "POST"), (99, "DELETE")):
+        body = {"json": {"text": "x"}} if method == "POST" else {}
+        assert http.request(method, f"{path}/entries/{number}", **body).status_code == 404
     log = http.get(f"{path}/operations", params={"limit": 1000}).json()["data"]
-    assert [line["kind"] for line in log if line.get("actor") == "user"] == ["update", "delete"]
+    found = [(line["kind"], line["reason"]) for line in log if line.get("actor") == "user"]
+    assert found == [("update", "he moved"), ("delete", "wrong")]
+    steps = http.get(f"{path}/steps").json()["data"]
+    now = time.time()
+    assert all(now - 60 < each["created_at"] <= now for each in (*log, *steps))
+
+
+def test_text_is_stored_as_it_is_and_goes_with_its_source(http: httpx.Client) -> None:
+    path = new_conversation(http, PARTS[0], name="letter")
+    for text, body in ((PARTS[1], {"name": "letter"}), (PARTS[2], {}), ("x " * 999, {})):
+        made = http.post(f"{path}/entries", json={"text": text, **body}).raise_for_status()
+        (line,) = (each for each in made.json()["data"] if each["kind"] == "create")
+        assert (line["actor"], line["after"] == text) == ("user", line.get("reason") != "cut")
+    assert [*entries(http, path).values()][:3] == PARTS
+    assert ask(http, path, "Who sings?")[1] == PARTS[2]
+    query = {"query": "Oslo", "source": "letter", "items": True}
+    found = http.get(f"{path}/recall", params=query).json()
+    assert found["data"][0]["text"] == found["items"][1]["content"][0]["text"] == PARTS[1]
+    copy = http.post(f"{path}/fork").json()["id"]
+    first = found["items"][0]["id"]
+    http.delete(f"/v1/conversations/{copy}/items/{first}").raise_for_status()
+    assert 2 in entries(http, f"/v1/conversations/{copy}"), "the other item of the name stays"
+    http.delete(f"{path}/sources/letter").raise_for_status()
+    assert [*entries(http, path)] == [3, 4]
+    body = {"text": "Cid hums.", "name": "song"}
+    for text in ("Cid hums.", "Cid runs."):
+        body = {"text": text, "name": "song", "replace": ["song"]}
+        http.post(f"{path}/entries", json=body).raise_for_status()
+    assert [*entries(http, path).values()][2:] == ["Cid runs."]
+    songs = http.get(f"{path}/items", params={"name": "song"}).json()["data"]
+    assert [item["content"][0]["text"] for item in songs] == ["Cid runs."]
 
 
 def test_deleted_source_and_item_take_their_entries_along(http: httpx.Client) -> None:
@@ -165,7 +200,7 @@ def test_text_of_a_file_is_extracted_and_what_is_left_out_named(http: httpx.Clie
     pytest.importorskip("markdownify")
     page = base64.b64encode(b"<html><p>Ann lives in Rome.</p><img src=x></html>").decode()
     answer = http.post("/v1/extract", json={"name": "a.html", "data": page})
-    assert answer.json() == {"text": "Ann lives in Rome.", "left_out": ["1 pictures"]}
+    assert answer.json() == {"text": "Ann lives in Rome.", "left_out": ["pictures: 1"]}
     for data, message in (("AP8=", "a: not utf-8 text, HTML, PDF or docx"), ("?", "not base64")):
         answer = http.post("/v1/extract", json={"name": "a", "data": data})
         assert (answer.status_code, message in answer.json()["error"]["message"]) == (400, True)
@@ -185,10 +220,25 @@ def test_scope_lists_recalls_and_erases_what_belongs_to_it(http: httpx.Client) -
         query["query"] = "Who lives in Oslo?"
         found = http.get("/v1/recall", params=query).json()["data"]
         assert {entry["text"] for entry in found} == expected
+    lines = http.get("/v1/export", params={"user": "ann"}).text.splitlines()
+    exported = [json.loads(line) for line in lines]
+    assert [each["metadata"]["session"] for each in exported] == ["2", "1"]
+    assert [each["items"][0]["content"][0]["text"] for each in exported] == [PARTS[2], PARTS[0]]
+    assert [each["entries"][0]["text"] for each in exported] == [PARTS[2], PARTS[0]]
+    assert [each["operations"][0]["kind"] for each in exported] == ["create", "create"]
+    assert len(http.get("/v1/export").text.splitlines()) > 3
+    assert http.get("/v1/recall", params={"query": "Oslo"}).status_code == 400
     one = {"query": "Oslo", "metadata": "topic=homes", "k": 1}
     best = http.get("/v1/recall", params=one).json()
     assert [entry["text"] for entry in best["data"]] == [PARTS[1]]
-    for wrong in ("", "user=", "usr=ann", "user=ann&sesion=1", "user=ann&metadata=user%3Dbob"):
+    for wrong in (
+        "",
+        "user=",
+        "user=ann&user=bob",
+        "usr=ann",
+        "user=ann&sesion=1",
+        "user=ann&metadata=user%3Dbob",
+    ):
         assert http.delete(f"/v1/conversations?{wrong}").status_code == 400, wrong
     assert http.delete("/v1/conversations/x/sources/y?z=1").json()["error"]["param"] == "z"
     assert len(http.delete("/v1/conversations", params={"user": "ann"}).json()["ids"]) == 2

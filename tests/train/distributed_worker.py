@@ -66,10 +66,9 @@ def update(folder: Path, case: str) -> dict[str, Any]:
 
 def train_asynchronously(folder: Path, model: Path) -> dict[str, Any]:
     """Three updates of eight episodes; the budget gives several micro-batches."""
-    trainer = make_async_trainer(
-        model, folder, max_staleness=0, per_device_train_batch_size=8 // RANKS
-    )
-    trainer.train()
+    size = {"per_device_train_batch_size": 8 // RANKS}
+    with make_async_trainer(model, folder, max_staleness=0, **size) as trainer:
+        trainer.train()
     weights = trainer.accelerator.unwrap_model(trainer.model).state_dict()
     updates = [entry for entry in trainer.state.log_history if "loss" in entry]
     return {"weights": weights, "updates": updates}

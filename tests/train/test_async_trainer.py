@@ -80,8 +80,8 @@ def test_async_without_staleness_equals_on_policy_training_and_resumes(tmp_path:
     on_policy.train()
     on_policy.close()
     shared |= {"max_staleness": 0, "save_strategy": "steps", "save_steps": 2}
-    trainer = make_trainer(model, tmp_path / "async", **shared)
-    trainer.train()
+    with make_trainer(model, tmp_path / "async", **shared) as trainer:
+        trainer.train()
 
     expected, found = metrics(tmp_path / "on_policy"), metrics(tmp_path / "async")
     assert [entry["em"] for entry in found] == [entry["em"] for entry in expected]
@@ -96,9 +96,11 @@ def test_async_without_staleness_equals_on_policy_training_and_resumes(tmp_path:
     for a, b in zip(expected, found, strict=True):
         assert b == pytest.approx(a, rel=1e-4)
 
-    resumed = make_trainer(model, tmp_path / "resumed", **shared)
-    resumed.evaluate()  # it does not start the episodes of training
-    resumed.train(resume_from_checkpoint=str(tmp_path / "async" / "checkpoint-2"))
+    with make_trainer(model, tmp_path / "resumed", **shared) as resumed:
+        resumed.evaluate()  # it does not start the episodes of training
+        resumed.train(resume_from_checkpoint=str(tmp_path / "async" / "checkpoint-2"))
+        last = resumed.evaluate()
+    assert last["eval_em"] == found[-1]["eval_em"]
     assert resumed.state.global_step == 4
     assert_same_weights(resumed, trainer, 1e-6)
 
@@ -107,7 +109,8 @@ def test_async_without_staleness_equals_on_policy_training_and_resumes(tmp_path:
 def test_async_stopped_while_it_waits_for_groups_saves_a_checkpoint(tmp_path: Path) -> None:
     trainer = make_trainer(save_model(tmp_path), tmp_path, max_staleness=1, save_strategy="steps")
     trainer.add_callback(at("on_step_begin", 1, terminate))
-    with pytest.raises(TrainingInterrupted, match=r"stopped before update 2.*--resume continues"):
+    message = r"stopped before update 2.*--resume continues"
+    with trainer, pytest.raises(TrainingInterrupted, match=message):
         trainer.train()
     assert (tmp_path / "checkpoint-1").is_dir()
 
@@ -131,7 +134,8 @@ def test_async_lora_requests_name_the_adapter_of_their_version(tmp_path: Path) -
             assert weights.stat().st_mode == weights.with_name("adapter_config.json").stat().st_mode
 
     trainer.add_callback(at("on_step_end", 3, look))
-    trainer.train()
+    with trainer:
+        trainer.train()
     assert cluster["b"].loads == cluster["a"].loads
     names = [name for name in cluster["a"].loads if not name.endswith("_proj")]
     assert [name.rsplit("-", 1)[1] for name in names] == ["v1", "v2", "v3"]

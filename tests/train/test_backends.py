@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,21 +193,17 @@ def test_full_weights_into_vllm_on_cpu_are_refused(tmp_path: Path, double: Any) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ignored", [None, "q_proj"])
-def test_adapter_that_a_server_ignores_ends_the_run(tmp_path: Path, ignored: str | None) -> None:
+def test_adapter_that_a_server_ignores_ends_the_run(tmp_path: Path) -> None:
     """An adapter is 0 at first, so that its copies with random weights show what it can do."""
     cluster = Cluster("a", "b")
-    cluster["b"].ignored = ignored
+    cluster["b"].ignored = "q_proj"
     make = partial(AdapterBackend, publisher=AdapterPublisher(tmp_path / "adapters"))
     trainer = make_server_trainer(tmp_path, cluster, make, updates=2, peft_config=LORA)
-    with nullcontext() if ignored is None else pytest.raises(RolloutFailedError) as failure:
+    message = r"vLLM ignores 2 of the adapter's weights, such as base_model.*q_proj\.lora_B\.weight"
+    with trainer, pytest.raises(RolloutFailedError, match=message):
         trainer.train()
-    trainer.close()
     for server in cluster.servers.values():
         assert list(server.models) == ["policy"]
         assert server.asked[0] == server.loads[0] == server.asked[-1].removesuffix("-v_proj")
         names = {name.removeprefix(server.loads[0]) for name in server.asked}
         assert names == {"", "-q_proj", "-v_proj"}
-    if ignored is not None:
-        assert "vLLM ignores 2 of the adapter's weights, such as base_model" in str(failure.value)
-        assert "q_proj.lora_B.weight" in str(failure.value)

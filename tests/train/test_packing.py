@@ -165,25 +165,21 @@ def test_flash_attention_3_is_used_on_hopper_and_equals_tree_attention(
     kernels.get_kernel = lambda name, version: found[name, version]
     monkeypatch.setitem(sys.modules, "kernels", kernels)
     assert describe_kernel(gpu) == "FlashAttention-3"
-    tree = random_tree(0, 6, 200)
-    states = heads(tree.length)
-    out = flash_tree_attention(*states, tree, 0.25, load_flash_attention(gpu))
-    expected, _ = tree_attention(torch.nn.Identity(), *states, None, tree=tree, scaling=0.25)
-    torch.testing.assert_close(out, expected, atol=1e-6, rtol=0)
+    assert_equals_tree_attention(flash_tree_attention, load_flash_attention(gpu))
     load_flash_attention.cache_clear()
 
 
-def random_tree(seed: int, rows: int, longest: int) -> Tree:
-    rng = random.Random(seed)
-    prompts = [rng.choices([0, 1], (9, 1), k=rng.randint(1, longest)) for _ in range(rows)]
-    return pack_rows(lexicographic([make_row(prompt, [2]) for prompt in prompts])).tree
+def assert_equals_tree_attention(attend: Any, kernel: Any) -> None:
+    rng = random.Random(0)
+    prompts = [rng.choices([0, 1], (9, 1), k=rng.randint(1, 200)) for _ in range(6)]
+    tree = pack_rows(lexicographic([make_row(prompt, [2]) for prompt in prompts])).tree
+    states = heads(tree.length)
+    expected, _ = tree_attention(torch.nn.Identity(), *states, None, tree=tree, scaling=0.25)
+    out = attend(*states, tree, 0.25, kernel)
+    torch.testing.assert_close(out, expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.slow
 def test_flex_tree_attention_equals_tree_attention() -> None:
     """Without gradients, which `flex_attention` lacks on CPU."""
-    tree = random_tree(0, 6, 200)
-    states = heads(tree.length)
-    out = flex_tree_attention(*states, tree, 0.25, flex=flex_attention)
-    expected, _ = tree_attention(torch.nn.Identity(), *states, None, tree=tree, scaling=0.25)
-    assert torch.allclose(out, expected, atol=1e-6)
+    assert_equals_tree_attention(flex_tree_attention, flex_attention)

@@ -88,6 +88,9 @@ def test_trace_demonstrations_of_unusable_traces_are_refused(tmp_path: Path) -> 
     save(path, tokenizer, dialect="released")
     with pytest.raises(ConfigError, match=r"dialect=paper: .* has the dialect 'released'"):
         rows_of(path, tokenizer)
+    save(path, tokenizer)
+    with pytest.raises(ConfigError, match=r"would read other actions in step 0"):
+        rows_of(path, words())  # a vocabulary without the policy's words
 
 
 def test_trace_demonstrations_of_a_thinking_policy_teach_no_draft(tmp_path: Path) -> None:
@@ -104,12 +107,6 @@ def test_trace_demonstrations_of_a_thinking_policy_teach_no_draft(tmp_path: Path
     assert texts == [script("It says red."), script("")]
     rows = rows_of(tmp_path, other := Thinking())
     assert "draft" in completion_text(other, rows[0][1], stopped=True)
-
-
-def test_trace_demonstrations_that_would_teach_other_actions_are_refused(tmp_path: Path) -> None:
-    save(tmp_path / "a.jsonl", WordTokenizer())
-    with pytest.raises(ConfigError, match=r"would read other actions in step 0"):
-        rows_of(tmp_path, words())  # a vocabulary without the policy's words
 
 
 ROWS = [([1, 2, 3], [7, 8, EOS]), ([4, 5], [9, EOS]), ([6, 1, 2, 3, 4], [7, EOS])] * 8

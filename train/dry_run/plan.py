@@ -22,15 +22,7 @@ from atommem.plugins import hub_name
 from atommem.policy.local import read_tokenizer
 from atommem.tokens import ApproximateTokenizer
 from atommem.train.devices import DEVICES, DryRunConfig
-from atommem.train.dry_run import costs
-from atommem.train.dry_run.shapes import (
-    Workload,
-    estimate_workload,
-    measure,
-    measure_prompt,
-    parameters_of,
-    read_launch,
-)
+from atommem.train.dry_run import costs, shapes
 from atommem.train.settings import parse
 
 THINKING_TOKENS = 570.5  # mean completion of the paper's policy (arXiv 2601.08323, Table 6)
@@ -43,7 +35,7 @@ class Plan:
     """The result of a dry run; estimates are of one process."""
 
     run: costs.Run
-    workload: Workload
+    workload: shapes.Workload
     parts: list[costs.Part]
     engine: float  # bytes that a vLLM engine needs at least; 0 without
     engine_share: float  # and those that it gets
@@ -86,7 +78,7 @@ def run_dry(stage: str, argv: Sequence[str], settings: DryRunConfig) -> None:
 
 
 def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan | None:
-    launch = read_launch(settings.dry_run_launcher, settings.dry_run_processes)
+    launch = shapes.read_launch(settings.dry_run_launcher, settings.dry_run_processes)
     device = DEVICES[settings.dry_run_device]
     # Checked here on the CPU, as for these processes on this device.
     on_gpu = dict.fromkeys(("bf16", "gradient_checkpointing"), not device.is_cpu)
@@ -94,7 +86,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
         found = parse(stage, argv, {"use_cpu": True, **on_gpu})
     args, memory = found.args, found.run.memory
     RuleSet(memory.admission, memory.retention)
-    model = measure(found.model)
+    model = shapes.measure(found.model)
     if stage == "sft":
         return None
     dtype = found.model.dtype or "float32"
@@ -120,10 +112,12 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     if Path(args.data).is_file():
         check_golds(factory.config, factory.read_tasks(args.data))
     options = found.run.chat_template_kwargs
-    prompt = measure_prompt(memory, factory, options)
+    prompt = shapes.measure_prompt(memory, factory, options)
     thinks = options.get("enable_thinking", model.config.model_type.startswith("qwen3"))
     completion, source = completion_tokens(args, settings, thinks)
-    load = estimate_workload(args, launch.processes, data, prompt, completion, run.share_prefixes)
+    load = shapes.estimate_workload(
+        args, launch.processes, data, prompt, completion, run.share_prefixes
+    )
     embedder, rollout_bytes = _embedder_bytes(found.run.embedder), _rollout_bytes(args, run, load)
     assumptions = [
         f"data: {data.source}",
@@ -156,7 +150,7 @@ def completion_tokens(args: Any, settings: DryRunConfig, thinks: bool) -> tuple[
 
 
 def _timelines(
-    args: Any, run: costs.Run, load: Workload, seconds: costs.Costs
+    args: Any, run: costs.Run, load: shapes.Workload, seconds: costs.Costs
 ) -> list[costs.Timeline]:
     """Estimate the run, then its devices in other roles: the fastest split of each staleness."""
     # An asynchronous run without servers samples from a second model beside the first process.
@@ -198,7 +192,7 @@ def _engine(args: Any, run: costs.Run) -> tuple[float, float]:
     return needed, share * run.device.memory
 
 
-def _rollout_bytes(args: Any, run: costs.Run, load: Workload) -> float:
+def _rollout_bytes(args: Any, run: costs.Run, load: shapes.Workload) -> float:
     if run.rollout == "colocate":
         return float(args.vllm_gpu_memory_utilization) * run.device.memory
     if run.rollout == "server":
@@ -215,7 +209,8 @@ def _embedder_bytes(config: EmbedderConfig) -> float | None:
     if config.embedder != "sentence_transformer":
         return 0.0
     try:
-        return float(parameters_of(hub_name(config.embedder_model)[0]) * costs.BYTES["bfloat16"])
+        name, _ = hub_name(config.embedder_model)
+        return float(shapes.parameters_of(name) * costs.BYTES["bfloat16"])
     except ConfigError:
         return None
 

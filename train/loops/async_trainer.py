@@ -90,13 +90,9 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         if args.use_vllm and lora:
             check_servable(self.accelerator.unwrap_model(self.model))
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as `ResumableTrainer.train`; the worker stops with it."""
-        try:
-            return super().train(*args, **kwargs)
-        finally:
-            if self.rollout_worker is not None:
-                self.rollout_worker.stop()
+    def close(self) -> None:
+        if self.rollout_worker is not None:
+            self.rollout_worker.stop()
 
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None

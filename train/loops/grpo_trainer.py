@@ -75,7 +75,6 @@ class MemoryGRPOTrainer(EpisodeTrainer):
 
     def close(self) -> None:
         self.run_async(self.backend.close())
-        self.run_async(self.runner.agent.embedder.close())
         self._loop.close()
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:

@@ -62,7 +62,7 @@ class RolloutWorker:
     Weights of version v serve the groups of one update (of `weight_sync_steps` updates). With the
     first weights the worker may start the groups of ``1 + max_staleness`` versions, and with every
     new version those of one more. The trainer takes groups by number, so each is fresh enough, and
-    with ``max_staleness=0`` the worker waits for every update. `close` frees the policy at the end.
+    with ``max_staleness=0`` the worker waits for every update. `close` is awaited at its end.
     """
 
     runner: EpisodeRunner
@@ -180,7 +180,6 @@ class RolloutWorker:
 
     async def _close(self) -> None:
         await self.close()
-        await self.runner.agent.embedder.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()

@@ -36,7 +36,6 @@ from atommem.train.packing.micro_batch import (
 from atommem.train.packing.tree_attention import (
     ATTENTION_NAME,
     describe_kernel,
-    register_tree_attention,
     tree_obstacle,
     use_tree_attention,
 )
@@ -130,7 +129,6 @@ class UpdateStep:
             self.prefix_sharing = False
         self._pair_cost = pair_cost(unwrapped.config.get_text_config())
         if self.prefix_sharing:
-            register_tree_attention()
             if accelerator.device.type != "cpu":
                 accelerator.print(f"attention along tries: {describe_kernel(accelerator.device)}")
             if self.reference is not None:

@@ -270,9 +270,8 @@ def tree_attention(
     return out[..., :own], None
 
 
-def register_tree_attention() -> None:
-    AttentionInterface.register(ATTENTION_NAME, tree_attention)
-    AttentionMaskInterface.register(ATTENTION_NAME, lambda **kwargs: None)
+AttentionInterface.register(ATTENTION_NAME, tree_attention)
+AttentionMaskInterface.register(ATTENTION_NAME, lambda **kwargs: None)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ class Backend:
     """
 
     def __init__(self, runner: EpisodeRunner | None) -> None:
-        self.runner = runner
+        self.runner: Any = runner
         self.policy: Any = runner and runner.agent.policy
 
     def publish(self, trainer: Any) -> None:
@@ -33,8 +33,9 @@ class Backend:
         return nullcontext()
 
     async def close(self) -> None:
-        """Free what the backend holds, with its runner's policy."""
+        """Free what the backend holds, with policy and embedder of its runner."""
         await self.policy.close()
+        await self.runner.agent.embedder.close()
 
 
 class LocalBackend(Backend):

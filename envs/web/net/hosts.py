@@ -96,7 +96,7 @@ def _normalize(url: str) -> str:
 def _is_below(place: str, entry: str) -> bool:
     host, _, path = place.partition("/")
     entry_host, _, prefix = entry.partition("/")
-    if host != entry_host and not host.endswith("." + entry_host):
+    if not f".{host}".endswith(f".{entry_host}"):
         return False
     return not prefix or re.match(rf"{re.escape(prefix)}(?!\w)", path) is not None
 

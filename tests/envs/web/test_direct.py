@@ -8,10 +8,12 @@ import time
 import zlib
 from http.server import BaseHTTPRequestHandler
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+import yaml
 
 from atommem.environment import environment_config
 from atommem.envs.web.net import direct
@@ -37,6 +39,7 @@ from tests.envs.web.browsing import (
 from tests.loopback import answering
 
 pytest.importorskip("lxml_html_clean")
+CASES = yaml.safe_load(Path(__file__).with_name("direct.yaml").read_text(encoding="utf-8"))
 PROSE = "Ann Gray lives in Oakrest, where she has made bells since the flood took her shop. " * 4
 PAGE = f"""<html><head><title>Ann Gray</title><script>var x = 'not text';</script></head><body>
 <nav><a href="/">Home</a></nav><article><h1>Ann Gray</h1><p>{PROSE}</p><p>She wrote to
@@ -164,22 +167,11 @@ def test_unknown_host_is_a_page_error_and_silent_resolver_an_outage() -> None:
         fetch("http://a.test/", resolver({"example.com": [INTERNET]}, silent=("a.test",)))
 
 
-ANSWERS = {
-    "HuggingFace.co./datasets": False,
-    "huggingface.co/%64atasets/a": False,
-    "web.archive.org/web/2024/https://huggingface.co/datasets/a": False,
-    "translate.test/?u=https%3A%2F%2Fhuggingface.co%2Fdatasets%2Fa": False,
-    "huggingface.co/datasetsofmine": True,
-    "nothuggingface.co/datasets": True,
-}
-LISTED = {"www.a.test/a": True, "b.test/docs/1": True, "b.test/": False, "a.test/no": False}
-
-
 @pytest.mark.parametrize(
     ("rules", "allowed"),
     [
-        (HostRules(deny=default_denied_hosts()), ANSWERS),
-        (HostRules(allow=["a.test", "b.test/docs"], deny=["a.test/no"]), LISTED),
+        (HostRules(deny=default_denied_hosts()), CASES["answers"]),
+        (HostRules(allow=["a.test", "b.test/docs"], deny=["a.test/no"]), CASES["listed"]),
     ],
 )
 def test_host_rules_hold_in_any_notation(rules: HostRules, allowed: dict[str, bool]) -> None:
@@ -221,31 +213,12 @@ def test_posts_and_comments_are_read_and_hidden_text_is_not() -> None:
         assert "evil" not in text
 
 
-@pytest.mark.parametrize(
-    ("label", "encoding", "words"),
-    [
-        ("gb2312", "gb18030", "朱镕基和后面"),
-        ("shift_jis", "cp932", "①髙"),
-        ("ks_c_5601-1987", "cp949", "똠방각하"),
-        ("iso-8859-1", "cp1252", "Le prix est de 25 €."),
-        ("iso-8859-9", "cp1254", "şey €"),
-        ("latin-1", "utf-8-sig", "a mark wins €"),
-    ],
-)
+@pytest.mark.parametrize(("label", "encoding", "words"), CASES["labels"])
 def test_labels_of_headers_are_those_of_browsers(label: str, encoding: str, words: str) -> None:
     assert read_text(words.encode(encoding), label).text == words
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        "<!-- <meta charset=utf-8> --><meta charset=windows-1251>",
-        "<meta name=description content='charset=utf-8'><meta charset=windows-1251>",
-        "<?xml version='1.0' encoding='utf-8'?><meta charset=a><meta charset=windows-1251>",
-        "<meta data-charset=a><meta content='text/html;charset=cp1251' http-equiv=Content-Type>",
-        "<?xml version='1.0' encoding='windows-1251'?><rss>",
-    ],
-)
+@pytest.mark.parametrize("before", CASES["declarations"])
 def test_declaration_is_found_where_browsers_find_it(before: str) -> None:
     body = f"{before}Дом — 5 €".encode("cp1251")
     assert read_text(body, None, is_html="<meta" in before).text.endswith("Дом — 5 €")
@@ -322,27 +295,17 @@ PAGES = {
     "/slow": slow,
     "/breaking": breaking,
 }
-PAGE_FAULTS = {
-    "/missing": "404",
-    "http://nowhere.test/": "no host",
-    "/breaking": "cannot be fetched",
-    "/slow": "longer than 2 seconds",
-    "/image": "not a text",
-    "/empty": "no text",
-    "https://huggingface.co/datasets/x": "may not be visited",
-    "Ann": "not a valid address",
-}
 
 
 @pytest.mark.slow
 def test_page_fault_is_an_observation_and_the_episode_goes_on() -> None:
     with serving(PAGES) as (host, _):
-        pages = ["/fine", *PAGE_FAULTS, "/fine"]
+        pages = ["/fine", *CASES["faults"], "/fine"]
         pages = [f"http://{host}{page}" if page[0] == "/" else page for page in pages]
         completions = [*(call("visit", page=page) for page in pages), ANSWER]
         visits = play(completions, tools=[DIRECT], page_seconds=2.0, page_megabytes=1.0)
     _, _, *faults, last = [step.observation for step in visits.steps]
-    for (page, message), observation in zip(PAGE_FAULTS.items(), faults, strict=True):
+    for (page, message), observation in zip(CASES["faults"].items(), faults, strict=True):
         assert message in observation.values("text")[0], page
         assert observation.stream[0].name == "failure", page
     assert (visits.stop_reason, visits.reward) == (StopReason.ANSWERED, 1.0)

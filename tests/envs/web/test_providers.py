@@ -1,9 +1,11 @@
 """Readers and search engines as tools, against servers that speak as documented."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from atommem.environment import environment_config
 from atommem.envs.web.sources import make_sources
@@ -83,25 +85,11 @@ def test_access_reads_pages_and_refuses_denied_ones() -> None:
     assert [json.loads(body) for _, _, body in asked] == [{"urls": ["https://a.test/"]}]
 
 
-ROW = {"url": "https://a.test/"}
-BOX = {"title": "Ann", "link": "https://a.test/", "answer": 42}
-WARNING = "Target URL returned error 404: Not Found"
-UNUSUAL: list[tuple[str, Any, str, bool]] = [
-    ("searxng", {"results": [{**ROW, "title": None}]}, "https://a.test/: https://a.test/", False),
-    ("searxng", {"results": [{**ROW, "content": 5}]}, "https://a.test/: https://a.test/ 5", False),
-    ("serper", {"organic": None, "answerBox": BOX}, "Ann: https://a.test/ 42", False),
-    ("retrieve", {"result": [[{"title": "Ann", "text": "lives"}]]}, "Ann: Ann lives", False),
-    ("retrieve", {"result": [[{"contents": "A\nb", "url": 5}]]}, "A: 5 b", False),
-    ("jina", {"data": ROW}, "https://a.test/ has no text.", True),
-    ("jina", {"data": {"content": None, "links": {"": None}}}, f"{ROW['url']} has no text.", True),
-    ("jina", {"data": {"content": "Oops", "warning": WARNING}}, WARNING, True),
-    ("access", {"result": [{**ROW, "contents": ""}]}, "https://a.test/ has no text.", True),
-    ("access", {"result": [{"contents": None, "text": "Ann"}]}, "Ann", False),
-    ("jina", {"data": {"content": "x" * 2000}}, "an answer of more than 0.001 MB (502)", True),
-]
+CASES = yaml.safe_load(Path(__file__).with_name("providers.yaml").read_text(encoding="utf-8"))
+LONG = ["jina", {"data": {"content": "x" * 2000}}, "an answer of more than 0.001 MB (502)", True]
 
 
-@pytest.mark.parametrize(("tool", "answer", "text", "is_error"), UNUSUAL)
+@pytest.mark.parametrize(("tool", "answer", "text", "is_error"), [*CASES["unusual"], LONG])
 def test_unusual_answer_is_read(tool: str, answer: Any, text: str, is_error: bool) -> None:
     path = {"searxng": "/search", "serper": "/search", "jina": "/"}.get(tool, f"/{tool}")
     asked = "https://a.test/" if tool == "jina" else "Ann"
@@ -109,19 +97,8 @@ def test_unusual_answer_is_read(tool: str, answer: Any, text: str, is_error: boo
     assert (result.text, result.is_error) == (text, is_error)
 
 
-LEAK = {"url": DENIED, "contents": "secret", "content": "secret"}
-FAULTS: list[tuple[str, int, Any, str, int]] = [
-    ("serper", 400, {"message": "Not enough credits", "statusCode": 400}, "", 1),
-    ("access", 503, "broken", "", 2),
-    ("searxng", 200, {"results": [], "unresponsive_engines": [["google", "CAPTCHA"]]}, "", 1),
-    ("serper", 422, {"message": "cannot do this"}, "cannot do this", 1),
-    ("jina", 200, {"data": LEAK}, "may not be visited", 1),
-    ("access", 200, {"result": [None]}, "there is no page https://a.test/.", 1),
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("tool", "status", "answer", "shown", "requests"), FAULTS)
+@pytest.mark.parametrize(("tool", "status", "answer", "shown", "requests"), CASES["faults"])
 def test_provider_fault_is_an_outage_and_refused_query_an_observation(
     tool: str, status: int, answer: Any, shown: str, requests: int
 ) -> None:
