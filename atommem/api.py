@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from atommem.actions import STOP_ACTION, first
 from atommem.answering import Answer, answer_steps
+from atommem.config import SHIPPED, shipped_policy
 from atommem.embedding.embedder import Embedder
 from atommem.episode import Observation, Step, written_and_cut
 from atommem.errors import ConfigError, DataError, TraceError
@@ -174,9 +175,11 @@ class AsyncMemory(_Contents):
                 it reads. Without any it reads blind, which it should be trained for
                 (`questions_shown`).
             name: Name in the source of entries; a file's name by default.
-            again: If false, a text that was read to its end is not read again.
+            again: If false, a text that was read to its end before is not read a second time.
             progress: Called before the first chunk and after every one.
             on_step: Called with the step of every chunk.
+
+        Returns the `Reading`; ``written`` is 0 if the policy kept nothing.
 
         Raises:
             DataError: The file is missing, of another format, or without text.
@@ -184,6 +187,10 @@ class AsyncMemory(_Contents):
         """
         self._runtime.check_open()
         shown = [questions] if isinstance(questions, str) else list(questions)
+        opened = self._runtime.run.policy
+        if len(shown) > 1 and opened and opened.policy == [shipped_policy(SHIPPED)]:
+            problem = "was trained on one question at a time, and keeps little with several in view"
+            warnings.warn(f"{SHIPPED} {problem}: ask each alone.", stacklevel=2)
         async with self._lock:
             text, file_name = await asyncio.to_thread(text_of, source)
             observations = await asyncio.to_thread(self._runtime.agent.factory.reading, text, shown)
@@ -238,6 +245,15 @@ class AsyncMemory(_Contents):
                 return await _answer(self._session, question)
             session = self._session.fork()
         return await _answer(session, question)
+
+    async def edit(self, entry: Entry, text: str | None) -> tuple[Operation, ...]:
+        """Replace the text of an entry, as the user; None deletes the entry."""
+        async with self._lock:
+            if entry.id not in (held.id for held in self.entries()):
+                raise DataError(
+                    f"entry={entry.id}: is not in this memory now. Give one of entries()."
+                )
+            return await self._session.memory.edit(entry.id, text, max(0, self.steps - 1))
 
     async def forget(self, source: str) -> tuple[Operation, ...]:
         """Delete everything that came from the text called `source`, or from one chunk of it.
@@ -349,9 +365,9 @@ def _waiting(
 class Memory(_Contents):
     """A memory that a policy fills by reading and answers from.
 
-    Its methods `read`, `ask`, `search`, `forget`, `scope`, `fork`, `at`, `save`, `load` and `close`
-    are those of `AsyncMemory`, and wait until they are done. Ctrl-C ends one and keeps finished
-    steps. It is made of what `AsyncMemory.open` takes, or of an `AsyncMemory`.
+    Its methods `read`, `ask`, `search`, `edit`, `forget`, `scope`, `fork`, `at`, `save`, `load` and
+    `close` are those of `AsyncMemory`, and wait until they are done. Ctrl-C ends one and keeps
+    finished steps. It is made of what `AsyncMemory.open` takes, or of an `AsyncMemory`.
     """
 
     def __init__(self, policy: Any, **settings: Any) -> None:
@@ -368,6 +384,7 @@ class Memory(_Contents):
     read = _waiting(AsyncMemory.read)
     ask = _waiting(AsyncMemory.ask)
     search = _waiting(AsyncMemory.search)
+    edit = _waiting(AsyncMemory.edit)
     forget = _waiting(AsyncMemory.forget)
     save = _waiting(AsyncMemory.save)
     close = _waiting(AsyncMemory.close)

@@ -58,10 +58,10 @@ RENAMED = {
 """Former names of settings, which are refused: a thing has one name in all commands."""
 
 # Settings that most calls need.
-_COMMON = """policy base_model memory trace json data eval_data out method limit host port db keys
-    vllm temperature embedder chunk_tokens reward model_name_or_path use_peft output_dir max_steps
-    num_train_epochs learning_rate num_generations per_device_train_batch_size base_url
-    max_completion_length use_vllm dry_run"""
+_COMMON = """policy base_model memory no_reading trace json data eval_data out method limit host
+    port db keys vllm temperature embedder chunk_tokens reward model_name_or_path use_peft
+    output_dir max_steps num_train_epochs learning_rate num_generations
+    per_device_train_batch_size base_url max_completion_length use_vllm dry_run"""
 # All sentences but the first, up to the default.
 _MORE = r"(?<!\.\w)\.( .*?)??(?= \(default: |$)"
 _NUMBERS = {int: "N", float: "X"}
@@ -87,11 +87,12 @@ class Parser(jsonargparse.ArgumentParser):
         *configs: type,
         names: Iterable[str] | None = None,
         leave_out: Iterable[str] = (),
+        hide: str = r"\Z",
     ) -> None:
         """Add a flag for every field of dataclasses, of its type and with its help.
 
         With `names` only for these, in this order, if a class has them; for none of `leave_out`,
-        and none that has a flag already.
+        and none that has a flag already. The help leaves out names that begin as `hide` does.
         """
         found: dict[str, tuple[Any, Any]] = {}
         for config in configs:
@@ -103,7 +104,8 @@ class Parser(jsonargparse.ArgumentParser):
             if name in found and name not in skipped:
                 self._add_field(group, *found[name])
         for action in self._actions:
-            if action.dest.endswith(".help"):  # jsonargparse's own, for types with classes
+            # jsonargparse's own, for types with classes
+            if action.dest.endswith(".help") or re.match(hide, action.dest):
                 action.help = argparse.SUPPRESS
 
     def setting_names(self) -> list[str]:
@@ -136,10 +138,12 @@ class Parser(jsonargparse.ArgumentParser):
             return text
         common_names, common, rest = _COMMON.split(), [], 0
         for action in map(copy, self._actions):
+            if action.help == argparse.SUPPRESS:
+                continue
             if action.dest in common_names or not action.option_strings:
                 action.help = re.sub(_MORE, "", action.help or "")
                 common.append(action)
-            elif action.help != argparse.SUPPRESS:
+            else:
                 rest += 1
         brief = _HelpFormatter(self.prog)
         brief.add_usage(self.usage, common, [])

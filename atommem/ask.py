@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from tqdm import tqdm
 from atommem.answering import Answer
 from atommem.api import AsyncMemory
 from atommem.arguments import Parser, given_flags
-from atommem.config import SHIPPED
+from atommem.config import SHIPPED, is_server
 from atommem.documents import read_path, text_of_bytes
 from atommem.episode import Episode, Step
 from atommem.errors import ConfigError, check_writable
@@ -59,7 +60,9 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     parser = Parser(
         "atommem ask",
         "Read FILE into a memory, chunk by chunk, and answer questions from it. The policy sees "
-        "the questions while it reads. Answers go to standard output, all else to standard error.",
+        f"the questions while it reads. It is {SHIPPED}, which comes with AtomMem, unless --policy "
+        "names another; what was trained here brings its own settings, in place of the defaults "
+        "below. Answers go to standard output, all else to standard error.",
         usage=_USAGE,
     )
     parser.add_argument("file", metavar="FILE", nargs="?", help=_READ)
@@ -71,7 +74,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     whole = "Write all steps there with their whole prompts, for `atommem trace FILE`."
     parser.add_argument("--trace", type=Path, metavar="FILE", help=whole)
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
-    add_run_settings(parser, find_stored(argv, {})["environment"])
+    add_run_settings(parser, find_stored(argv, {})["environment"], scored=False)
     arguments = parser.read(argv)
     given = given_flags(argv, arguments)
     settings = {name: value for name, value in given.items() if name not in _OWN}
@@ -82,7 +85,11 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
         first = [] if arguments.file is None else [arguments.file]
         arguments.questions, arguments.file = [*first, *arguments.questions], None
     if not any(question.strip() for question in arguments.questions):
-        raise ConfigError(f"FILE or QUESTION is missing. usage: {_USAGE}")
+        missing = "QUESTION" if arguments.file or arguments.no_reading else "FILE"
+        raise ConfigError(f"{missing} is missing. usage: {_USAGE}")
+    for question in arguments.questions:
+        if os.path.isfile(question):
+            raise ConfigError(f"{question}: a file, not a question. Give one file or folder.")
     check_writable("memory", arguments.memory, folder=True)
     check_writable("trace", arguments.trace, folder=False)
     return arguments, settings
@@ -90,7 +97,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
 
 async def _run(arguments: argparse.Namespace, settings: dict[str, Any], text: str | None) -> int:
     folder = arguments.memory
-    if len(arguments.policy) == 1 and "://" not in arguments.policy[0]:
+    if len(arguments.policy) == 1 and not is_server(arguments.policy):
         model_folder("policy", arguments.policy[0])
     _note(f"opening {' '.join(arguments.policy) or 'the policy'} ...")
     if folder is not None and (arguments.no_reading or SavedMemory.exists(folder)):

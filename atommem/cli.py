@@ -25,19 +25,24 @@ _SUMMARIES = {
     "ask": "read a file with a policy and answer questions about it",
     "serve": "serve a policy as a memory behind OpenAI's API",
     "demo": "train a tiny policy with GRPO from scratch on CPU",
-    "data": "build and show task files (HotpotQA, 2WikiMultiHopQA, MuSiQue, ...)",
+    "data": "build and show task files (HotpotQA, MuSiQue, tables, ...)",
     "corpus": "build and serve a corpus of pages",
     "train": "cold start (SFT) and GRPO on a task file",
     "eval": "evaluate a policy on a task file, or run a suite",
     "compare": "compare two evaluations on the same tasks",
     "judge": "judge the same answers with several prompts",
-    "audit": "analyze a memory: duplicates, entries never shown, evictions",
+    "audit": "analyze a memory: repeats, entries never shown, evictions",
     "report": "show evaluations as tables, plots and a page",
     "trace": "replay an episode step by step in the terminal",
     "env": "list environments, or check one",
     "configs": "list the shipped recipes, suites and launchers",
     "completion": "print what bash and zsh complete",
 }
+
+# What an extra names for packages that are not called like it.
+_PROJECTS = {"bs4": "beautifulsoup4", "dateutil": "python-dateutil"}
+_PROJECTS |= {"vl_convert": "vl-convert-python"}
+_PROJECTS |= dict.fromkeys(["pydantic", "pydantic_core", "starlette"], "mcp")
 
 
 @contextmanager
@@ -121,7 +126,8 @@ def _run(argv: list[str]) -> int:
 
 def _extra_of(package: str, command: str) -> str:
     """Return the extra that installs `package`; prefer the one named like `command`."""
-    wanted = re.compile(rf'{package.replace("_", "-")}\b.*extra == "([\w-]+)"', re.IGNORECASE)
+    project = _PROJECTS.get(package, package.replace("_", "-"))
+    wanted = re.compile(rf'{project}\b(?!-).*extra == "([\w-]+)"', re.IGNORECASE)
     extras = [found[1] for line in requires("atommem") or [] if (found := wanted.match(line))]
     extra = command if command in extras else next(iter(extras), "train")
     return "train" if extra == "local" and command not in ("ask", "serve") else extra
@@ -130,9 +136,8 @@ def _extra_of(package: str, command: str) -> str:
 def list_configs(argv: list[str]) -> int:
     parser = Parser(
         "atommem configs",
-        "List the shipped configs, or print the path of one:\n"
-        "accelerate launch --config_file $(atommem configs accelerate/fsdp2) \\\n"
-        "  -m atommem.cli train grpo --config qwen3_8b_hotpotqa",
+        "List the shipped configs, or print the path of one, as for a launcher: "
+        "`accelerate launch --config_file $(atommem configs fsdp2) -m atommem.cli train grpo ...`",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="Print the path of this one.")
     name = parser.parse_args(argv).name

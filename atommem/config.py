@@ -154,8 +154,8 @@ class PolicyConfig:
         check_least(self, max_inflight_tasks=1, max_batch_tokens=1)
         if not self.policy:
             raise ConfigError(
-                "--policy is missing. Give a model folder, or a server's URL with --tokenizer or "
-                "--api chat."
+                "policy is missing. Give a model folder, or a server's URL with tokenizer=FOLDER "
+                "or api=chat."
             )
         name = ", ".join(self.policy)
         if not self.is_server and (self.tokenizer or self.model or self.api != "completions"):
@@ -166,8 +166,8 @@ class PolicyConfig:
             raise ConfigError(f"policy={name}: api=chat takes one server. Give one.")
         if self.is_server and self.api != "chat" and self.tokenizer is None:
             raise ConfigError(
-                f"policy={name}: a server needs the tokenizer of its model. Give --tokenizer "
-                "FOLDER|NAME; or --api chat for a server that takes messages."
+                f"policy={name}: a server needs the tokenizer of its model. Give tokenizer=FOLDER, "
+                "or a hub name; or api=chat for a server that takes messages."
             )
 
     @property
@@ -184,9 +184,15 @@ SHIPPED = "smollm2"  # the adapter that `atommem ask` uses where no policy is gi
 
 
 def shipped_policy(name: str) -> str:
-    """Return the folder of an adapter that comes with AtomMem, or else `name`."""
-    folder = Path(__file__).parent / "adapters" / name
-    return str(folder) if name.isidentifier() and folder.is_dir() else name
+    """Return the folder of an adapter that comes with AtomMem, or else `name`.
+
+    ConfigError for a name that is nearly an adapter's, and neither a folder's nor OWNER/NAME's.
+    """
+    shipped = {path.name: str(path) for path in Path(__file__).with_name("adapters").iterdir()}
+    hint = "" if name in shipped or "/" in name or Path(name).exists() else suggest(name, shipped)
+    if hint:
+        raise ConfigError(f"policy={name}: no such folder{hint}.")
+    return shipped.get(name, name)
 
 
 def is_server(policy: Sequence[str]) -> bool:

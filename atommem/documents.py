@@ -139,7 +139,10 @@ def _decode_text(raw: bytes, name: str) -> str:
     try:
         text = raw.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError as error:
-        text = f"\0 {error.reason}"
+        if not re.search(rb"[\0-\x08\x0e-\x1f]", raw):
+            convert = "Convert it: iconv -f ENCODING -t utf-8 (of Western texts, windows-1252)."
+            raise DataError(f"{name}: text in another encoding than UTF-8. {convert}") from error
+        text = "\0"
     if "\0" in text or text.startswith(("{\\rtf", "MIME-Version:", "From: <Saved by")):
         raise DataError(
             f"{name}: not utf-8 text, HTML, PDF or docx. Save it as one of these (PDF: from print)."
@@ -163,7 +166,7 @@ def _read_html(source: bytes | str) -> tuple[str, list[str]]:
         except UnicodeDecodeError:
             text, encoding = source.decode("cp1252", "replace"), "windows-1252"
         if lost := text.count("\ufffd"):
-            left_out.append(f"{lost} characters that are not {encoding}")
+            left_out.append(f"characters that are not {encoding}: {lost}")
     soup = BeautifulSoup(text, "lxml")
     title = soup.title.get_text(" ", strip=True) if soup.title is not None else ""
     for tag in soup.find_all([*_INVISIBLE, _is_hidden]):
@@ -173,7 +176,7 @@ def _read_html(source: bytes | str) -> tuple[str, list[str]]:
         for tag in found:
             tag.replace_with(str(tag.get("alt") or "") if name == "img" else "")
         if found:
-            left_out.append(f"{len(found)} {'pictures' if name == 'img' else name}")
+            left_out.append(f"{'pictures' if name == 'img' else name}: {len(found)}")
     for tag in soup.find_all("sup"):
         before = str(tag.previous_sibling or "")[-1:]
         if before.isdigit() and re.fullmatch(r"[-\u2212+]?\d+", tag.get_text(strip=True)):
@@ -224,5 +227,5 @@ def _read_pdf(raw: bytes) -> tuple[str, list[str]]:
             "comments": sum("/Contents" in one for one in notes),
             "form fields": len(reader.get_fields() or ()),
         }
-        left_out += [f"{count} {name}" for name, count in counts.items() if count]
+        left_out += [f"{name}: {count}" for name, count in counts.items() if count]
     return "\n\n".join(filter(str.strip, texts)), left_out

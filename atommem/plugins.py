@@ -29,7 +29,8 @@ def find(group: str, name: str) -> Any:
         known = names(group)
         raise ConfigError(
             f"{group.removeprefix('atommem.')}={name}: unknown{suggest(name, known)}. "
-            f"Give one of {', '.join(known)}, or package.module:Name."
+            f"Give one of {', '.join(known)}, or package.module:Name; a package's own are known "
+            "once it is installed (pip install FOLDER)."
         )
     if path == name and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last: no file of the user hides a package
@@ -117,15 +118,14 @@ def _reached() -> bool:
     try:
         get_session().head(constants.ENDPOINT, timeout=10.0)
     except httpx.TransportError:
+        constants.HF_HUB_OFFLINE = True  # transformers asks for some files whatever it was told
         return False
     return True
 
 
-def not_loaded(name: str, error: Exception) -> str:
-    """Return on one line why transformers could not load `name`."""
+def not_loaded(name: str, kind: str, error: Exception) -> str:
+    """Return on one line why transformers could not load the model `name` of this kind."""
     if Path(name).exists():
-        return format_error(error)
-    return (
-        "no such folder, and the hub has no such model or is out of reach. Check name and network, "
-        "or give the folder of a model."
-    )
+        return f"not {kind}: {format_error(error)}"
+    hub = "has no such model" if _reached() else "is out of reach"
+    return f"no such folder, and the hub {hub}. Give the folder of a model."

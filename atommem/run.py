@@ -128,7 +128,7 @@ def warn_of_other_prompts(stored: Mapping[str, Any], memory: MemoryConfig) -> No
     fixes = dict.fromkeys(("dialect", "templates", "layout"), "drop it")
     fixes = {name: fixes[name] for name in fixes if getattr(trained, name) != getattr(memory, name)}
     if memory.shows_capacity and not trained.shows_capacity:
-        fixes["capacity"] = "--capacity_notice false hides it"
+        fixes["capacity"] = "capacity_notice=false hides it"
     for name, fix in fixes.items():
         problem = f"{name}={getattr(memory, name)}: the policy's training had no such prompts"
         warnings.warn(f"{problem}: {fix}.", stacklevel=2)
@@ -155,7 +155,10 @@ def refuse_code(folder: str, stored: Mapping[str, Any], named: Container[str]) -
             )
 
 
-def add_run_settings(parser: Parser, environment: str, *, policy: bool = True) -> None:
+def add_run_settings(
+    parser: Parser, environment: str, *, policy: bool = True, scored: bool = True
+) -> None:
+    """Add the flags of a run; the help of one that is not `scored` leaves out what scores it."""
     if policy:
         parser.add_settings("policy", PolicyConfig)
     parser.add_settings("memory (defaults: as stored with the policy)", MemoryConfig)
@@ -163,7 +166,8 @@ def add_run_settings(parser: Parser, environment: str, *, policy: bool = True) -
     parser.add_settings("sampling", Sampling, leave_out=["affinity"])
     config_class = find_environment(environment).config_class
     check_setting_names(environment, config_class, parser.setting_names())
-    parser.add_settings(f"environment {environment}", config_class)
+    hidden = r"\Z" if scored else "reward|judge_|step_cost"
+    parser.add_settings(f"environment {environment}", config_class, hide=hidden)
     parser.add_argument(
         "--chat_template_kwargs",
         type=dict[str, Any] | None,

@@ -14,7 +14,7 @@ import msgspec
 
 from atommem.config import EmbedderConfig, fields_of, is_loopback, without_addresses
 from atommem.documents import read_path
-from atommem.errors import ConfigError, DataError
+from atommem.errors import ConfigError, DataError, check_writable
 from atommem.run import Runtime, refuse_code
 from atommem.session_state import SessionState
 
@@ -70,6 +70,7 @@ class SavedMemory:
 
     def write(self, folder: str | os.PathLike[str], session: SessionState) -> Path:
         """Write a folder; the memory there is replaced as a whole."""
+        check_writable("folder", folder, folder=True)
         path = Path(folder)
         others = path.is_dir() and any(
             not item.name.lstrip(".").startswith(MEMORY_FILE) for item in path.iterdir()

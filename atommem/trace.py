@@ -64,8 +64,10 @@ def read_trace(path: str | Path) -> Trace:
         except json.JSONDecodeError:
             break  # the last line of a file that was cut off
     try:
-        header = records[0]
-        if (header["type"], header["format"]) != ("episode", FORMAT):
+        header = records[0] if records else {}
+        if not isinstance(header, dict) or header.get("type") != "episode":
+            raise TraceError(f"{path}: not a trace. `atommem eval` and `ask --trace` write them.")
+        if header["format"] != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
         complete = records[-1]["type"] == "end"
         end = records.pop() if complete else {}

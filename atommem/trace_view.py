@@ -1,5 +1,6 @@
 """``atommem trace FILE``: show the steps of an episode in the terminal."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -14,12 +15,13 @@ from atommem.text_safety import printable
 from atommem.trace import Trace, read_trace
 
 _END = ("answers", "question_notes", "reward", "metrics", "stop_reason", "error", "seconds")
-_EMPTY: tuple[Any, ...] = (None, (), {})
+_EMPTY: tuple[Any, ...] = (None, "", (), {})
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="atommem trace", description="Show an episode step by step.")
-    parser.add_argument("file", help="a trace, as `atommem eval` writes to OUT/traces")
+    traces = "a trace, as `atommem eval` writes to OUT/traces and `atommem ask --trace FILE` does"
+    parser.add_argument("file", help=traces)
     parser.add_argument("--step", type=int, metavar="N", help="show step N only (from 1), whole")
     arguments = parser.parse_args(argv)
     Console(highlight=False).print(render_trace(read_trace(arguments.file), arguments.step))
@@ -34,7 +36,7 @@ def render_trace(trace: Trace, step: int | None = None) -> RenderableType:
             raise ConfigError(f"step={step}: this trace has the steps 1 to {len(episode.steps)}.")
         return _render_step(episode.steps[step - 1], longest=None)
     questions = [
-        _field(question["text"], " | ".join(question.get("golds", ())), "green")
+        _field(question["text"], question.get("golds"), "green")
         for question in trace.task.get("questions", ())
     ]
     return Group(
@@ -42,7 +44,7 @@ def render_trace(trace: Trace, step: int | None = None) -> RenderableType:
         *questions,
         *(_render_step(item, longest=1000) for item in episode.steps),
         Rule("end" if trace.complete else "the file was cut off here", characters="="),
-        *(_field(name, value) for name in _END if (value := getattr(episode, name)) not in _EMPTY),
+        *_fields([(name, getattr(episode, name)) for name in _END]),
     )
 
 
@@ -57,9 +59,9 @@ def _render_step(step: Step, longest: int | None) -> RenderableType:
     problems = [(item.reason, step.text[item.start : item.end]) for item in step.problems]
     return Group(
         Rule(f"step {step.index + 1}, {observation.phase} {observation.label}", align="left"),
-        *(_field(name, str(value)[:longest], "dim") for name, value in shown),
+        *_fields(shown, longest, "dim"),
         _field(f"completion ({wrote})", step.text[:longest], "bold"),
-        *(_field(name, text, "red") for name, text in problems),
+        *_fields(problems, style="red"),
         *(_render_operation(item) for item in step.operations if item.kind != "retrieve"),
         Text(f"store {view.size} -> {step.store_size} entries"),
     )
@@ -69,9 +71,20 @@ def _render_operation(operation: Operation) -> Text:
     handle = "" if operation.handle is None else f" Memory {operation.handle}"
     actor = "" if operation.actor == POLICY else f" by {operation.actor}"
     outcome = "" if operation.outcome is Outcome.APPLIED else f": {operation.outcome}"
-    texts = f"{operation.before or ''} -> {operation.after or ''} {operation.reason}"
+    change = " -> ".join(filter(None, (operation.before, operation.after)))
+    texts = f"{change} {operation.reason}".strip()
     return _field(f"{operation.kind}{handle}{actor}{outcome}", texts, "yellow")
 
 
-def _field(name: str, value: Any, style: str = "not dim") -> Text:
-    return Text(f"{name}: ", "dim").append(printable(str(value)), style)
+def _fields(
+    values: Sequence[tuple[str, Any]], longest: int | None = None, style: str = "not dim"
+) -> list[Text]:
+    return [_field(name, value, style, longest) for name, value in values if value not in _EMPTY]
+
+
+def _field(name: str, value: Any, style: str, longest: int | None = None) -> Text:
+    if value in _EMPTY:
+        return Text(name, "dim")
+    values = value if isinstance(value, (tuple, list)) else [value]
+    text = " | ".join("no answer" if item is None else str(item) for item in values)
+    return Text(f"{name}: ", "dim").append(printable(text)[:longest], style)

@@ -103,7 +103,7 @@ def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
         help="Start a vLLM server for the folder (for an adapter: of its base model) with these "
         'flags as one word: --vllm="--max-model-len 8192". VLLM_PYTHON names its interpreter.',
     )
-    add_run_settings(parser, find_stored(argv, {})["environment"])
+    add_run_settings(parser, find_stored(argv, {})["environment"], scored=False)
     parsed = parser.read(argv, {"db": os.environ.get("ATOMMEM_DATABASE", DATABASE)})
     check_least(parsed, active=1, max_requests=1, turn_seconds=1e-3, drain_seconds=0)
     if not parsed.policy:

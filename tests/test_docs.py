@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from atommem import cli, dialects
+from atommem import cli, completion, dialects
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
@@ -44,6 +44,31 @@ def test_picture_shows_what_the_tutorial_prints() -> None:
     written = re.findall(r'<text class="\w*" x="(?:388|423)"[^>]*>([^<]+)</text>', picture)
     assert len(shown) == 5
     assert [text for text in written if text in shown] == shown
+
+
+FLAG = r"(?<![\w=\"-])--([a-z]\w*)(?![\w-])"  # not those of others: --tensor-parallel-size
+WITH_FLAGS = ["--environment web", *map("--benchmark {}".format, ("ruler", "told", "ledger"))]
+
+
+def test_flags_that_pages_name_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    completion.main([])
+    flags = dict(re.findall(r'"([^"]*) "\*\) words="([^"]*)"', capsys.readouterr().out))
+    more = [completion._help(f"data build {given} ", "--help-all") for given in WITH_FLAGS]
+    more.append(completion._help("eval --environment web ", "--help-all"))
+    code = [path for room in ("train", "scripts", "papers") for path in (ROOT / room).rglob("*")]
+    more += [path.read_text() for path in code if path.is_file() and path.suffix in ("", ".py")]
+    known = {*re.findall(FLAG, " ".join([*flags.values(), *more]))}
+    # Of the page's own environment, of TRL and accelerate.
+    known |= {"turns", "world", "dataset_name", "config_file", "machine_rank", "main_process_ip"}
+    for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")):
+        text = path.read_text().replace("\\\n", " ")
+        commands = " ".join(re.findall(r"`[^`\n]+`|^atommem .*", text, re.MULTILINE))
+        assert {*re.findall(FLAG, commands)} - known == set(), path
+        # What follows a command speaks of its flags.
+        for block, prose in re.findall(r"```(?:bash)?\n([^`]*)```\n(.+(?:\n.+)*)", text):
+            own = [flags[name] for name in flags if re.search(rf"atommem(\.cli)? {name}\b", block)]
+            named = {*re.findall(FLAG, " ".join(re.findall(r"`--[^`\n]*`", prose)))}
+            assert not own or named - {*re.findall(FLAG, " ".join(own))} == set(), path
 
 
 NAMES_AN_INDEX = re.compile(

@@ -118,6 +118,7 @@ def test_installed_commands_print_their_help(python: Path, folder: Path) -> None
     for start in ([python.with_name("atommem")], module, [python, *LAUNCH, "-m", "atommem.cli"]):
         assert run([*start, "--version"], folder).strip() == f"atommem {VERSION}"
     listed = run([*module, "--help"], folder).splitlines()
+    assert max(map(len, listed)) <= 80
     assert [line.split()[0] for line in listed if line.startswith("  ")] == COMMANDS
     others = "train grpo,train sft,train async,eval --suite,data build,data convert,corpus build"
     for command in (*COMMANDS, *others.split(",")):

@@ -40,9 +40,9 @@ class SentenceTransformerEmbedder:
                 local_files_only=only_here(name),
             )
         except (OSError, ValueError) as error:
+            reason = not_loaded(name, "a sentence-transformers model", error)
             raise ConfigError(
-                f"embedder_model={str(model)!r}: not a sentence-transformers model: "
-                f"{not_loaded(name, error)} It may be a folder; --embedder hashing needs no model."
+                f"embedder_model={model}: {reason} embedder=hashing needs none."
             ) from error
         # A folder's name, not its path, which differs between machines.
         self.model = Path(model).name if Path(model).is_dir() else str(model)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from atommem.chat_format import turn_ends
+from atommem.config import SHIPPED, shipped_policy
 from atommem.errors import PolicyError
 from atommem.micro_batching import RequestBatcher, Waiting
 from atommem.plugins import hub_name, not_loaded, only_here
@@ -84,10 +85,11 @@ class LocalPolicy:
             if base is not None:
                 model.load_adapter(str(path))
         except Exception as error:  # transformers raises many kinds for broken files
-            under = f"base_model={base}: the model under {path}: " if base else ""
-            raise PolicyError(
-                f"{under}{name!r} is not a causal language model: {not_loaded(name, error)}"
-            ) from error
+            reason = not_loaded(name, "a causal language model", error)
+            if str(path) == shipped_policy(SHIPPED):
+                reason += f" In a checkout, `python scripts/models.py {SHIPPED}` makes it."
+            what = f"base_model={base}: the model under {path}" if base else name
+            raise PolicyError(f"{what}: {reason}") from error
         own = Path(path, "tokenizer.json").is_file()
         tokenizer = read_tokenizer(path) if own and base else read_tokenizer(name, revision)
         return cls(model.to(device), tokenizer, **options)
@@ -159,7 +161,8 @@ def read_tokenizer(name: str | Path, revision: str | None = None) -> Any:
         advice = "Give a model with a tokenizer.json."
         reason = f"{type(tokenizer).__name__} does not return the positions of tokens. {advice}"
         if tokenizer is None:
-            reason = not_loaded(str(name), failure or ValueError("no tokenizer"))
+            failure = failure or ValueError("no file of one")
+            reason = not_loaded(str(name), "a tokenizer", failure)
         if "mistral-common" in reason:  # which does not return the positions of tokens
             reason = f"its tekken.json cannot be read. {advice}"
         raise PolicyError(f"No tokenizer could be loaded from {str(name)!r}: {reason}") from failure

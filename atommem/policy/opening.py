@@ -73,10 +73,8 @@ def model_folder(setting: str, name: str) -> str:
         return str(path)
     if path.exists():
         inside = ", ".join(sorted(str(config.parent) for config in path.glob("*/config.json")))
-        raise PolicyError(
-            f"{setting}={name}: not the folder of a model. Give one of the models in it: "
-            f"{inside or 'none'}; or a server's URL."
-        )
+        fix = f"Give a model in it: {inside}" if inside else "Give one with config.json and weights"
+        raise PolicyError(f"{setting}={name}: not the folder of a model. {fix}, or a server's URL.")
     in_folder = "/" in name and Path(path.parts[0]).is_dir()
     if in_folder or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise PolicyError(f"{setting}={name}: there is no such folder{suggest_path(path)}.")

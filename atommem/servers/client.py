@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
@@ -166,6 +167,9 @@ class ServerClient:
                         "check that the server is up and that the URL is right.",
                         error.status,
                     ) from error
+                if attempt == 1:
+                    problem = f"{url} failed twice ({error}): trying {self.retries - 1} times more"
+                    warnings.warn(problem, stacklevel=2)
                 wait = self.backoff * 2**attempt + random.uniform(0, self.backoff)
                 await asyncio.sleep(min(MAX_WAIT_SECONDS, max(wait, error.wait)))
 

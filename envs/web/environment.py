@@ -76,7 +76,7 @@ class WebEnvironments(QAEnvironments):
 
         named = find_flag(argv, "benchmark")
         check_choice("benchmark", named or GAIA_SOURCE, (*WEB_SOURCES, *OFFICIAL_SOURCES))
-        of_web = named in WEB_SOURCES or {"-h", "--help"}.intersection(argv)
+        of_web = named in WEB_SOURCES or {"-h", "--help", "--help-all"}.intersection(argv)
         return build_web_questions(argv) if of_web else super().build(argv)
 
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:

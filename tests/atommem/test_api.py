@@ -4,12 +4,14 @@ import asyncio
 import os
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atommem import AsyncMemory, Memory
+from atommem.config import SHIPPED, PolicyConfig
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError, DataError, OutageError
 from atommem.policy.contract import Completion, Sampling
@@ -125,6 +127,16 @@ async def test_read_warns_after_three_chunks_without_action() -> None:
         await memory.read(TEXT)
 
 
+async def test_several_questions_to_the_shipped_policy_warn(recwarn: Any) -> None:
+    memory = await make()
+    await memory.read(TEXT, questions=["Who?", "Where?"])
+    memory._runtime.run = replace(memory._runtime.run, policy=PolicyConfig([SHIPPED]))
+    await memory.read(TEXT, questions=["Who?"])
+    assert not recwarn
+    with pytest.warns(UserWarning, match="smollm2 was trained on one question at a time"):
+        await memory.read(TEXT, questions=["Who?", "Where?"])
+
+
 async def test_memory_asks_policy_as_training_episode_does() -> None:
     read = "<read_memory>{}</read_memory>"
     replies = ["<create_memory>a</create_memory>", read.format("a"), "", read.format("b"), ANSWERED]
@@ -152,6 +164,18 @@ async def test_ask_without_keep_runs_concurrently_and_changes_nothing() -> None:
     assert [answer.text for answer in answers] == ["42"] * 4
     assert policy.most == 4
     assert (memory.history(), memory.steps, memory.entries()) == before
+
+
+async def test_user_edits_and_deletes_an_entry() -> None:
+    memory = await make()
+    await memory.read(TEXT)
+    first, second, _ = memory.entries()
+    changed, *_ = await memory.edit(first, "1 2 3")
+    assert (changed.actor, changed.before, changed.after) == ("user", first.text, "1 2 3")
+    await memory.edit(second, None)
+    assert texts(memory) == ["1 2 3", "seven"]
+    with pytest.raises(DataError, match="entry=2: not in this memory now"):
+        await memory.edit(second, "again")
 
 
 async def test_fork_and_at_return_independent_memories() -> None:
@@ -248,8 +272,11 @@ async def saved(folder: Path, **settings: Any) -> AsyncMemory:
 
 
 async def test_load_returns_the_saved_memory(tmp_path: Path) -> None:
-    embedder, folder = WordEmbedder(), tmp_path / "a" / "m"
+    embedder, folder, file = WordEmbedder(), tmp_path / "a" / "m", tmp_path / "a.txt"
+    file.touch()
     memory = await saved(folder, embedder=embedder)
+    with pytest.raises(ConfigError, match=r"folder=.*a\.txt: not a folder"):
+        await memory.save(file)
     embedder.calls.clear()
     again = await load(folder, embedder=embedder)
     assert embedder.calls == []  # the vectors were saved

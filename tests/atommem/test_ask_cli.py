@@ -45,6 +45,18 @@ def ask(url: str, *arguments: Any) -> int:
     return ask_cli.main([*map(str, arguments), *settings])
 
 
+def test_help_names_the_default_policy_and_what_a_reader_needs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        ask_cli.main(["--help"])
+    printed = capsys.readouterr().out
+    for words in ("It is smollm2,", "--no_reading", "--base_model", "--policy"):
+        assert words in printed
+    assert "--reward" not in printed
+    assert printed.count("\n") <= 40
+
+
 @pytest.mark.slow
 def test_ask_with_memory_folder_continues_it(
     url: str, book: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

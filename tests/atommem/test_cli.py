@@ -1,13 +1,18 @@
 """The command `atommem`, its shipped files, and imports that stay light."""
 
+import ast
 import json
 import shutil
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import EntryPoint, PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from atommem import cli, completion
 from atommem.arguments import RENAMED, load_yaml, split_config
@@ -20,6 +25,37 @@ ROOT = Path(__file__).parents[2]
 RECIPE = "train/qwen3_0.6b_lora_1gpu"
 HEAVY = {"torch", "transformers", "trl", "vllm", "datasets", "peft", "accelerate"}
 ROOMS = {"envs", "train", "eval", "serve", "demo", "integrations"}
+
+
+def brought(project: str, extra: str = "") -> Iterator[tuple[str, str]]:
+    """What a requirement installs: projects, each with an extra."""
+    todo, found = [(project, extra)], set[tuple[str, str]]()
+    while todo:
+        name, extra = one = todo.pop()
+        if one in found:
+            continue
+        found.add(one)
+        yield one
+        with suppress(PackageNotFoundError):
+            for requirement in map(Requirement, requires(name) or []):
+                if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                    project = canonicalize_name(requirement.name)
+                    todo += [(project, extra) for extra in ("", *requirement.extras)]
+
+
+def test_extra_that_an_error_names_brings_the_missing_package() -> None:
+    rooms = (ROOT / room for room in (*ROOMS, "atommem"))
+    trees = [ast.parse(path.read_text()) for room in rooms for path in room.glob("**/*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    core, projects = dict(brought("atommem")), packages_distributions()
+    for package in {name.partition(".")[0] for name in names}:
+        own = {canonicalize_name(name) for name in projects.get(package, [])}
+        for command in ("", "ask", "serve") if own and not own & core.keys() else ():
+            extra = cli._extra_of(package, command)
+            assert own & dict(brought("atommem", extra)).keys(), f"{package}: not in {extra}"
+    assert cli._extra_of("bs4", "ask") == "files"
 
 
 def test_former_name_of_a_stored_setting_is_refused(tmp_path: Path) -> None:

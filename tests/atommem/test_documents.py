@@ -47,7 +47,7 @@ def test_html_keeps_visible_text_and_names_the_rest() -> None:
     assert "A red kiln" in text
     for hidden in ("track", "Secret", "comment", "p {}", "x.org", "<"):
         assert hidden not in text
-    assert left_out == ["2 pictures", "1 iframe"]
+    assert left_out == ["pictures: 2", "iframe: 1"]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_docx_gives_text_and_tables_and_names_the_rest() -> None:
 def test_pdf_names_pages_without_text_and_comments() -> None:
     text, left_out = extract(pdf("Orla is a potter.", "", "Bran is not.", note="No."), "x.pdf")
     assert text == "Orla is a potter.\n\nBran is not."
-    assert left_out == ["pages without text (scans need OCR): 2 of 3", "3 comments"]
+    assert left_out == ["pages without text (scans need OCR): 2 of 3", "comments: 3"]
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,7 @@ def test_pdf_names_pages_without_text_and_comments() -> None:
         (docx()[:200] + docx()[220:], "x: not a docx file that can be read"),
         (b"PK\x03\x04\x00 a sheet", "x: not utf-8 text, HTML, PDF or docx"),
         (rb"{\rtf1\ansi Orla.}", "x: not utf-8 text, HTML, PDF or docx"),
+        ("Zürich".encode("latin-1"), "x: text in another encoding than UTF-8. Convert it: iconv"),
         (b"<html><script>x</script></html>", "x is empty"),
         (b" \n", "x is empty"),
     ],

@@ -42,7 +42,10 @@ async def test_client_transient_failure_is_retried_then_an_outage(trouble: Any) 
     assert await server.client().post("/v1/x", {"a": 1}) == {"ok": True}
     assert {request.content for request in server.requests} == {b'{"a": 1}'}
     server = Server(*[trouble] * 9)
-    with pytest.raises(OutageError, match=r"POST http://server/v1/x failed 4 times, last with .+"):
+    outage = pytest.raises(
+        OutageError, match=r"POST http://server/v1/x failed 4 times, last with ."
+    )
+    with outage, pytest.warns(UserWarning, match=r"failed twice \(.+\): trying 2 times more"):
         await server.client().post("/v1/x", {})
     assert len(server.requests) == 4
 

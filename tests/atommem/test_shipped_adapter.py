@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from atommem import Memory
 from atommem.config import SHIPPED, PolicyConfig, shipped_policy
+from atommem.errors import ConfigError
 from atommem.run import stored_settings
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +22,9 @@ def test_adapter_is_small_and_brings_its_settings() -> None:
     assert sum(file.stat().st_size for file in folder.iterdir()) < 5e6
     stored = stored_settings(str(folder))
     assert (stored["embedder"], stored["templates"], stored["max_reads"]) == ("hashing", "plain", 0)
-    assert shipped_policy("smollm3") == "smollm3"
+    assert shipped_policy("mine/smollm3") == "mine/smollm3"
+    with pytest.raises(ConfigError, match=r"policy=smolm2: no such folder \(did you mean smollm2"):
+        Memory("smolm2")
 
 
 @pytest.mark.slow

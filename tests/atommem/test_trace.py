@@ -45,6 +45,9 @@ async def test_render_trace_shows_whole_and_cut_episodes(tmp_path: Path) -> None
         "stop_reason: answered",
     ):
         assert expected in text, expected
+    for clutter in ("None", "()", "',)", ":\n", ": \n", "->  "):
+        assert clutter not in text, clutter
+    assert "answers: " in text
     assert "\x1b" not in text  # escape sequences of a model do not reach the terminal
     assert text.count("y ") < 1000
     assert rendered(path, step=1).count("y") >= 3000

@@ -200,7 +200,7 @@ def test_text_of_a_file_is_extracted_and_what_is_left_out_named(http: httpx.Clie
     pytest.importorskip("markdownify")
     page = base64.b64encode(b"<html><p>Ann lives in Rome.</p><img src=x></html>").decode()
     answer = http.post("/v1/extract", json={"name": "a.html", "data": page})
-    assert answer.json() == {"text": "Ann lives in Rome.", "left_out": ["1 pictures"]}
+    assert answer.json() == {"text": "Ann lives in Rome.", "left_out": ["pictures: 1"]}
     for data, message in (("AP8=", "a: not utf-8 text, HTML, PDF or docx"), ("?", "not base64")):
         answer = http.post("/v1/extract", json={"name": "a", "data": data})
         assert (answer.status_code, message in answer.json()["error"]["message"]) == (400, True)
