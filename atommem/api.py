@@ -250,9 +250,7 @@ class AsyncMemory(_Contents):
         """Replace the text of an entry, as the user; None deletes the entry."""
         async with self._lock:
             if entry.id not in (held.id for held in self.entries()):
-                raise DataError(
-                    f"entry={entry.id}: is not in this memory now. Give one of entries()."
-                )
+                raise DataError(f"entry={entry.id}: not in this memory. Give one of entries().")
             return await self._session.memory.edit(entry.id, text, max(0, self.steps - 1))
 
     async def forget(self, source: str) -> tuple[Operation, ...]:
