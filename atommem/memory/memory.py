@@ -11,6 +11,7 @@ import numpy as np
 from atommem.actions import CREATE, MEMORY_KINDS, READ, SCRATCHPAD, Action
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder, Vectors
+from atommem.errors import ConfigError
 from atommem.memory.log import (
     BETWEEN,
     MEMORY,
@@ -94,8 +95,10 @@ class WorkingMemory:
     async def edit(
         self, entry_id: int, text: str | None, step: int, reason: str = ""
     ) -> tuple[Operation, ...]:
-        """Replace the text of an entry as the user; None deletes the entry. KeyError: no entry."""
-        entry, plan = self._contents.entries[entry_id], self._plan(step)
+        """Replace the text of an entry as the user; None deletes the entry."""
+        entry, plan = self._contents.entries.get(entry_id), self._plan(step)
+        if entry is None:
+            raise ConfigError(f"entry {entry_id} does not exist in this memory.")
         if text is None:
             plan.delete(entry, actor=USER, reason=reason)
         else:

@@ -1,8 +1,8 @@
 """LangGraph's long-term memory in a served conversation: `AtomMemStore`.
 
-The policy reads each value that is put and decides what to remember; the value itself is stored
-unchanged, and one that is put again replaces the earlier one with what was remembered of it.
-`search` with a query ranks values by the entries written from them.
+The policy reads each value that is put and decides what to remember; a value of which it keeps
+nothing becomes an entry as it is. The value itself is stored unchanged, and one that is put again
+replaces the earlier one with its entries. `search` with a query ranks values by their entries.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
@@ -25,7 +26,7 @@ from langgraph.store.base import (
     SearchOp,
 )
 from langgraph.store.memory import InMemoryStore
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 _Place = tuple[tuple[str, ...], str]
 
@@ -37,6 +38,8 @@ class AtomMemStore(BaseStore):
         url: The server, without ``/v1``.
         conversation: Its conversation; default: a new one (see the attribute `conversation`).
         api_key: The server's key.
+        goal: For a new conversation: the questions that matter, one a line. A policy that was
+            trained with the questions in view needs it.
         options: Of `openai.OpenAI`, which retries a server that is busy or restarts.
 
     Raises:
@@ -50,10 +53,12 @@ class AtomMemStore(BaseStore):
         url: str = "http://127.0.0.1:8765",
         conversation: str | None = None,
         api_key: str = "none",
+        goal: str = "",
         **options: Any,
     ) -> None:
         self._client = OpenAI(base_url=f"{url}/v1", api_key=api_key, timeout=600, **options)
-        self.conversation: str = conversation or self._client.conversations.create().id
+        create, metadata = self._client.conversations.create, {"goal": goal} if goal else {}
+        self.conversation: str = conversation or create(metadata=metadata).id
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Run operations in order."""
@@ -76,9 +81,15 @@ class AtomMemStore(BaseStore):
         items, name = self._client.conversations.items, _name(op.namespace, op.key)
         if op.value is not None:
             item: Any = {"content": _content(op.value), "name": name}
-            once = {"Idempotency-Key": str(uuid4())}
             earlier = {"replace": [name]}
-            items.create(self.conversation, items=[item], extra_headers=once, extra_body=earlier)
+            done: Any = items.create(
+                self.conversation, items=[item], extra_headers=_once(), extra_body=earlier
+            )
+            if not done.written["create"] + done.written["update"]:
+                body, options = {"text": item["content"], "name": name}, {"headers": _once()}
+                path = f"/conversations/{self.conversation}/entries"
+                with suppress(BadRequestError):  # a full memory: `search` puts the value last
+                    self._client.post(path, cast_to=object, body=body | earlier, options=options)
             return
         for found in self._items(name):
             if found["name"] == name:
@@ -126,6 +137,10 @@ class AtomMemStore(BaseStore):
             self.conversation, order="asc", limit=100, extra_query=query
         )
         return [item.to_dict() for item in pages]
+
+
+def _once() -> dict[str, str]:
+    return {"Idempotency-Key": str(uuid4())}
 
 
 def _store_of(items: Iterable[dict[str, Any]]) -> InMemoryStore:

@@ -85,34 +85,46 @@ async function titleOf({ id, metadata }) {
   if (metadata?.title) return metadata.title;
   if (!titles.has(id)) {
     const [first] = (await get(`conversations/${id}/items?limit=1&order=asc`)).data;
-    if (!first) return firstWords(metadata?.goal ?? "") || "Empty conversation";
+    if (!first) return "Empty conversation";
     titles.set(id, firstWords(texts(first)));
   }
   return titles.get(id);
 }
+
+// What tells conversations apart that begin with the same text.
+const about = ({ metadata: { goal = "", user, agent, session }, created_at }) =>
+  [firstWords(goal), user, agent, session, new Date(1000 * created_at).toLocaleString([], { dateStyle: "medium", timeStyle: "short" })]
+    .filter(Boolean).join(" \u00b7 ");
 
 async function listConversations() {
   const { data } = await get("conversations?limit=50");
   $("#conversations").replaceChildren(...await Promise.all(data.map(async (item) => {
     const title = await titleOf(item);
     const choose = button(title, () => attempt(choose.parentNode, () => select(item.id)));
-    choose.title = title;
+    choose.title = `${title}\n${about(item)}`;
+    choose.append(element("span", { className: "meta" }, about(item)));
     choose.setAttribute("aria-current", item.id === open?.id);
-    if (item.id === open?.id) $("#title").textContent = title;
+    if (item.id === open?.id) {
+      $("#title").textContent = title;
+      $("#about").textContent = about(item);
+    }
     return element("li", {}, choose);
   })));
 }
 
 // Show a conversation, or with null the form of a new one.
 async function select(id) {
-  open = id && { id, at: null };
+  const here = open = id && { id, at: null };
+  const { goal = "" } = id ? (await get(path())).metadata : {};
+  if (open !== here) return;  // another one was chosen meanwhile
+  $("#read").elements.goal.defaultValue = goal;  // which a reset restores
   for (const form of document.forms) form.reset();
   for (const list of ["#items", "#working", "#steps ol"]) $(list).replaceChildren();
   $("#progress").textContent = "";
   $("#welcome").hidden = Boolean(id);
   for (const part of ["#actions", "#ask", "#steps", "#memory"]) $(part).hidden = !id;
   $("#steps").open = false;
-  if (!id) $("#title").textContent = "New conversation";
+  if (!id) [$("#title").textContent, $("#about").textContent] = ["New conversation", ""];
   await Promise.all([listConversations(), id && refresh()]);
 }
 
@@ -131,7 +143,9 @@ async function showItems() {
     const asked = item.id.startsWith("msg_q");
     const answered = item.content?.[0]?.type === "output_text";
     const kind = asked ? "question" : answered ? "answer" : item.name || "text";
-    const state = item.status === "completed" ? "" : `, ${item.status.replace("_", " ")}`;
+    const { chunks_read, chunks } = item.progress ?? {};
+    const read = chunks ? ` (${chunks_read} of ${chunks} chunks)` : "";
+    const state = item.status === "completed" ? "" : `, ${item.status.replace("_", " ")}${read}`;
     const line = element("li", {}, element("span", { className: "meta" }, `${kind}${state} `));
     line.firstChild.append(button("Delete", () => edit(line, "DELETE", `/items/${item.id}`)));
     const text = texts(item);
@@ -193,10 +207,11 @@ const edit = (line, method, rest, body) => attempt(line, async () => {
 async function read(items, here = open) {
   here.at = null;
   $("#progress").textContent = "Reading ...";
-  const timer = setInterval(() => showMemory().catch(() => {}), 2000);
+  const timer = setInterval(() => open === here && Promise.all([showItems(), showMemory()]).catch(() => {}), 2000);
   try {
-    const { cut } = await post(`conversations/${here.id}/items`, { items });
-    $("#progress").textContent = cut ? `Limits cut ${Math.ceil(100 * cut)}% of what the policy wrote.` : "";
+    const { cut, written, note } = await post(`conversations/${here.id}/items`, { items });
+    const limits = cut ? `Limits cut ${Math.ceil(100 * cut)}% of what the policy wrote.` : "";
+    $("#progress").textContent = note ?? (Object.values(written).some(Boolean) ? limits : "Nothing was kept of it.");
   } catch (error) {
     $("#progress").textContent = "";
     throw error;
@@ -236,9 +251,11 @@ onSubmit("#key", ({ key }) => {
 });
 onSubmit("#read", async ({ name, text, goal }, form) => {
   if (!open) await create(text, goal);
-  else if (goal.trim()) {
+  else if (goal !== form.elements.goal.defaultValue) {
     const { metadata } = await get(path());
     await post(path(), { metadata: { ...metadata, goal } });
+    form.elements.goal.defaultValue = goal;
+    await listConversations();
   }
   form.elements.text.value = text;
   const here = open;

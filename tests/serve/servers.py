@@ -33,6 +33,8 @@ _ENTRY = re.compile(r"^Memory \d+: (.*)", re.MULTILINE)
 def note_taker(prompt: str) -> str:
     chunk, question = _CHUNK.search(prompt), _QUESTION.search(prompt)
     asked = question[1] if question else ""
+    if chunk is not None and "nothing to keep" in chunk[1]:
+        return f"<read_memory>{asked}</read_memory>"
     if chunk is not None:
         return f"<create_memory>{chunk[1]}</create_memory><read_memory>{asked}</read_memory>"
     if f"current query:\n{asked}" not in prompt:

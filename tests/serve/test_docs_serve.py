@@ -32,6 +32,9 @@ def test_curl_snippet_runs(server: Running, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert '"deleted":true' in done.stdout
+    for comment in ('"written":{"create":1,"update":0,"delete":0}', '"text":"Ann lives in Rome."'):
+        assert f"# {comment}" in text
+        assert comment in done.stdout
 
 
 def test_compose_file_parses_and_its_references_exist() -> None:

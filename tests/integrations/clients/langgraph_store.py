@@ -59,6 +59,9 @@ assert len(ours.search((), query="pizza", limit=50)) == len(VALUES) + 22
 best = ours.search(("users",), query="Who lives in Oslo?", limit=1)[0]
 assert (best.namespace, best.key) == (BOB, "home")
 
+ours.put(BOB, "song", {"text": "Zoe hums, and there is nothing to keep."})
+(best,) = ours.search((), query="What does Zoe hum?", limit=1)
+assert (best.key, best.score and best.score > 0) == ("song", True), best
 again = {"text": "Ann lives in Bern."}
 _, put = asyncio.run(ours.abatch([PutOp(ANN, "home", again), GetOp(ANN, "home")]))
 assert put.value == again

@@ -14,7 +14,7 @@ for (const sdk of [current, { Client, StreamableHTTPClientTransport }]) {
     return result.structuredContent
   }
 
-  assert.equal((await client.listTools()).tools.length, 4)
+  assert.equal((await client.listTools()).tools.length, 5)
   const told = { text: "Ann lives in Rome.", conversation: null, name: "letter" }
   const { conversation } = await call("remember", told)
   const { answer } = await call("ask", { conversation, question: "Where does Ann live?" })

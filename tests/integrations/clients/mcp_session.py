@@ -20,7 +20,7 @@ async def main() -> None:
             assert not result.isError, result
             return result.structuredContent
 
-        assert len((await session.list_tools()).tools) == 4
+        assert len((await session.list_tools()).tools) == 5
         told = await call("remember", text="Ann lives in Rome.", conversation=None, name="letter")
         where = {"conversation": told["conversation"]}
         answer = await call("ask", question="Where does Ann live?", **where)

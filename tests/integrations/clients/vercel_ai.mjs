@@ -35,5 +35,5 @@ const next = await generateText({
 assert.equal(next.text, "Ann lives in Rome.")
 
 const mcp = await createMCPClient({ transport: { type: "http", url: `${url}/mcp` } })
-assert.deepEqual(Object.keys(await mcp.tools()).sort(), ["ask", "forget", "recall", "remember"])
+assert.deepEqual(Object.keys(await mcp.tools()).sort(), ["ask", "correct", "forget", "recall", "remember"])
 await mcp.close()
