@@ -51,6 +51,7 @@ RENAMED = {
     "n": "limit",
     "out": "output_dir",
     "prompts": "judge_prompt",
+    "reward_funcs": "reward",
     "rollout_batch_tokens": "max_batch_tokens",
     "rules": "retention",
     "samples_per_task": "num_generations",

@@ -202,10 +202,11 @@ def _sums_of(episode: Episode) -> dict[str, float]:
         **{f"wasted/{outcome}": outcomes[outcome] for outcome in _WASTED},
         **Counter(_ACTION + action.kind for step in steps for action in step.actions),
     }
+    scores = dict(episode.metrics)
     if episode.reward is not None:
-        add_value(sums, "reward", episode.reward)
+        scores["reward"] = episode.reward
         sums["reward_squared"] = episode.reward**2
-    for name, value in episode.metrics.items():
+    for name, value in scores.items():
         add_value(sums, name, value)
     return sums
 

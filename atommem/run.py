@@ -134,16 +134,19 @@ def warn_of_other_prompts(stored: Mapping[str, Any], memory: MemoryConfig) -> No
         warnings.warn(f"{problem}: {fix}.", stacklevel=2)
 
 
-CODE_SETTINGS = ("environment", "retention", "admission", "tools")
+CODE_SETTINGS = ("environment", "retention", "admission", "tools", "reward")
 """Settings that may name an object of a module, which is then imported."""
 
 
-def refuse_code(folder: str, stored: Mapping[str, Any], named: Container[str]) -> None:
+def refuse_code(folder: str, stored: dict[str, Any], named: Container[str]) -> None:
     """Refuse modules that settings of a folder name, except in settings that the user names.
 
     A folder may be anybody's, and so may the files of the current folder. Entry points are code
-    that the user has installed.
+    that the user has installed. A reward is left out instead: asking a policy does without.
     """
+    if ":" in str(stored.get("reward")) and "reward" not in named:
+        text = f"{folder}: its reward={stored.pop('reward')} is code, and not loaded"
+        warnings.warn(f"{text}: name it yourself (--reward) to score with it.", stacklevel=2)
     for name in CODE_SETTINGS:
         value = stored.get(name) or ()
         values = [value] if isinstance(value, str) else value

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -49,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     synthetic = partial(_generate, "synthetic")
     commands = {
         "build": Command(_build, "write a task file (--environment NAME, or longdoc)"),
-        "show": Command(_show, "print the first tasks of a file"),
+        "show": Command(_show, "print the first tasks of a file, and check all"),
         "convert": Command(_convert, "convert LoCoMo, LongMemEval, BEAM, MemAgent or a table"),
         "synthetic": Command(synthetic, "generate tasks of the synthetic world"),
     }
@@ -197,7 +196,7 @@ def build_web_questions(argv: Sequence[str]) -> int:
 
 
 def _show(argv: list[str]) -> int:
-    parser = Parser("atommem data show", "Print the first tasks of a file.")
+    parser = Parser("atommem data show", "Print the first tasks of a file, and check all.")
     parser.add_argument("file", type=Path, help="A task file, or one that `convert` reads.")
     parser.add_argument("--limit", type=int, default=3, help="Only the first ones (%(default)s).")
     parser.add_argument(
@@ -206,17 +205,19 @@ def _show(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     check_least(args, limit=0)
     environment = find_environment(args.environment)
-    # Our task files are read only as far as shown.
-    ours = environment.read_tasks is load_tasks
-    tasks = iter_tasks(read_rows(args.file)) if ours else environment.read_tasks(args.file)
-    for described in map(environment.describe, islice(tasks, args.limit)):
+    ours, broken, count = environment.read_tasks is load_tasks, list[DataError](), 0
+    tasks = iter_tasks(read_rows(args.file), broken) if ours else environment.read_tasks(args.file)
+    for count, described in enumerate(map(environment.describe, tasks), start=1):
+        if count > args.limit:
+            continue
         lines = [f"{described.id}  ({described.source or 'no source'})"]
         for number, question in enumerate(described.questions, start=1):
             lines.append(f"  question {number}: {question.text}")
             lines.append(f"    answer: {' | '.join(question.golds) or 'not known'}")
             lines += [f"    {name}: {value}" for name, value in question.attributes.items()]
         print(printable("\n".join(lines)), end="\n\n")
-    return 0
+    print(f"{count} tasks, {len(broken)} broken rows", *broken, sep="\n")
+    return 2 if broken else 0
 
 
 def _convert(argv: list[str]) -> int:

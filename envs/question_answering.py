@@ -1,10 +1,12 @@
 """The common part of environments whose episodes end in questions about a `Task`."""
 
 import asyncio
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from atommem import plugins
 from atommem.actions import ANSWER, answers_in, first
 from atommem.config import check_choice, check_least, setting
 from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score
@@ -13,24 +15,27 @@ from atommem.envs.scoring.metrics import GAIA_SOURCE, net_recall, score_question
 from atommem.envs.task import Task, describe_task
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Step, StopReason
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, DataError
 from atommem.tokens import Tokenizer
 
 REWARDS = ("em", "net_recall", "judge", "gaia")
 
 
 def check_reward(reward: str, source: str = GAIA_SOURCE) -> None:
-    """Raise ConfigError if a metric cannot be the reward for questions of `source`.
+    """Raise ConfigError if this cannot be the reward for questions of `source`.
 
-    F1, sub-EM and OOLONG's score pay for a list of candidates, which training would learn: they are
-    metrics only.
+    A function of the user's can be (``module:function``, see `own_reward`). F1, sub-EM and
+    OOLONG's score pay for a list of candidates, which training would learn: they are metrics only.
     """
+    if ":" in reward:
+        plugins.find("reward", reward)
+        return
     if reward in ("f1", "sub_em", "oolong"):
         raise ConfigError(
             f"reward={reward}: pays for an answer that lists candidates. Give em, net_recall or "
             "judge."
         )
-    check_choice("reward", reward, REWARDS)
+    check_choice("reward", reward, (*REWARDS, "MODULE:FUNCTION"))
     if reward == "gaia" and source != GAIA_SOURCE:
         raise ConfigError(f"reward=gaia: not a score of source {source!r}. Give em or judge.")
 
@@ -45,8 +50,9 @@ class QAConfig(JudgeConfig, EnvironmentConfig):
     )
     reward: str = setting(
         "em",
-        "Mean score of a task's questions: em, net_recall, judge or gaia. net_recall: the gold's "
-        "words in the answer, or the values where all of several are asked for, minus wrong ones.",
+        "Mean score of a task's questions: em, net_recall, judge or gaia; or a function of yours, "
+        "MODULE:FUNCTION. net_recall: the gold's words in the answer, or the values where all of "
+        "several are asked for, minus wrong ones.",
     )
 
     def __post_init__(self) -> None:
@@ -95,6 +101,14 @@ class QAEnvironments(EnvironmentFactory):
             await self.judge.close()
 
 
+def check_golds(config: EnvironmentConfig, tasks: Sequence[Any]) -> None:
+    """Raise DataError for a task that training cannot reward: no question has a gold answer."""
+    if isinstance(config, QAConfig) and ":" not in config.reward:
+        for task in tasks:
+            if not any(question.answers for question in task.questions):
+                raise DataError(f"task {task.id!r}: no gold answer, so no reward. Remove it.")
+
+
 async def score_answers(
     task: Task, answers: Sequence[str | None], reward: str, judge: LLMJudge | None = None
 ) -> Score:
@@ -128,7 +142,19 @@ async def score_answers(
         for name, value in score.items():
             by_name.setdefault(name, []).append(value)
     metrics = {name: sum(values) / len(values) for name, values in by_name.items()}
+    if ":" in reward:
+        metrics["reward"] = await own_reward(reward, task, answers)
+        reward = "reward"
     return Score(metrics.get(reward), tuple(answers), metrics, tuple(scores), notes)
+
+
+async def own_reward(name: str, task: Task, answers: Sequence[str | None]) -> float:
+    """Return what a user's function ``(task, answers) -> float`` (or async) gives an episode."""
+    value = plugins.find("reward", name)(task, answers)
+    value = await value if inspect.isawaitable(value) else value
+    if not isinstance(value, int | float):
+        raise ConfigError(f"reward={name}: it returned {value!r:.60}. Return a number.")
+    return float(value)
 
 
 def batches(count: int, at_once: int = 1) -> list[range]:

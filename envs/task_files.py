@@ -48,8 +48,10 @@ def load_tasks(path: str | Path) -> list[Task]:
     return tasks
 
 
-def iter_tasks(found: Iterable[Row]) -> Iterator[Task]:
+def iter_tasks(found: Iterable[Row], broken: list[DataError] | None = None) -> Iterator[Task]:
     """Yield the tasks of rows, as `load_tasks` returns those of a file.
+
+    The errors of broken rows are added to `broken`; without it the first one is raised.
 
     Equal documents of several tasks become one object: distractors recur, and texts make up most
     of the memory.
@@ -58,11 +60,16 @@ def iter_tasks(found: Iterable[Row]) -> Iterator[Task]:
     documents: dict[Document, Document] = {}
     for row in found:
         parse = next((parse for fields, parse in _FORMATS if fields <= row.values.keys()), None)
-        for task in (_parse(row, documents),) if parse is None else parse(row):
-            first = rows.setdefault(task.id, row.number)
-            if first != row.number:
-                raise row.error("id", f"is {task.id!r}, as in row {first}; ids must differ")
-            yield task
+        try:
+            for task in (_parse(row, documents),) if parse is None else parse(row):
+                first = rows.setdefault(task.id, row.number)
+                if first != row.number:
+                    raise row.error("id", f"is {task.id!r}, as in row {first}; ids must differ")
+                yield task
+        except DataError as error:
+            if broken is None:
+                raise
+            broken.append(error)
 
 
 def _parse(row: Row, documents: dict[Document, Document]) -> Task:

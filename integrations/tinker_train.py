@@ -50,7 +50,7 @@ from atommem.train.loops.update_step import DIFFERENCE, batch_of, policy_loss
 from atommem.train.objective.rows import Row, Tokens, merge_equal_rows
 from atommem.train.rollout.rollouts import TaskOrder, gather_outcomes, plan_groups, run_groups
 from atommem.train.settings import Settings, Stage
-from atommem.train.stages import episode_arguments, make_rollouts, prepare_reporters, run_facts
+from atommem.train.stages import episode_arguments, make_rollouts, prepare_reporters
 from atommem.train.stop_request import StopRequest
 from atommem.train.train_config import TrainConfig, check_refused
 
@@ -319,10 +319,10 @@ def run(settings: Settings) -> Path:
     """Train or resume, and download the adapter; returns its folder."""
     args = settings.args
     check_refused(settings.model, "tinker_model")
-    resume = checkpoints.checkpoint_to_resume(args, settings.run.memory)
+    args.facts = settings.facts
+    resume = checkpoints.checkpoint_to_resume(args)
     prepare_reporters(args)
     trainer = TinkerTrainer(settings, connect(args.base_url), resume)
-    args.facts = run_facts(settings, trainer.base_model)
     try:
         trainer.train()
     finally:

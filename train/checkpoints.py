@@ -8,13 +8,14 @@ complete checkpoints, and ``.partial``, which the next start removes.
 import json
 import shutil
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
 
-from atommem.config import MemoryConfig, fields_of, load_config
+from atommem.config import load_config
 from atommem.errors import ConfigError
 from atommem.files import let_others_read
 from atommem.train.errors import CheckpointError
@@ -22,6 +23,16 @@ from atommem.train.errors import CheckpointError
 MANIFEST = "checkpoint_complete.json"
 PARTIAL = ".partial"
 SHARDED_MODEL = "pytorch_model_fsdp_0"  # FSDP's weights, for `accelerate merge-weights`
+
+_MAY_CHANGE = """output_dir max_steps num_train_epochs resume_from_checkpoint save_* log* eval_*
+    hub_* push_to_hub report_to run_name project trackio_* disable_tqdm load_best_model_at_end
+    metric_for_best_model greater_is_better num_generations_eval max_failed_fraction data *_url
+    atommem_version chat_format use_vllm vllm_[!i]* heartbeat_* *timeout episode_max_seconds
+    per_device_* gradient_* generation_batch_size token_budget max_batch_tokens rollout_batch_size
+    max_inflight_tasks prefix_sharing use_cpu bf16* tf32 torch_* fsdp* deepspeed ds3_* ddp_*
+    accelerator_config parallelism_config dataloader_* activation_offloading attn_implementation
+    *num_proc skip_memory_metrics cache_* use_cache local_rank debug"""
+"""Settings with which a run may be resumed: when it ends, what it writes, and where it computes."""
 
 
 def name_of(update: Any) -> str:
@@ -37,11 +48,13 @@ class GenerationSettings:
     chat_format: dict[str, Any] = field(default_factory=dict)
 
 
-def update_settings(args: Any) -> dict[str, Any]:
-    """Return the settings that, with the number of an update, decide its tasks and seeds."""
+def lasting_settings(args: Any) -> dict[str, Any]:
+    """Return the settings that a run keeps when it is resumed, as JSON has them."""
     size = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    names = ("num_generations", "steps_per_generation", "num_iterations")
-    return {"episodes_per_update": size, **{name: getattr(args, name, None) for name in names}}
+    found = {"episodes_per_update": size, **args.to_dict()}
+    free = _MAY_CHANGE.split()
+    kept = {n: v for n, v in found.items() if not any(fnmatch(n, one) for one in free)}
+    return dict(json.loads(json.dumps(kept, default=str)))
 
 
 def publish_checkpoint(partial: Path, output_dir: Path, args: Any) -> Path:
@@ -50,7 +63,7 @@ def publish_checkpoint(partial: Path, output_dir: Path, args: Any) -> Path:
     files = [path for path in partial.rglob("*") if path.is_file()]
     manifest = {
         "saved_ns": time.time_ns(),
-        "settings": update_settings(args),
+        "settings": lasting_settings(args),
         "files": {str(path.relative_to(partial)): path.stat().st_size for path in files},
     }
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
@@ -119,7 +132,21 @@ def resume_hint(args: Any) -> str:
     return "There is no checkpoint yet: the same command starts again."
 
 
-def checkpoint_to_resume(args: Any, memory: MemoryConfig) -> str | None:
+def check_same_run(folder: Path, args: Any) -> None:
+    """Raise ConfigError if a checkpoint is of a run with other `lasting_settings`.
+
+    Settings that it did not save, as of an older version, are not compared.
+    """
+    before, now = load_config(folder) | _read_manifest(folder)["settings"], lasting_settings(args)
+    if changed := [name for name in before if name in now and before[name] != now[name]]:
+        raise ConfigError(
+            f"{', '.join(f'{name}={now[name]!r} (was {before[name]!r})' for name in changed)}: "
+            f"{folder} is of a run with other settings. Resume with the same, or start a new run "
+            f"from it: --model_name_or_path {folder} and another output_dir."
+        )
+
+
+def checkpoint_to_resume(args: Any) -> str | None:
     """Return the checkpoint to continue from, or None for a fresh start; all processes together.
 
     ``args.resume_from_checkpoint`` is a folder; ``auto`` (``--resume``) or ``true``: the last
@@ -145,13 +172,5 @@ def checkpoint_to_resume(args: Any, memory: MemoryConfig) -> str | None:
         if good := last_checkpoint(folder.parent):
             fix = f"--resume_from_checkpoint {good} continues from a complete one"
         raise CheckpointError(f"{folder} is damaged: {problem}. Nothing was changed; {fix}.")
-    before = _read_manifest(folder)["settings"] | fields_of(MemoryConfig, load_config(folder))
-    now = update_settings(args) | asdict(memory)
-    for name, value in before.items():
-        if value != now[name]:
-            raise ConfigError(
-                f"{name}={now[name]!r}: {folder} was trained with {value!r}, and its updates "
-                "would get other prompts or tasks. Resume with the same, or start a new run from "
-                "it (--model_name_or_path)."
-            )
+    check_same_run(folder, args)
     return str(folder)

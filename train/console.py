@@ -92,7 +92,10 @@ class ConsoleTable(TrainerCallback):
         self._print("  ".join(cells))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero and (report := signal_report(state.log_history)):
+        done = state.global_step
+        idle = f"nothing left to do: {done} of {state.max_steps} updates; give a larger max_steps"
+        report = idle if done == self._began[1] else signal_report(state.log_history)
+        if state.is_world_process_zero and report:
             self.console.print(report, soft_wrap=True)
 
     def _print(self, line: str, style: str = "") -> None:
@@ -121,7 +124,8 @@ class MetricsFile(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # A checkpoint's history replaces what was logged after it.
-        self._write("w", args, state, *state.log_history)
+        if state.global_step < state.max_steps:
+            self._write("w", args, state, *state.log_history)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if logs:

@@ -53,5 +53,6 @@ class DryRunConfig:
     dry_run_json: str | None = setting(None, "File to write the dry run to as one JSON object.")
 
     def __post_init__(self) -> None:
+        self.dry_run_device = self.dry_run_device.lower()
         check_choice("dry_run_device", self.dry_run_device, tuple(DEVICES))
         check_least(self, dry_run_processes=1, dry_run_completion_tokens=1)

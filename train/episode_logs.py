@@ -53,7 +53,7 @@ class RolloutLog:
                 add_value(sums, "store_fill", size / capacity)
             source = self._sources.get(episode.task_id)
             if source and episode.reward is not None:
-                for name, value in {"reward": episode.reward, **episode.metrics}.items():
+                for name, value in {**episode.metrics, "reward": episode.reward}.items():
                     add_value(sums, f"{name}/{source}", value)
         seconds = self._agent.activity.take() | self.clock.take()
         return sums | {_TIME + stage: value for stage, value in seconds.items()}

@@ -50,6 +50,7 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
         self.stop_request = StopRequest()
         self.settings = settings
         self.console: Console | None = None  # a terminal that shows progress bars
+        self._is_idle = False  # a finished run that was resumed
         self._saved_step: int | None = None
         """The last update that is in a checkpoint (0: none is needed); unset before training."""
         super().__init__(*args, **kwargs)
@@ -70,6 +71,7 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
                     "other's checkpoints. Resume it under the launcher that it was written under, "
                     "or start a new run from it (--model_name_or_path)."
                 )
+            checkpoints.check_same_run(folder, self.args)
             self.load_extra_state(folder)
         saves = self.args.save_strategy != "no"
         stops = (TrainingInterrupted, RolloutFailedError, DivergedError, MemoryFault)
@@ -204,14 +206,26 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
         """Begin an update: a point where all ranks can stop."""
         if self._saved_step is None:
             self._saved_step = self.state.global_step
+            self._set_rates()
         self.sync_stop()
         if self.state.global_step >= self.state.max_steps:
             # A finished run that is resumed: transformers would train one more update.
-            self.control.should_training_stop = True
+            self.control.should_training_stop = self._is_idle = True
             return [], None
         return super().get_batch_samples(*args, **kwargs)
 
-    def sync_stop(self, error: Exception | None = None) -> None:
+    def _set_rates(self) -> None:
+        """Set the learning rates that the schedule has here; a checkpoint's are of its own end."""
+        rates = getattr(self.lr_scheduler, "lr_lambdas", ())
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
+            group["lr"] = group["initial_lr"] * rate(self.lr_scheduler.last_epoch)
+
+    def log(self, logs: dict[str, Any], *args: Any) -> None:
+        """Log, unless a run that was finished had nothing left to do."""
+        if not self._is_idle:
+            super().log(logs, *args)
+
+    def sync_stop(self, error: Exception | None = None, lost: str = "") -> None:
         """End the run on all ranks if one has to stop, for `error` or a signal; collective."""
         asked = _STOP if self.stop_request.requested else _CONTINUE
         report = self._largest_of_ranks(asked if error is None else _BROKEN)
@@ -221,7 +235,7 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
                 reason = str(error) if isinstance(error, AtomMemError) else repr(error)
             raise RolloutFailedError(f"update {update} cannot be sampled: {reason}") from error
         if report == _STOP:
-            raise TrainingInterrupted(f"stopped before update {update}")
+            raise TrainingInterrupted(f"stopped before update {update}{lost}")
 
     def check_finite(self, name: str, value: float) -> None:
         """Raise DivergedError if a value, the same on all ranks, is NaN or infinite."""

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from argparse import SUPPRESS
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+from importlib.metadata import version
 from inspect import get_annotations
 from pathlib import Path
 from typing import Any
 
 from trl import ModelConfig
 
-from atommem.arguments import Parser, make, pop_flags, split_config
+from atommem.arguments import Parser, find_flag, make, pop_flags, split_config
 from atommem.chat_format import ChatFormat
-from atommem.config import EmbedderConfig, MemoryConfig, check_least, field_names
+from atommem.config import (
+    EmbedderConfig,
+    MemoryConfig,
+    check_least,
+    field_names,
+    shipped_policy,
+)
 from atommem.dialects import get_dialect
 from atommem.environment import find_environment
 from atommem.errors import ConfigError, check_writable, format_error
+from atommem.files import file_digest
 from atommem.plugins import find
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import model_folder
 from atommem.run import RunConfig, check_setting_names, find_stored
 from atommem.train.checkpoints import GenerationSettings
 from atommem.train.devices import DryRunConfig
+from atommem.train.train_config import refused_names
 
 _SHOWN = """data eval_data model_name_or_path model_revision use_peft lora_r lora_alpha output_dir
     max_steps num_train_epochs learning_rate beta seed temperature use_vllm vllm_mode
@@ -57,6 +69,21 @@ class Settings:
         generation = GenerationSettings(longest, run.chat_template_kwargs)
         return [run.memory, run.embedder, run.environment, generation]
 
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Return all settings, before a trainer changes `args`: for checkpoints, and wandb."""
+        found = self.args.to_dict()
+        found |= {name: value for part in self.stored for name, value in asdict(part).items()}
+        for name in self.run.environment.operational:
+            found.pop(name, None)
+        data = Path(self.args.data)
+        files = sorted(data.rglob("*.*") if data.is_dir() else [data])
+        digests = "".join(file_digest(file) for file in files if file.is_file())
+        found |= asdict(self.model) | {"data_digest": sha256(digests.encode()).hexdigest()[:16]}
+        # A folder may have been moved.
+        found["model_name_or_path"] = Path(str(self.model.model_name_or_path)).name
+        return found | {"atommem_version": version("atommem")}
+
     def stored_with(self, tokenizer: Any) -> list[Any]:
         """`stored`, with what was found out of the ordinary in the chat template."""
         *parts, generation = self.stored
@@ -74,8 +101,9 @@ def parse(stage: str, argv: Sequence[str], given: Mapping[str, Any] | None = Non
         raise ConfigError("--data is missing. Give a task file (atommem data build).")
     if model is None:
         raise ConfigError("--model_name_or_path is missing. Give a model folder or hub name.")
+    settings.model.model_name_or_path = shipped_policy(model)
     check_least(args, learning_rate=0, max_completion_length=1)
-    model_folder("model_name_or_path", model)
+    model_folder("model_name_or_path", settings.model.model_name_or_path)
     check_writable("output_dir", args.output_dir, folder=True)
     return settings
 
@@ -86,6 +114,7 @@ def read_settings(
     """Read as `parse` does, but accept a run without data or model, which the demo makes itself."""
     found = find("atommem.stages", stage)
     config_class, model_class = found.config_class, found.model_class
+    recipe = find_flag(argv, "config")
     argv, values = split_config(argv, "train")
     values |= given or {}
     stored = find_stored(argv, values, "model_name_or_path")
@@ -93,8 +122,8 @@ def read_settings(
     parser = Parser(
         f"atommem train {stage}",
         "All settings can also stand in a YAML file: --config FILE, or a shipped NAME (atommem "
-        "configs).",
-        usage=f"atommem train {stage} [--config FILE|NAME] [--SETTING VALUE ...]",
+        "configs). --resume continues from the last checkpoint of output_dir, or starts.",
+        usage=f"atommem train {stage} [--config FILE|NAME] [--resume] [--SETTING VALUE ...]",
     )
     others = (config_class, model_class, MemoryConfig, EmbedderConfig, DryRunConfig)
     taken = {name for kind in others for name in field_names(kind)}
@@ -108,6 +137,9 @@ def read_settings(
         parser.add_settings("embedder", EmbedderConfig)
         parser.add_settings("dry run", DryRunConfig)
         parser.add_settings("TRL and transformers", config_class, model_class)
+        for action in parser._actions:
+            if action.dest in refused_names(*config_class.refused, f"{stage}_model"):
+                action.help = SUPPRESS  # it would be refused with its reason
         parsed = parser.read(argv, values, stored)
         args: Any = make(config_class, parsed)
         sampling = Sampling(
@@ -118,6 +150,21 @@ def read_settings(
         return Settings(args, run, make(model_class, parsed), make(DryRunConfig, parsed))
     except (ValueError, OSError) as error:
         raise ConfigError(f"{format_error(error)} See atommem train {stage} --help.") from error
+    except ConfigError as error:
+        of = stage_of(recipe)
+        if of in (None, stage):
+            raise
+        raise ConfigError(
+            f"config={recipe}: for atommem train {of}, not {stage}. {error}"
+        ) from error
+
+
+def stage_of(recipe: str | None) -> str | None:
+    """Return the stage of a shipped recipe, which its name begins with (GRPO's do not)."""
+    if recipe is None or Path(recipe).is_file():
+        return None
+    kind = recipe.removeprefix("train/").partition("_")[0]
+    return kind if kind in ("async", "sft") else "grpo"
 
 
 def parse_dry_run(argv: Sequence[str]) -> DryRunConfig:

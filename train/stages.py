@@ -4,9 +4,8 @@ import os
 import secrets
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from trl import ModelConfig
 
 from atommem.embedding import make_embedder
 from atommem.environment import find_environment
+from atommem.envs.question_answering import check_golds
 from atommem.errors import ConfigError, format_error
 from atommem.plugins import find
 from atommem.policy.local import hide_weight_bars
@@ -40,6 +40,7 @@ from atommem.train.train_config import (
     TrainConfig,
 )
 
+_OF_CALLER = "tasks of the caller"
 _PRIVATE = ("_*", ".*", "checkpoint-*", "wandb/*", "traces/*", "samples/*", "eval/*", "adapters/*")
 """Files of an output folder that are not pushed: checkpoints, and texts of the data."""
 
@@ -103,10 +104,12 @@ def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
     args = settings.args
     kind = find_environment(settings.run.environment.environment)
     tasks = kind.read_tasks(args.data) if settings.tasks is None else settings.tasks
+    check_golds(settings.run.environment, tasks)
     return {
         "args": args,
         "tasks": tasks,
-        "held_out": kind.read_tasks(args.eval_data) if args.eval_data else settings.held_out,
+        "held_out": settings.held_out
+        or (kind.read_tasks(args.eval_data) if args.eval_data else ()),
         "processing_class": tokenizer,
         "on_episodes": EpisodeFiles(args, map(kind.describe, tasks), settings.run.memory),
         "settings": settings.stored_with(tokenizer),
@@ -129,12 +132,18 @@ def make_trainer(
         stage: grpo, sft or async.
         config: A recipe's name, or a YAML file.
         tasks: Tasks instead of those of the file `data`.
-        held_out: Tasks of `evaluate`, instead of those of the file `eval_data`.
-        settings: Settings of the stage by name, over the recipe's.
+        held_out: Tasks of `evaluate`, also during training (`eval_strategy`).
+        settings: Settings of the stage by name, over the recipe's; `reward` may be a function.
     """
+    if held_out and settings.get("eval_data"):
+        raise ConfigError("held_out, eval_data: both are given. Give one of them.")
     arguments = [] if config is None else ["--config", str(config)]
     given = {name: str(v) if isinstance(v, Path) else v for name, v in settings.items()}
-    given |= {} if tasks is None else {"data": "tasks of the caller"}
+    given |= {} if tasks is None else {"data": _OF_CALLER}
+    if held_out and str(given.get("eval_strategy", "no")) != "no":
+        given["eval_data"] = _OF_CALLER
+    if callable(reward := given.get("reward")):
+        given["reward"] = f"{reward.__module__}:{reward.__qualname__}"
     parsed = replace(parse(stage, arguments, given), tasks=tasks, held_out=held_out)
     return find("atommem.stages", stage).prepare(parsed)
 
@@ -151,15 +160,16 @@ class TrainerStage:
     def prepare(self, settings: Settings) -> Any:
         hide_weight_bars()
         prepare_reporters(settings.args)
+        settings.args.facts = settings.facts
         trainer = self.make_trainer(settings)
-        settings.args.facts = run_facts(settings, str(trainer.model.config.name_or_path))
         use_console(trainer, self.columns)
         return trainer
 
     def run(self, settings: Settings) -> Path:
         """Train or resume, and save the model; returns its folder."""
         args = settings.args
-        resume = checkpoint_to_resume(args, settings.run.memory)
+        args.facts = settings.facts
+        resume = checkpoint_to_resume(args)
         with self.prepare(settings) as trainer:
             trainer.train(resume_from_checkpoint=resume)
         folder: Path = trainer.save_final()
@@ -170,11 +180,6 @@ class TrainerStage:
         command = shlex.join(["atommem", "eval", "--policy", str(folder), *flags])
         trainer.accelerator.print(f"saved to {folder}; evaluate it: {command}")
         return folder
-
-
-def run_facts(settings: Settings, checkpoint: str) -> dict[str, Any]:
-    facts = {name: value for part in settings.stored for name, value in asdict(part).items()}
-    return facts | {"checkpoint": checkpoint, "atommem_version": version("atommem")}
 
 
 def prepare_reporters(args: Any) -> None:

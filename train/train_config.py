@@ -20,6 +20,11 @@ CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_ma
 REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))
 
 
+def refused_names(*parts: str) -> set[str]:
+    """Return the fields that cannot be honoured, of these parts of ``refused.yaml``."""
+    return {name for part in parts for name in REFUSED.get(part, ())}
+
+
 def check_refused(config: Any, *parts: str) -> None:
     """Raise ConfigError for a field that cannot be honoured, of these parts of ``refused.yaml``."""
     for name, (only, reason) in (line for part in parts for line in REFUSED[part].items()):

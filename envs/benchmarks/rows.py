@@ -59,9 +59,7 @@ class Row:
         return f"{self.path}: row {self.number}"
 
     def error(self, name: str, problem: str) -> DataError:
-        return DataError(
-            f"{self.place}: field {name!r} {problem}. Correct the row, or download the file again."
-        )
+        return DataError(f"{self.place}: field {name!r} {problem}. Correct the row.")
 
     def get(self, *names: str) -> Any:
         """Return the value of the first of `names` that the row has."""
@@ -107,9 +105,7 @@ class Row:
             problem = str(error).replace("`$", f"`{name}").replace("`.", "`")
             if f"`{name}" not in problem:
                 problem += f" - at `{name}`"
-            raise DataError(
-                f"{self.place}: {problem}. Correct the row, or download the file again."
-            ) from error
+            raise DataError(f"{self.place}: {problem}. Correct the row.") from error
 
 
 def _pair(item: Any, keys: Sequence[str]) -> Any:

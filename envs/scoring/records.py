@@ -168,6 +168,7 @@ def metric_names(records: Sequence[EpisodeRecord]) -> list[str]:
     names = names or {name for record in records for name in record.metrics}
     if any(not record.failed for record in records):
         names |= {main_metric(records)}
+    names |= {"reward"} & {name for record in records for name in record.metrics}  # the user's own
     # An environment may count things too, which have no interval of a proportion.
     return [
         name

@@ -105,6 +105,24 @@ def test_build_puts_gold_documents_anywhere_among_distractors() -> None:
     assert len(set(asked[:12])) == 12, "every question comes before one repeats"
 
 
+def test_show_checks_all_rows_and_names_the_broken_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row: dict[str, Any] = {"context": "a", "questions": [{"text": "b", "answers": ["c"]}]}
+    broken = row | {"questions": [{"text": "b", "answers": [""]}]}
+    file = tmp_path / "tasks.jsonl"
+    rows = ({"id": "1", **row}, {"id": "2", **broken}, {"id": "1", **row}, {"id": "4", **row})
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert main(["show", str(file), "--limit", "1"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "1  (no source)"
+    assert lines[-3:] == [
+        "2 tasks, 2 broken rows",
+        f"{file}: row 2: field 'answers' contains an empty answer. Correct the row.",
+        f"{file}: row 3: field 'id' is '1', as in row 1; ids must differ. Correct the row.",
+    ]
+
+
 def test_build_with_own_distractors_takes_them_first() -> None:
     for task in tasks_of(ROWS, BuildConfig(12, 12, distractors="own")):
         row = ROWS[int(task.questions[0].id[2:])]

@@ -12,11 +12,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atommem.config import save_config
 from atommem.environment import environment_config
-from atommem.envs.question_answering import REWARDS, score_answers
+from atommem.envs.question_answering import REWARDS, own_reward, score_answers
 from atommem.envs.scoring.metrics import exact_match, f1, score_question, sub_exact_match
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError
+from atommem.run import stored_settings
 from tests.envs.test_judge import make
 from tests.fake_chat import FakeChat
 
@@ -178,3 +180,28 @@ async def test_questions_without_gold_answers_have_no_score() -> None:
     assert len(server.bodies) == 1
     score = await score_answers(Task("t", (unknown,)), ["Ann"], "em", None)
     assert (score.reward, score.metrics, score.answers) == (None, {}, ("Ann",))
+
+
+async def brevity(task: Task, answers: list[str]) -> float:
+    return -float(len(answers[0]))
+
+
+async def test_reward_of_the_user_s_stands_beside_em_and_f1() -> None:
+    task, name = Task("t", (Question("Where?", ("Port",)),)), f"{__name__}:brevity"
+    score = await score_answers(task, ["the port"], name)
+    assert (score.reward, score.metrics["em"], score.metrics["f1"]) == (-8.0, 1.0, 1.0)
+    with pytest.raises(ConfigError, match=r"reward=builtins:print: it returned None\. Return a"):
+        await own_reward("builtins:print", task, ["a"])
+
+
+@pytest.mark.parametrize("reward", ["brevity", "no_such_module:brevity", "builtins:brevity"])
+def test_reward_that_is_not_found_is_refused_with_the_form_to_give(reward: str) -> None:
+    with pytest.raises(ConfigError, match=r"MODULE:FUNCTION|cannot be loaded"):
+        environment_config("longdoc", reward=reward)
+
+
+def test_reward_of_the_user_s_is_not_loaded_from_a_folder(tmp_path: Path) -> None:
+    save_config(tmp_path, environment_config("longdoc", reward=f"{__name__}:brevity"))
+    with pytest.warns(UserWarning, match=f"reward={__name__}:brevity is code, and not loaded"):
+        assert "reward" not in stored_settings(str(tmp_path))
+    assert stored_settings(str(tmp_path), named=["reward"])["reward"] == f"{__name__}:brevity"

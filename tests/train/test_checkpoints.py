@@ -18,7 +18,7 @@ from atommem.episode import Episode
 from atommem.errors import BudgetSpentError, ConfigError
 from atommem.train import checkpoints, stop_request
 from atommem.train.checkpoints import PARTIAL, last_checkpoint, list_checkpoints
-from atommem.train.console import METRICS_FILE, read_metrics
+from atommem.train.console import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
 from atommem.train.errors import CheckpointError, DivergedError, MemoryFault, RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.stop_request import StopRequest
@@ -41,8 +41,10 @@ RELEASED = MemoryConfig(dialect="released")
 
 
 def to_resume(choice: str | None, output_dir: Path, **settings: object) -> str | None:
-    config = make_config(output_dir, resume_from_checkpoint=choice, **settings)
-    return checkpoints.checkpoint_to_resume(config, RELEASED)
+    config = make_config(output_dir, resume_from_checkpoint=choice)
+    for name, value in settings.items():
+        setattr(config, name, value)
+    return checkpoints.checkpoint_to_resume(config)
 
 
 def names(folder: Path) -> list[str]:
@@ -75,17 +77,34 @@ def test_checkpoint_to_resume_names_the_damage_and_a_complete_one(tmp_path: Path
     assert to_resume(str(older), tmp_path) == str(older)
 
 
-def test_checkpoint_to_resume_with_other_prompts_or_updates_is_refused(tmp_path: Path) -> None:
-    """Tasks and seeds follow from the number of the update."""
+FREE = {"max_steps": 9, "save_steps": 7, "token_budget": 40, "run_name": "other", "bf16": True}
+FREE |= {"eval_steps": 5, "use_vllm": True, "vllm_mode": "server", "facts": {"judge_url": "b"}}
+LASTING: dict[str, Any] = {"per_device_train_batch_size": 16, "learning_rate": 0.5, "beta": 0.1}
+LASTING |= {
+    "vllm_importance_sampling_mode": "token_mask",
+    "temperature": 0.5,
+    "lr_scheduler_type": "cosine",
+}
+
+
+@pytest.mark.parametrize("name", LASTING)
+def test_checkpoint_to_resume_with_other_settings_is_refused(tmp_path: Path, name: str) -> None:
+    save_checkpoint(tmp_path, 3)
+    assert to_resume("auto", tmp_path, **FREE)
+    setting = {"per_device_train_batch_size": "episodes_per_update"}.get(name, name)
+    value, facts = LASTING[name], {"dialect": "paper"}
+    message = (
+        rf"dialect='paper' \(was 'released'\), .*{setting}={value!r} \(was .*checkpoint-3 is of"
+    )
+    with pytest.raises(ConfigError, match=message):
+        to_resume("auto", tmp_path, facts=facts, **{name: value})
+
+
+def test_checkpoint_to_resume_removes_what_was_not_finished(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 3)
     write_partial(tmp_path, 4)  # killed before the manifest
     assert to_resume("auto", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
-    with pytest.raises(ConfigError, match=r"episodes_per_update=16: .* was trained with 8"):
-        to_resume("auto", tmp_path, per_device_train_batch_size=16)
-    config = make_config(tmp_path, resume_from_checkpoint="true")
-    with pytest.raises(ConfigError, match=r"dialect='paper'.*trained with 'released'"):
-        checkpoints.checkpoint_to_resume(config, MemoryConfig())
 
 
 def test_prune_checkpoints_keeps_the_last_the_best_and_renamed_copies(tmp_path: Path) -> None:
@@ -167,13 +186,37 @@ def test_run_that_ends_early_resumes_from_the_last_update(
 
 
 @pytest.mark.slow
-def test_finished_run_resumed_trains_no_more(tmp_path: Path) -> None:
+def test_finished_run_resumed_trains_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In the middle of an epoch transformers would make one more update."""
     config = make_config(tmp_path, **{**SETTINGS, "max_steps": 2, "save_steps": 2})
     for checkpoint, sampled in ((None, 16), (str(tmp_path / "checkpoint-2"), 0)):
         trainer, _, runner = make_trainer(make_model(), config, mixed_episode, tasks=6)
+        use_console(trainer, GRPO_COLUMNS)
         trainer.train(resume_from_checkpoint=checkpoint)
         assert (trainer.state.global_step, len(runner.jobs)) == (2, sampled)
+        logged = (tmp_path / METRICS_FILE).read_text()
+        assert logged.count("train_loss") == 1
+    assert "nothing left to do: 2 of 2 updates" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_longer_run_goes_on_at_the_rate_of_its_schedule(tmp_path: Path) -> None:
+    """transformers made the first further update at the old end's rate, 0."""
+    rates = []
+    for steps, checkpoint in ((2, None), (4, str(tmp_path / "checkpoint-2"))):
+        settings = {**SETTINGS, "max_steps": steps, "save_steps": 2}
+        config = make_config(tmp_path, lr_scheduler_type="linear", **settings)
+        trainer, _, _ = make_trainer(make_model(), config, mixed_episode, tasks=6)
+
+        def note(trainer: Any = trainer) -> None:
+            rates.append(trainer.optimizer.param_groups[0]["lr"])
+
+        for update in range(4):
+            trainer.add_callback(at("on_step_begin", update, note))
+        trainer.train(resume_from_checkpoint=checkpoint)
+    assert rates == pytest.approx([1e-2, 5e-3, 5e-3, 2.5e-3])
 
 
 @pytest.mark.slow

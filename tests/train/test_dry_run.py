@@ -11,7 +11,7 @@ from transformers import Qwen3Config, Qwen3MoeConfig
 from trl import ModelConfig
 
 from atommem.environment import TaskShape
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, DataError
 from atommem.train.devices import DEVICES
 from atommem.train.dry_run import costs
 from atommem.train.dry_run.costs import Costs, Precision, Run, Timeline, estimate_memory
@@ -50,6 +50,22 @@ def test_dry_run_needs_no_weights_data_or_network(
     assert plan["memory"]["parts"]["embedder"] == 2 * 595_776_512
     assert "exceeds the 80 GB of h100" in " ".join(plan["warnings"])
     assert "unique tokens" in capsys.readouterr().out
+    (tmp_path / "t.jsonl").write_text('{"id": "a", "context": "b", "questions": [{"text": "c"}]}')
+    with pytest.raises(DataError, match="task 'a': no gold answer"):
+        dry(tmp_path, *MINIMUM[:3], str(tmp_path / "t.jsonl"))
+    served = dry(
+        tmp_path,
+        *MINIMUM,
+        *sizes,
+        "--use_vllm",
+        "--vllm_mode",
+        "server",
+        "--dry_run_device",
+        "H100",
+    )
+    name = served["timelines"][0]["name"]
+    assert name == "this run: 1 sample, 8 train, in turn"
+    assert "of 256 episodes" in capsys.readouterr().out
     vllm = ["--use_vllm", "--vllm_gpu_memory_utilization", "0.3", "--vllm_mode", "colocate"]
     colocated = dry(tmp_path, *MINIMUM, *vllm)
     assert colocated["memory"]["parts"]["rollout"] == pytest.approx(24e9)
@@ -172,7 +188,7 @@ def test_workload_of_groups_equals_numbers_by_hand() -> None:
     assert (load.raw_tokens, load.unique_tokens) == (8 * raw, round(8 * unique))
     assert load.micro_batches == 3  # 11,360 unique tokens
     assert (load.sampled_row, load.longest_row) == (1120 + 50 + 200, 1120 + 300 + 200)
-    assert load.updates == 2 * (100 // 4)
+    assert (load.updates, load.epochs) == (2 * (100 // 4), 2)
     assert workload(share=False).micro_batches == -(-load.raw_tokens // 5000)
     assert workload(PROMPT._replace(is_chunk_first=False)).unique_tokens > 2 * load.unique_tokens
     shared = workload(steps_per_generation=3, updates_per_rollout=6)

@@ -20,7 +20,7 @@ from atommem.errors import OutageError
 from atommem.eval.runner import evaluate
 from atommem.train.checkpoints import list_checkpoints
 from atommem.train.console import METRICS_FILE, read_metrics
-from atommem.train.errors import RolloutFailedError
+from atommem.train.errors import RolloutFailedError, TrainingInterrupted
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.models import make_policy
 from atommem.train.loops.update_step import batch_of
@@ -38,6 +38,7 @@ from tests.train.harness import (
     make_tasks,
     make_trainer,
     reference_gradients,
+    terminate,
 )
 from tests.train.toys import (
     WrittenRunner,
@@ -371,3 +372,24 @@ def test_failed_evaluation_ends_the_run(tmp_path: Path) -> None:
         with pytest.raises(RolloutFailedError, match="8 of 8 episodes of the evaluation failed"):
             trainer.train()
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-1"]
+
+
+@pytest.mark.slow
+def test_stop_in_an_evaluation_says_that_it_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saves = {"max_steps": 2, "eval_steps": 1, "save_strategy": "steps", "save_steps": 9}
+    with make_evaluating(tmp_path, **saves) as trainer:
+        policy: Any = trainer.backend.runner.agent.policy
+        complete = policy.complete
+
+        def stopping(*given: Any) -> Any:
+            if trainer.state.global_step == 1 and not trainer.stop_request.requested:
+                terminate()
+            return complete(*given)
+
+        policy.complete = stopping
+        message = r"stopped before update 2; the evaluation after update 1 is lost\. .*--resume"
+        with pytest.raises(TrainingInterrupted, match=message):
+            trainer.train()
+    assert "evaluation on 8 tasks" in capsys.readouterr().out

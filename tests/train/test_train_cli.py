@@ -13,13 +13,13 @@ import wandb
 from transformers import TrainerState, TrainingArguments
 from wandb.sdk.lib.noop_run import NoopRun
 
-from atommem.config import load_config
+from atommem.config import SHIPPED, load_config
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, DataError
 from atommem.train.console import METRICS_FILE, MetricsFile, read_metrics
 from atommem.train.episode_logs import COLUMNS
 from atommem.train.settings import parse
-from atommem.train.stages import prepare_reporters
+from atommem.train.stages import make_trainer, prepare_reporters
 from atommem.train.train_cli import main
 from tests.train.harness import make_config, make_tasks, save_model
 
@@ -28,6 +28,9 @@ MINIMUM = ["--model_name_or_path", "some/model", "--data", "tasks.parquet", "--u
 
 REFUSED_VALUES = [
     ("grpo", "--lerning_rate=1", r"unknown setting \(did you mean learning_rate\?\)"),
+    ("grpo", "--config async_qwen3_8b_lora", "config=async_qwen3_8b_lora: for atommem train async"),
+    ("sft", "--config smollm2", "for atommem train grpo, not sft"),
+    ("grpo", "--reward_funcs x", "this setting is called reward now"),
     ("grpo", "--gradient_accumulation_steps 4", "gradient_accumulation_steps=4: only 1"),
     ("async", "--max_staleness -1", "max_staleness=-1: must be at least 0"),
 ]
@@ -58,6 +61,23 @@ def test_parse_flags_override_the_file_and_the_model_folder(tmp_path: Path) -> N
     assert (memory.templates, memory.retrieve_k, memory.scratchpad_tokens) == ("compact", 5, 9)
 
 
+@pytest.mark.parametrize(("flag", "shown"), [("--help", "[--resume]"), ("--help-all", "--top_k")])
+def test_help_names_what_can_be_given(
+    flag: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["grpo", flag])
+    printed = capsys.readouterr().out
+    assert (shown in printed) == (shown == "[--resume]")  # `top_k` would be refused
+    assert "--learning_rate" in printed
+
+
+def test_shipped_adapter_is_trained_by_its_name() -> None:
+    found = parse("grpo", [*MINIMUM, "--model_name_or_path", SHIPPED])
+    assert (Path(str(found.model.model_name_or_path)) / "adapter_config.json").is_file()
+    assert found.run.memory.templates == "plain"
+
+
 def train(folder: Path, stage: str, flags: str) -> None:
     reports = "" if "--report_to" in flags else "--report_to none"
     common = f"--data tasks.jsonl --use_cpu {reports} --disable_tqdm true --seed 3"
@@ -77,21 +97,51 @@ def test_train_grpo_then_sft_on_its_traces_then_grpo_resumed(tmp_path: Path) -> 
 
     second = "--model_name_or_path first --output_dir cold --data first --max_steps 2"
     train(tmp_path, "sft", second)
+    train(tmp_path, "sft", f"{second} --resume")
     assert load_config(tmp_path / "cold")["retrieve_k"] == 2
 
     last = "--model_name_or_path cold --output_dir last --save_steps 1"
     train(tmp_path, "grpo", f"{last} --max_steps 1")
-    train(tmp_path, "grpo", f"{last} --max_steps 2 --resume_from_checkpoint true")
+    resumed = f"{last} --max_steps 2 --resume_from_checkpoint true"
+    save_tasks(make_tasks(7), tmp_path / "other.jsonl")
+    with pytest.raises(
+        ConfigError, match=r"max_reads=7 \(was 0\), data_digest='\w+' \(was '\w+'\)"
+    ):
+        train(tmp_path, "grpo", f"{resumed} --data other.jsonl --max_reads 7")
+    train(tmp_path, "grpo", resumed)
     assert (tmp_path / "last" / "checkpoint-2" / "atommem_config.json").is_file()
     assert (tmp_path / "last" / "README.md").is_file()
     logged = read_metrics(tmp_path / "last" / METRICS_FILE)
     assert [entry["step"] for entry in logged if "reward" in entry] == [1, 2]
 
 
+def double(task: Any, answers: list[str | None]) -> float:
+    return 2.0 * (answers[0] in task.questions[0].answers)
+
+
 @pytest.mark.slow
-def test_train_async_saves_the_model_and_traces(tmp_path: Path) -> None:
-    flags = "--model_name_or_path model --output_dir out --max_steps 1 --save_traces true"
-    train(tmp_path, "async", flags)
+def test_make_trainer_with_tasks_and_a_reward_of_the_caller(tmp_path: Path) -> None:
+    settings = {"model_name_or_path": save_model(tmp_path), "output_dir": tmp_path / "out"}
+    settings |= {"reward": double, "max_steps": 1, "report_to": "none", "use_cpu": True}
+    settings |= {"per_device_train_batch_size": 12, "num_generations": 6}
+    held: dict[str, Any] = {"held_out": make_tasks(3), "eval_strategy": "steps", "eval_steps": 1}
+    with make_trainer(tasks=make_tasks(), **held, **settings) as trainer:
+        trainer.train()
+        trainer.save_final()
+    update, evaluation, _ = read_metrics(tmp_path / "out" / METRICS_FILE)
+    assert 0 < update["em"] < 1
+    assert update["reward"] == pytest.approx(2 * update["em"])
+    assert evaluation["eval_reward"] == pytest.approx(2 * evaluation["eval_em"])
+    assert load_config(tmp_path / "out")["reward"] == f"{__name__}:double"
+    with pytest.raises(ConfigError, match="held_out, eval_data: both"):
+        make_trainer(tasks=make_tasks(), eval_data="file", **held, **settings)
+
+
+@pytest.mark.slow
+def test_train_async_saves_the_model_and_traces_and_resumes(tmp_path: Path) -> None:
+    flags = "--model_name_or_path model --output_dir out --save_traces true --max_steps"
+    train(tmp_path, "async", f"{flags} 1")
+    train(tmp_path, "async", f"{flags} 1 --resume")
     assert load_config(tmp_path / "out")["templates"] == "compact"
     assert (tmp_path / "out" / "model.safetensors").is_file()
     assert len(list((tmp_path / "out" / "traces" / "step-1").iterdir())) == 12
@@ -102,7 +152,7 @@ def test_metrics_file_of_a_resumed_run_continues_its_checkpoint(tmp_path: Path) 
 
     def write(start: int, *steps: int) -> list[int]:
         history = [{"loss": float(step), "step": step} for step in range(1, start + 1)]
-        state = TrainerState(global_step=start, log_history=history)
+        state = TrainerState(global_step=start, max_steps=9, log_history=history)
         file = MetricsFile()
         file.on_train_begin(args, state, None)
         for state.global_step in steps:

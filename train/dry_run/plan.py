@@ -14,6 +14,7 @@ from transformers import TrainingArguments
 
 from atommem.config import EmbedderConfig
 from atommem.environment import TaskShape, make_factory
+from atommem.envs.question_answering import check_golds
 from atommem.errors import ConfigError
 from atommem.files import write_text
 from atommem.memory.rules import RuleSet
@@ -108,6 +109,8 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     tokenizer: Any = read_tokenizer(model.name) if is_here else ApproximateTokenizer()
     factory = make_factory(found.run.environment, tokenizer)
     data = factory.shape(args.data, ASSUMED_DATA)
+    if Path(args.data).is_file():
+        check_golds(factory.config, factory.read_tasks(args.data))
     options = found.run.chat_template_kwargs
     prompt = shapes.measure_prompt(memory, factory, options)
     thinks = options.get("enable_thinking", model.config.model_type.startswith("qwen3"))
@@ -153,7 +156,10 @@ def _timelines(
     # An asynchronous run without servers samples from a second model beside the first process.
     samplers = len(args.vllm_server_urls) if run.rollout == "server" else int(run.stage == "async")
     processes, devices = run.launch.processes, run.launch.processes + samplers
-    schedules = [("this run", samplers, getattr(args, "max_staleness", 0)), ("colocated", 0, 0)]
+    lag = getattr(args, "max_staleness", 0)
+    split = f": {_name_split(devices, samplers, 1, lag)}" if run.rollout == "server" else ""
+    schedules = [(f"this run{split}", samplers, lag)]
+    schedules += [("all sample, then train", 0, 0)] * bool(samplers)
     estimate = partial(costs.estimate_timeline, seconds, load, devices, processes)
     found = [estimate(*line) for line in schedules]
     splits = sorted({devices * eighths // 8 for eighths in range(1, 7)} - {0})
@@ -163,10 +169,17 @@ def _timelines(
             for split in splits
             for parallel in (1, 2, 4, 8)
             if split % parallel == 0
-            for name in [f"{split} sample, TP {parallel}, staleness {staleness}"]
+            for name in [_name_split(devices, split, parallel, staleness)]
         ]
         found.append(min(choices, key=lambda line: line.seconds))
     return found
+
+
+def _name_split(devices: int, samplers: int, parallel: int, staleness: int) -> str:
+    """Describe devices that sample for others, in turn with them or some updates ahead."""
+    engines = f" ({parallel} an engine)" if parallel > 1 else ""
+    lag = f"{staleness} update{'s' * (staleness > 1)} behind" if staleness else "in turn"
+    return f"{samplers} sample{engines}, {devices - samplers} train, {lag}"
 
 
 def _engine(args: Any, run: costs.Run) -> tuple[float, float]:
@@ -282,9 +295,10 @@ def print_plan(plan: Plan) -> None:
         seconds = (line.seconds, line.sampling, line.training)
         table.add_row(line.name, *(f"{value:,.0f}" for value in seconds))
     console.print(table)
+    episodes, each = load.episodes * run.launch.processes, plan.timelines[0].seconds
     console.print(
-        f"the run: {load.updates:,} updates of {plan.timelines[0].seconds:,.0f} s, "
-        f"{plan.hours:,.1f} h"
+        f"the run: {load.updates:,} updates ({load.epochs:.2g} epochs) of {episodes:,} episodes "
+        f"and {each:,.0f} s, {plan.hours:,.1f} h"
     )
     for kind, notes in (("assumed", plan.assumptions), ("warning", plan.warnings)):
         for note in notes:

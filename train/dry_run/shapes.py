@@ -221,6 +221,7 @@ class Workload:
     micro_batches: int
     sharing: int = 1  # updates that share a rollout
     iterations: int = 1  # and how often they repeat it
+    epochs: float = 1.0  # of the run
 
 
 def estimate_workload(
@@ -266,8 +267,9 @@ def estimate_workload(
     groups = [shared + group * (own + sampled) for _, shared, own in kinds]
     together = max(groups) if share_prefixes else 0.0
     epoch = TaskOrder(data.tasks, tasks, False, 0).updates_per_epoch * sharing * iterations
+    updates = args.max_steps if args.max_steps > 0 else ceil(args.num_train_epochs * epoch)
     return Workload(
-        updates=args.max_steps if args.max_steps > 0 else ceil(args.num_train_epochs * epoch),
+        updates=updates,
         episodes=batch,
         group=group,
         steps=steps,
@@ -282,4 +284,5 @@ def estimate_workload(
         micro_batches=micro_batches,
         sharing=sharing,
         iterations=iterations,
+        epochs=updates / epoch,
     )

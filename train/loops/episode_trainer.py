@@ -35,6 +35,7 @@ from atommem.train.rollout.rollouts import TaskOrder
 
 Result = TypeVar("Result")
 Job = tuple[Any, int]  # a task, and the number of its sample
+EVALUATION = "evaluation"  # the name of a rollout
 
 
 class EpisodeTrainer(ResumableTrainer):
@@ -141,7 +142,8 @@ class EpisodeTrainer(ResumableTrainer):
         except Exception as error:  # whatever an engine fails with: the last update is intact
             broken = error
         with self._rollout_log.clock.busy(WAIT):
-            self.sync_stop(broken)
+            lost = f"; the {name} after update {self.state.global_step} is lost"
+            self.sync_stop(broken, lost if name == EVALUATION else "")
         return result  # type: ignore[return-value]  # sync_stop raises where there is none
 
     def evaluate(
@@ -151,10 +153,12 @@ class EpisodeTrainer(ResumableTrainer):
         rank, ranks = self.accelerator.process_index, sum(gather_object([self.runner is not None]))
         jobs = held_out_jobs(self.held_out, self.args)[rank::ranks]
         self.publish()
+        if self.console is None:  # in a log file a bar would be many lines
+            self.accelerator.print(f"{EVALUATION} on {len(self.held_out)} tasks", flush=True)
         own = self.run_rollout(
             lambda on_episode: run_held_out(self.runner, jobs, self.args, on_episode),
             len(jobs),
-            "evaluation",
+            EVALUATION,
         )
         metrics = held_out_metrics(gather_object(own or []), self.args, metric_key_prefix)
         self.log(dict(metrics))

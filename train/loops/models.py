@@ -66,8 +66,8 @@ def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
         }
     if config.use_peft:
         raise ConfigError(
-            f"use_peft=true: {config.model_name_or_path} is an adapter already. Leave out use_peft "
-            "to continue training it, or merge it into its base model first."
+            f"use_peft=true: {config.model_name_or_path} is an adapter already. Give --use_peft "
+            "false to continue training it, or merge it into its base model first."
         )
     loading.pop("revision")
     name = config.model_name_or_path
