@@ -106,10 +106,8 @@ class AsyncMemory(_Contents):
             settings: Fields of `PolicyConfig`, `MemoryConfig`, `EmbedderConfig`, `Sampling` and the
                 environment's configuration by name, and ``chat_template_kwargs``.
 
-        Raises:
-            ConfigError: A setting is unknown or out of range.
-            PolicyError: The model or tokenizer cannot be loaded.
-            OutageError: The embedding server is out of reach.
+        Raises ConfigError for a setting, PolicyError for the model or tokenizer, and OutageError
+        for an embedding server out of reach.
         """
         runtime = await asyncio.to_thread(
             Runtime.open, policy, tokenizer=tokenizer, embedder=embedder, **settings
@@ -132,9 +130,8 @@ class AsyncMemory(_Contents):
             reembed: Use another embedder than the memory's, and embed all entries again.
             settings: As of `open`, on top of those that the memory was made with.
 
-        Raises:
-            DataError: The folder holds no memory, or a damaged one.
-            ConfigError: The embedder differs, or the memory was saved with a `Policy` object.
+        Raises DataError for a folder without a whole memory, ConfigError if the embedder differs or
+        the memory was saved with a `Policy` object.
         """
         opening = SavedMemory.read(folder).open
         runtime = await asyncio.to_thread(opening, policy, settings, reembed)
@@ -179,11 +176,8 @@ class AsyncMemory(_Contents):
             progress: Called before the first chunk and after every one.
             on_step: Called with the step of every chunk.
 
-        Returns the `Reading`; ``written`` is 0 if the policy kept nothing.
-
-        Raises:
-            DataError: The file is missing, of another format, or without text.
-            OutageError, PolicyError: Of the policy or embedder; earlier chunks are kept.
+        Returns the `Reading`; ``written`` is 0 if the policy kept nothing. Raises DataError for the
+        file, OutageError or PolicyError for the policy or embedder; earlier chunks are kept.
         """
         self._runtime.check_open()
         shown = [questions] if isinstance(questions, str) else list(questions)
@@ -249,8 +243,6 @@ class AsyncMemory(_Contents):
     async def edit(self, entry: Entry, text: str | None) -> tuple[Operation, ...]:
         """Replace the text of an entry, as the user; None deletes the entry."""
         async with self._lock:
-            if entry.id not in (held.id for held in self.entries()):
-                raise DataError(f"entry={entry.id}: not in this memory. Give one of entries().")
             return await self._session.memory.edit(entry.id, text, max(0, self.steps - 1))
 
     async def forget(self, source: str) -> tuple[Operation, ...]:

@@ -1,6 +1,5 @@
 """``atommem trace FILE``: show the steps of an episode in the terminal."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -36,7 +35,7 @@ def render_trace(trace: Trace, step: int | None = None) -> RenderableType:
             raise ConfigError(f"step={step}: this trace has the steps 1 to {len(episode.steps)}.")
         return _render_step(episode.steps[step - 1], longest=None)
     questions = [
-        _field(question["text"], question.get("golds"), "green")
+        _field(question["text"], question.get("golds", ()), "green")
         for question in trace.task.get("questions", ())
     ]
     return Group(
@@ -44,7 +43,7 @@ def render_trace(trace: Trace, step: int | None = None) -> RenderableType:
         *questions,
         *(_render_step(item, longest=1000) for item in episode.steps),
         Rule("end" if trace.complete else "the file was cut off here", characters="="),
-        *_fields([(name, getattr(episode, name)) for name in _END]),
+        *(_field(name, value) for name in _END if (value := getattr(episode, name)) not in _EMPTY),
     )
 
 
@@ -55,13 +54,14 @@ def _render_step(step: Step, longest: int | None) -> RenderableType:
         shown = [pair for piece in observation.pieces for pair in piece.walk()]
         shown += [("scratchpad", view.scratchpad), ("query", view.query)]
         shown += [(f"Memory {item.handle}", item.text) for item in view.retrieved]
+    shown = [(name, value) for name, value in shown if value not in _EMPTY]
     wrote = f"{step.completion_tokens} tokens, {step.finish_reason}, {step.seconds:.1f} s"
     problems = [(item.reason, step.text[item.start : item.end]) for item in step.problems]
     return Group(
         Rule(f"step {step.index + 1}, {observation.phase} {observation.label}", align="left"),
-        *_fields(shown, longest, "dim"),
+        *(_field(name, str(value)[:longest], "dim") for name, value in shown),
         _field(f"completion ({wrote})", step.text[:longest], "bold"),
-        *_fields(problems, style="red"),
+        *(_field(name, text, "red") for name, text in problems),
         *(_render_operation(item) for item in step.operations if item.kind != "retrieve"),
         Text(f"store {view.size} -> {step.store_size} entries"),
     )
@@ -72,19 +72,11 @@ def _render_operation(operation: Operation) -> Text:
     actor = "" if operation.actor == POLICY else f" by {operation.actor}"
     outcome = "" if operation.outcome is Outcome.APPLIED else f": {operation.outcome}"
     change = " -> ".join(filter(None, (operation.before, operation.after)))
-    texts = f"{change} {operation.reason}".strip()
-    return _field(f"{operation.kind}{handle}{actor}{outcome}", texts, "yellow")
+    name = f"{operation.kind}{handle}{actor}{outcome}"
+    return _field(name, f"{change} {operation.reason}".strip(), "yellow")
 
 
-def _fields(
-    values: Sequence[tuple[str, Any]], longest: int | None = None, style: str = "not dim"
-) -> list[Text]:
-    return [_field(name, value, style, longest) for name, value in values if value not in _EMPTY]
-
-
-def _field(name: str, value: Any, style: str, longest: int | None = None) -> Text:
-    if value in _EMPTY:
-        return Text(name, "dim")
-    values = value if isinstance(value, (tuple, list)) else [value]
-    text = " | ".join("no answer" if item is None else str(item) for item in values)
-    return Text(f"{name}: ", "dim").append(printable(text)[:longest], style)
+def _field(name: str, value: Any, style: str = "not dim") -> Text:
+    if isinstance(value, tuple | list):
+        value = " | ".join("no answer" if item is None else str(item) for item in value)
+    return Text(name if value == "" else f"{name}: ", "dim").append(printable(str(value)), style)

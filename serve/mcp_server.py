@@ -242,10 +242,8 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         if (entry is None) == (not source):
             raise ToolError("give an entry's id or a source's name, and not both.")
         async with use(context, conversation, scope_of(user, agent, session)) as memory:
-            if entry is None:
-                done = await memory.forget(source)
-            else:
-                done = await memory.edit(entry, None, reason)
+            deletes = memory.forget(source) if entry is None else memory.edit(entry, None, reason)
+            done = await deletes
         return {"entries": [item["entry_id"] for item in done if item["kind"] == "delete"]}
 
     @mcp.tool()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter as Counts
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -115,19 +116,18 @@ class Written:
     """Counts what steps wrote: entries created, updated and deleted, and what limits cut of it."""
 
     def __init__(self) -> None:
-        self.steps, self._cut = 0, list[tuple[int, int]]()
-        self._counts = dict.fromkeys((CREATE, UPDATE, DELETE), 0)
+        self.steps, self._cut, self._kinds = 0, list[tuple[int, int]](), Counts[str]()
 
     def add(self, step: Step) -> None:
         self.steps += 1
         self._cut.append(written_and_cut(step))
-        for operation in step.operations:
-            if operation.kind in self._counts and operation.outcome is Outcome.APPLIED:
-                self._counts[operation.kind] += 1
+        done = [each.kind for each in step.operations if each.outcome is Outcome.APPLIED]
+        self._kinds.update(done)
 
     def report(self) -> dict[str, Any]:
         """Return the counts, of steps too, and the share of texts that limits cut."""
-        return {"steps": self.steps, "written": dict(self._counts), "cut": cut_share(self._cut)}
+        written = {kind: self._kinds[kind] for kind in (CREATE, UPDATE, DELETE)}
+        return {"steps": self.steps, "written": written, "cut": cut_share(self._cut)}
 
 
 async def ask_once(

@@ -59,31 +59,27 @@ Items = Annotated[Input, Field(max_length=20), AfterValidator(_written)]  # as O
 _Messages = Annotated[Input, Field(min_length=1, max_length=2000)]
 
 
-class _Body(BaseModel, extra="forbid"):
-    """A body; unknown fields are refused."""
-
-
-class ConversationCreate(_Body):
+class ConversationCreate(BaseModel, extra="forbid"):
     """Body of ``POST /v1/conversations``."""
 
     metadata: Metadata | None = None
     items: Items | None = None
 
 
-class ConversationUpdate(_Body):
+class ConversationUpdate(BaseModel, extra="forbid"):
     """Body of ``POST /v1/conversations/ID``."""
 
     metadata: Metadata
 
 
-class ItemsCreate(_Body):
+class ItemsCreate(BaseModel, extra="forbid"):
     """Body of ``POST /v1/conversations/ID/items``; texts with the names `replace` are deleted."""
 
     items: Items
     replace: list[Name] = []
 
 
-class EntryCreate(_Body):
+class EntryCreate(BaseModel, extra="forbid"):
     """Body of ``POST /v1/conversations/ID/entries``; `replace` as of items."""
 
     text: NonBlank
@@ -91,14 +87,14 @@ class EntryCreate(_Body):
     replace: list[Name] = []
 
 
-class EntryUpdate(_Body):
+class EntryUpdate(BaseModel, extra="forbid"):
     """Body of ``POST /v1/conversations/ID/entries/ENTRY``; the log keeps the `reason`."""
 
     text: NonBlank
     reason: Name = ""
 
 
-class FileExtract(_Body):
+class FileExtract(BaseModel, extra="forbid"):
     """Body of ``POST /v1/extract``; `data` is the file's content in base64."""
 
     name: Name

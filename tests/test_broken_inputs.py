@@ -41,8 +41,9 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, content in FILES.items():
         (box / name).write_bytes(content)
     (box / "folder").mkdir()
-    (box / "model").mkdir()
-    (box / "model" / "config.json").write_text(json.dumps(MODEL))
+    for name in ("model", "bare"):
+        (box / name).mkdir()
+        (box / name / "config.json").write_text(json.dumps(MODEL))
     (box / "model" / "model.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(box)
@@ -64,6 +65,7 @@ def test_command_with_broken_input_reports_one_line(
     before = contents(box)
     assert cli.main(line.split()) == 2
     lines = [text for text in capfd.readouterr().err.splitlines() if text.strip()]
+    lines = [text for text in lines if not text.startswith("opening ")]
     assert message in lines[-1]
     assert len(lines) == 1
     assert len(lines[0]) < 1000

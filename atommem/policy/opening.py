@@ -62,6 +62,9 @@ def model_folder(setting: str, name: str) -> str:
     if any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
         from safetensors import SafetensorError, safe_open
 
+        has_weights = any(file.suffix in (".safetensors", ".bin") for file in path.iterdir())
+        if setting == "policy" and not has_weights:  # in training they may lie elsewhere (Tinker)
+            raise PolicyError(f"{setting}={name}: has no weights (*.safetensors). Copy them there.")
         for weights in path.glob("*.safetensors"):
             try:
                 safe_open(weights, framework="np")

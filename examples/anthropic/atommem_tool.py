@@ -25,6 +25,8 @@ class AtomMemTool(BetaLocalFilesystemMemoryTool):
         url: The server, without ``/v1``.
         conversation: Its conversation; default: a new one (see the attribute `conversation`).
         api_key: The server's key.
+        goal: For a new conversation: the questions that matter, one a line. A policy that was
+            trained with the questions in view needs it.
 
     Raises:
         openai.APIError: The server refuses a request.
@@ -35,11 +37,13 @@ class AtomMemTool(BetaLocalFilesystemMemoryTool):
         url: str = "http://127.0.0.1:8765",
         conversation: str | None = None,
         api_key: str = "none",
+        goal: str = "",
     ) -> None:
         self._folder = TemporaryDirectory()
         super().__init__(self._folder.name)
         self._client = OpenAI(base_url=f"{url}/v1", api_key=api_key, timeout=600)
-        self.conversation: str = conversation or self._client.conversations.create().id
+        create = self._client.conversations.create
+        self.conversation: str = conversation or create(metadata={"goal": goal}).id
 
     def execute(self, command: Any) -> BetaFunctionToolResultType:
         """Run a command on the present files, and store what it changed."""

@@ -1,7 +1,8 @@
 """Hermes' memory in a served conversation, one for each user: `AtomMemProvider`.
 
 Copy this folder to $HERMES_HOME/plugins/atommem, set ATOMMEM_URL (and ATOMMEM_KEY if the server has
-keys), and `memory: {provider: atommem}` in Hermes' config.yaml.
+keys), and `memory: {provider: atommem}` in Hermes' config.yaml. ATOMMEM_GOAL has the questions that
+matter, one a line: a policy that was trained with the questions in view needs it.
 """
 
 import json
@@ -41,7 +42,8 @@ class AtomMemProvider(MemoryProvider):
         self._writes = context.get("agent_context", "primary") == "primary"
         scope = {"user": context.get("user_id") or "hermes"}
         found = self._get("/conversations", limit=1, **scope)
-        created = None if found else self._client.conversations.create(metadata=scope)
+        metadata = {**scope, "goal": os.environ.get("ATOMMEM_GOAL", "")}
+        created = None if found else self._client.conversations.create(metadata=metadata)
         self.conversation: str = created.id if created else found[0]["id"]
 
     def prefetch(self, query: str, *, session_id: str = "") -> str:
@@ -61,7 +63,8 @@ class AtomMemProvider(MemoryProvider):
         answer = self._client.responses.create(
             input=args["question"], conversation=self.conversation
         )
-        return json.dumps({"answer": answer.output_text})
+        note = getattr(answer.output[-1], "note", "")  # such as: this is not from the memory
+        return json.dumps({"answer": answer.output_text, "note": note})
 
     def _get(self, path: str, **params: Any) -> Any:
         page: Any = self._client.get(path, cast_to=object, options={"params": params})

@@ -57,8 +57,8 @@ class AtomMemStore(BaseStore):
         **options: Any,
     ) -> None:
         self._client = OpenAI(base_url=f"{url}/v1", api_key=api_key, timeout=600, **options)
-        create, metadata = self._client.conversations.create, {"goal": goal} if goal else {}
-        self.conversation: str = conversation or create(metadata=metadata).id
+        create = self._client.conversations.create
+        self.conversation: str = conversation or create(metadata={"goal": goal}).id
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Run operations in order."""

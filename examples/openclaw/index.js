@@ -9,7 +9,7 @@ export default {
   description: "Long-term memory that a trained policy writes",
   kind: "memory",
   register(api) {
-    const { url = "http://127.0.0.1:8765", apiKey = "none" } = api.pluginConfig ?? {}
+    const { url = "http://127.0.0.1:8765", apiKey = "none", goal = "" } = api.pluginConfig ?? {}
 
     async function call(path, body) {
       const headers = { Authorization: `Bearer ${apiKey}`, "Content-Type": "application/json" }
@@ -27,8 +27,9 @@ export default {
       return found.get(agentId)
     }
 
-    async function open(metadata) {
-      const { data } = await call(`conversations?${new URLSearchParams({ limit: 1, ...metadata })}`)
+    async function open(scope) {
+      const { data } = await call(`conversations?${new URLSearchParams({ limit: 1, ...scope })}`)
+      const metadata = { ...scope, goal } // what will be asked, one question a line
       return `conversations/${(data[0] ?? (await call("conversations", { metadata }))).id}`
     }
 

@@ -174,7 +174,7 @@ async def test_user_edits_and_deletes_an_entry() -> None:
     assert (changed.actor, changed.before, changed.after) == ("user", first.text, "1 2 3")
     await memory.edit(second, None)
     assert texts(memory) == ["1 2 3", "seven"]
-    with pytest.raises(DataError, match="entry=2: not in this memory"):
+    with pytest.raises(ConfigError, match="entry 2 does not exist in this memory"):
         await memory.edit(second, "again")
 
 

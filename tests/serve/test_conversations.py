@@ -84,6 +84,7 @@ def test_answer_without_box_is_marked_and_steps_show_prompts(tmp_path: Path) -> 
         message = http.get(f"/v1/responses/{response}").json()["output"][0]
         assert http.get(f"{path}/items", params={"order": "desc"}).json()["data"][0] == message
         assert "without a box" in message["note"]
+        assert "no entry was shown" in message["note"]
         asked = {"messages": [{"content": "Where?"}], "conversation": path.rpartition("/")[2]}
         chat = http.post("/v1/chat/completions", json=asked).json()
         assert "without a box" in chat["choices"][0]["message"]["note"]

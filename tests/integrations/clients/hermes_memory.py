@@ -32,4 +32,4 @@ with TemporaryDirectory() as home:
     assert "Bob" not in found, found
     assert manager.get_all_tool_names() == {"atommem_ask"}
     answer = manager.handle_tool_call("atommem_ask", {"question": "Where does Ann live?"})
-    assert json.loads(answer) == {"answer": "Ann lives in Rome."}, answer
+    assert json.loads(answer) == {"answer": "Ann lives in Rome.", "note": ""}, answer
