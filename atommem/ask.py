@@ -18,12 +18,11 @@ from tqdm import tqdm
 from atommem.answering import Answer
 from atommem.api import AsyncMemory
 from atommem.arguments import Parser, given_flags
-from atommem.config import SHIPPED, is_server
+from atommem.config import SHIPPED
 from atommem.documents import read_path, text_of_bytes
 from atommem.episode import Episode, Step
 from atommem.errors import ConfigError, check_writable
 from atommem.files import locked
-from atommem.policy.opening import model_folder
 from atommem.run import add_run_settings, find_stored
 from atommem.saved_memory import SavedMemory
 from atommem.text_safety import printable
@@ -97,8 +96,6 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
 
 async def _run(arguments: argparse.Namespace, settings: dict[str, Any], text: str | None) -> int:
     folder = arguments.memory
-    if len(arguments.policy) == 1 and not is_server(arguments.policy):
-        model_folder("policy", arguments.policy[0])
     _note(f"opening {' '.join(arguments.policy) or 'the policy'} ...")
     if folder is not None and (arguments.no_reading or SavedMemory.exists(folder)):
         memory = await AsyncMemory.load(folder, arguments.policy or None, **settings)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -45,10 +45,6 @@ class TaskDescription:
     source: str = ""
     questions: tuple[QuestionDescription, ...] = ()
     group: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values: the ``task`` of a trace's header."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

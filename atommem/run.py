@@ -37,7 +37,7 @@ from atommem.environment import (
 )
 from atommem.errors import ConfigError
 from atommem.policy.contract import Policy, Sampling
-from atommem.policy.opening import open_policy
+from atommem.policy.opening import model_folder, open_policy
 from atommem.rollout import Agent
 
 
@@ -265,6 +265,8 @@ class Runtime:
         stored = stored_settings(folder, given.get("environment"), stored, named=given)
         run = replace(make_run(given, stored), policy=choice)
         if choice is not None:
+            if not choice.is_server:
+                model_folder("policy", choice.policy[0])
             if embedder is None:  # before weights are loaded: it may be out of reach
                 embedder = make_embedder(run.embedder)
             opened = open_policy(choice)

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,8 @@ class OutputFolder:
 
     def add(self, task: TaskDescription, episode: Episode, record: EpisodeRecord) -> None:
         """Store an episode durably: first its trace, then its line."""
-        write_trace(trace_path(self.path, record), episode, task.to_json(), self.manifest)
-        self._file.write(json.dumps(record.to_json()).encode() + b"\n")
+        write_trace(trace_path(self.path, record), episode, asdict(task), self.manifest)
+        self._file.write(json.dumps(asdict(record)).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 

@@ -85,7 +85,7 @@ async def demonstrate(tasks: list[Task], tokenizer: Any, out: Path) -> dict[str,
         episode = await EpisodeRunner(agent).run(task)
         rewards.append(episode.metrics["em"])
         steps += episode.steps
-        header = agent.factory.describe(task).to_json()
+        header = asdict(agent.factory.describe(task))
         write_trace(out / f"{number}.jsonl", episode, header, {"memory": asdict(MEMORY)})
     return {
         **{"tasks": len(tasks), "em": fmean(rewards)},

@@ -103,7 +103,7 @@ class EpisodeFiles:
             for episode in episodes:
                 index, task = self._tasks[episode.task_id]
                 path = folder / "traces" / f"step-{number}" / f"task-{index}.{episode.sample}.jsonl"
-                write_trace(path, episode, task.to_json(), self._settings)
+                write_trace(path, episode, asdict(task), self._settings)
         is_due = number == 1 or number % args.log_episodes_steps == 0
         if args.log_episodes and args.process_index == 0 and is_due:
             self._write_samples(folder / "samples" / f"step-{number}.txt", episodes)
@@ -114,7 +114,7 @@ class EpisodeFiles:
             _, task = self._tasks[episode.task_id]
             console = Console(width=120, color_system=None, legacy_windows=False, quiet=False)
             with console.capture() as capture:
-                console.print(render_trace(Trace(task.to_json(), self._settings, episode, True)))
+                console.print(render_trace(Trace(asdict(task), self._settings, episode, True)))
             outcome = (episode.sample, episode.reward, str(episode.stop_reason))
             rows.append((task.id, task.source, *outcome, capture.get()))
         path.parent.mkdir(parents=True, exist_ok=True)

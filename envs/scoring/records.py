@@ -104,9 +104,6 @@ class EpisodeRecord:
         own = self.reward if metric == "reward" else self.metrics.get(metric)
         return found or ([] if own is None else [(-1, self.task_id, own)])
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> EpisodeRecord:
         """Return the record of JSON values; DataError if a field is missing or of another type."""

@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
@@ -45,7 +45,7 @@ def test_record_has_the_attributes_of_the_task_and_the_scores_of_the_environment
     assert second.metrics == {"em": 1.0}
     assert (first.answer, second.answer) == ("Port", None)
     assert (record.source, record.scores("em")) == ("web", [0.0, 1.0])
-    assert EpisodeRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+    assert EpisodeRecord.from_json(json.loads(json.dumps(asdict(record)))) == record
 
 
 def test_unscored_episode_is_in_no_mean() -> None:
