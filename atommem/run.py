@@ -145,7 +145,7 @@ def refuse_code(folder: str, stored: dict[str, Any], named: Container[str]) -> N
     """
     if ":" in str(stored.get("reward")) and "reward" not in named:
         text = f"{folder}: its reward={stored.pop('reward')} is code, and not loaded"
-        warnings.warn(f"{text}: name it yourself (--reward) to score with it.", stacklevel=2)
+        warnings.warn(f"{text}. To train or eval with it give --reward.", stacklevel=2)
     for name in CODE_SETTINGS:
         value = stored.get(name) or ()
         values = [value] if isinstance(value, str) else value

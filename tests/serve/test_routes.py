@@ -132,6 +132,8 @@ def test_owner_edits_and_deletes_entries(http: httpx.Client) -> None:
     for number, method in ((1, "DELETE"), (1, "POST"), (99, "DELETE")):
         body = {"json": {"text": "x"}} if method == "POST" else {}
         assert http.request(method, f"{path}/entries/{number}", **body).status_code == 404
+    misspelt = http.post(f"{path}/entries/2", json={"text": "x", "reasn": "y"})
+    assert misspelt.json()["error"]["param"] == "reasn"
     log = http.get(f"{path}/operations", params={"limit": 1000}).json()["data"]
     found = [(line["kind"], line["reason"]) for line in log if line.get("actor") == "user"]
     assert found == [("update", "he moved"), ("delete", "wrong")]
