@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import warnings
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -151,11 +150,8 @@ def refuse_code(folder: str, stored: dict[str, Any], named: Container[str]) -> N
         value = stored.get(name) or ()
         values = [value] if isinstance(value, str) else value
         if name not in named and any(":" in str(item).partition("(")[0] for item in values):
-            text = " ".join(map(shlex.quote, values))
-            raise ConfigError(
-                f"{folder} names code to run: {name}={' '.join(values)}. If you trust it, name it "
-                f"yourself: --{name} {text}"
-            )
+            text = f"{folder} names code to run: {name}={' '.join(values)}"
+            raise ConfigError(f"{text}. If you trust it, give {name} yourself.")
 
 
 def add_run_settings(
