@@ -12,9 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import broadcast_object_list
-
-from atommem.errors import ConfigError, OutageError
+from atommem.errors import AtomMemError, ConfigError, OutageError
 from atommem.policy.server_pool import Adapter, PooledServer, ServerPool
 from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.backends import Backend
@@ -91,23 +89,17 @@ class FullWeightBackend(Backend):
     def publish(self, trainer: Any) -> None:
         """Send every parameter; all ranks together, of which the main one has a pool."""
         pool: ServerPool | None = self.policy
-        problem: Exception | None = None
+        weights = _SharedIterator(named_weights(trainer))
+        broken: Exception | None = None
         if pool is not None and trainer.accelerator.is_main_process:
             try:
                 self._join(trainer, pool)
-            except Exception as error:  # raised on all ranks
-                problem = error
-        (problem,) = broadcast_object_list([problem])
-        if problem is not None:
-            raise problem
-        weights = _SharedIterator(named_weights(trainer))
-        broken: Exception | None = None
-        if trainer.accelerator.is_main_process:
-            try:
                 self._client.send(weights)
             except Exception as error:  # the other ranks are still gathering, and must not hang
                 broken = error
         deque(weights, maxlen=0)  # gathering a parameter takes all ranks
+        if isinstance(broken, AtomMemError):
+            raise broken
         if broken is not None:
             raise OutageError(f"the server broke during a weight transfer: {broken!r}")
         if pool is not None:
