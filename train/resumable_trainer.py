@@ -63,8 +63,8 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
         if resume_from_checkpoint is not None:
             folder = Path(resume_from_checkpoint)
             plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
-            kind = plugin and plugin.state_dict_type
-            shards = kind == StateDictType.SHARDED_STATE_DICT
+            sharded = StateDictType.SHARDED_STATE_DICT
+            shards = plugin is not None and plugin.state_dict_type == sharded
             if (folder / checkpoints.SHARDED_MODEL).is_dir() != shards:
                 raise ConfigError(
                     f"resume_from_checkpoint={folder}: FSDP and other launchers cannot read each "

@@ -30,7 +30,7 @@ class AdapterBackend(Backend):
     def __init__(self, runner: EpisodeRunner | None, publisher: AdapterPublisher) -> None:
         super().__init__(runner)
         self._publisher = publisher
-        self._main = self._checked = False
+        self._checked = False
 
     def publish(self, trainer: Any) -> None:
         """Save and load the adapter, and unload outdated ones; all ranks together.
@@ -43,13 +43,11 @@ class AdapterBackend(Backend):
         if self.policy is None:
             return
         trainer.run_async(self.policy.use_adapter(adapter))
-        self._main = trainer.accelerator.is_main_process
-        if self._main and not self._checked:
-            for server in self.policy.serving:
+        if trainer.accelerator.is_main_process:
+            for server in () if self._checked else self.policy.serving:
                 with suppress(OutageError):  # the pool drops it at the next request
                     trainer.run_async(_check_server(server, adapter))
             self._checked = True
-        if self._main:
             trainer.run_async(self._unload(outdated))
 
     async def _unload(self, adapters: Sequence[Adapter]) -> None:
@@ -57,7 +55,7 @@ class AdapterBackend(Backend):
         await asyncio.gather(*(s.unload_adapter(old.name) for old in adapters for s in servers))
 
     async def close(self) -> None:
-        if self._main:
+        if self._checked:  # the main rank
             await self._unload(self._publisher.close())
         await super().close()
 
