@@ -78,22 +78,21 @@ async def run_jobs(
     slots = max_in_flight
     if not isinstance(slots, asyncio.Semaphore):
         slots = asyncio.Semaphore(slots or max(1, len(jobs)))
-    episodes: dict[int, Result] = {}
 
-    async def one(index: int, task: Any, sample: int) -> None:
+    async def one(index: int, task: Any, sample: int) -> Result:
         async with slots:
-            episodes[index] = await run(task, sample)
+            result = await run(task, sample)
         if on_episode is not None:
-            on_episode(index, episodes[index])
+            on_episode(index, result)
+        return result
 
     try:
         async with asyncio.TaskGroup() as group:
-            for index, (task, sample) in enumerate(jobs):
-                group.create_task(one(index, task, sample))
+            running = [group.create_task(one(index, *job)) for index, job in enumerate(jobs)]
     except BaseExceptionGroup as failures:
         # The first failure is the cause; the others only repeat it.
         raise failures.exceptions[0] from None
-    return [episodes[index] for index in sorted(episodes)]
+    return [task.result() for task in running]
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from huggingface_hub import ModelCardData
 from peft import PeftModel
 from rich.console import Console
 from torch.distributed.fsdp import StateDictType
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer
 
 from atommem.config import save_config
@@ -216,9 +217,12 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
 
     def _set_rates(self) -> None:
         """Set the learning rates that the schedule has here; a checkpoint's are of its own end."""
-        rates = getattr(self.lr_scheduler, "lr_lambdas", ())
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
-            group["lr"] = group["initial_lr"] * rate(self.lr_scheduler.last_epoch)
+        schedule = self.lr_scheduler
+        if isinstance(schedule, LambdaLR):
+            pairs = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+            schedule._last_lr = [base * rate(schedule.last_epoch) for base, rate in pairs]
+            for group, rate in zip(schedule.optimizer.param_groups, schedule._last_lr, strict=True):
+                group["lr"] = rate
 
     def log(self, logs: dict[str, Any], *args: Any) -> None:
         """Log, unless a run that was finished had nothing left to do."""

@@ -102,7 +102,7 @@ class WorkingMemory:
         if text is None:
             plan.delete(entry, actor=USER, reason=reason)
         else:
-            (new,), vectors = await self._given(text, reason)
+            new, vectors = await self._given(text, reason)
             values = {"actor": USER, "reason": new.reason, "source": Source(step)}
             plan.update(entry, new.text, vectors[new.text], **values)
         return self._commit(plan, self._query_vector)
@@ -110,18 +110,18 @@ class WorkingMemory:
     async def keep(self, text: str, step: int, piece: str) -> tuple[Operation, ...]:
         """Store a text as an entry as the user, from the source `piece`; the rules may refuse."""
         new, vectors = await self._given(text)
-        await self._rules.admission.prepare([new[0].text])
+        await self._rules.admission.prepare([new.text])
         plan = self._plan(step, Source(step, piece))
-        plan.decide(new, vectors, USER)
+        plan.decide([new], vectors, USER)
         return self._commit(plan, self._query_vector)
 
     async def _given(
         self, text: str, reason: str = ""
-    ) -> tuple[list[ResolvedAction], dict[str, Vectors]]:
+    ) -> tuple[ResolvedAction, dict[str, Vectors]]:
         """Return a text of the user, cut to the limit of an entry, and its vector."""
         (new,) = self._resolve([Action(CREATE, text)])
         reason = "; ".join(filter(None, (new.reason, reason)))
-        return [replace(new, reason=reason)], await self._embed([new.text])
+        return replace(new, reason=reason), await self._embed([new.text])
 
     async def forget(
         self,

@@ -64,10 +64,7 @@ class Plan:
     def decide(
         self, actions: Iterable[ResolvedAction], vectors: Mapping[str, Vectors], actor: str = POLICY
     ) -> None:
-        """Add the operations of one completion; `vectors` has every text that may be stored.
-
-        `actor` is who creates entries.
-        """
+        """Add the operations of one completion; `vectors` has its texts; `actor` creates."""
         for action in actions:
             entry = self.contents.entries.get(action.entry_id or 0)
             if action.disabled:

@@ -41,7 +41,7 @@ class RemotePolicy:
                 models = {str(item["id"]): item.get("max_model_len") for item in reply["data"]}
             except (RefusedError, KeyError, TypeError, AttributeError) as error:
                 raise PolicyError(
-                    f"{url} does not list its models ({error}). Name the model (--model)."
+                    f"{url} does not list its models ({error}). Name the model (model=NAME)."
                 ) from error
             if len(models) != 1:
                 names = ", ".join(list(models)[:8])

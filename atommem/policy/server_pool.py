@@ -165,7 +165,7 @@ class ServerPool:
         if others:
             listing = ", ".join(f"{url}: {name}" for url, name in names.items())
             raise PolicyError(
-                f"The servers serve different models ({listing}). Name one (--model)."
+                f"The servers serve different models ({listing}). Name one (model=NAME)."
             )
         for server in self.servers:
             # A server that returns with another model then refuses requests.

@@ -94,7 +94,8 @@ COMPACT = {"result": "result {tool} : {text}", "page": "page {title} says {text}
 @cache
 def builder(shape: str, templates: str = "full") -> PromptBuilder:
     tokenizer = tokenizer_of(shape) if shape else WordTokenizer()
-    own = longdoc(tokenizer).section(templates)
+    environment = longdoc(tokenizer)
+    own = environment.section(templates, environment.config)
     pieces = {**own.pieces, **(COMPACT if templates == "compact" else FULL)}
     section = Section(pieces, own.introduction, own.rules, own.actions)
     dialect = get_dialect("memagent" if templates == "memagent" else "paper", templates)

@@ -209,6 +209,7 @@ def test_longer_run_goes_on_at_the_rate_of_its_schedule(tmp_path: Path) -> None:
         settings = {**SETTINGS, "max_steps": steps, "save_steps": 2}
         config = make_config(tmp_path, lr_scheduler_type="linear", **settings)
         trainer, _, _ = make_trainer(make_model(), config, mixed_episode, tasks=6)
+        use_console(trainer, GRPO_COLUMNS)
 
         def note(trainer: Any = trainer) -> None:
             rates.append(trainer.optimizer.param_groups[0]["lr"])
@@ -217,6 +218,8 @@ def test_longer_run_goes_on_at_the_rate_of_its_schedule(tmp_path: Path) -> None:
             trainer.add_callback(at("on_step_begin", update, note))
         trainer.train(resume_from_checkpoint=checkpoint)
     assert rates == pytest.approx([1e-2, 5e-3, 5e-3, 2.5e-3])
+    logged = read_metrics(tmp_path / METRICS_FILE)
+    assert [entry["learning_rate"] for entry in logged if "loss" in entry] == pytest.approx(rates)
 
 
 def ask_twice() -> None:

@@ -9,7 +9,9 @@ from unittest import mock
 
 import pytest
 import wandb
+from peft import LoraConfig
 from transformers import TrainingArguments
+from trl import ModelConfig
 from wandb.sdk.lib.noop_run import NoopRun
 
 from atommem.config import SHIPPED, load_config
@@ -17,6 +19,7 @@ from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, DataError
 from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.episode_logs import COLUMNS
+from atommem.train.loops.models import load_tokenizer
 from atommem.train.settings import parse
 from atommem.train.stages import make_trainer, prepare_reporters
 from atommem.train.train_cli import main
@@ -75,6 +78,13 @@ def test_shipped_adapter_is_trained_by_its_name() -> None:
     found = parse("grpo", [*MINIMUM, "--model_name_or_path", SHIPPED])
     assert (Path(str(found.model.model_name_or_path)) / "adapter_config.json").is_file()
     assert found.run.memory.templates == "plain"
+
+
+def test_adapter_without_a_tokenizer_takes_its_base_s(tmp_path: Path) -> None:
+    base, adapter = save_model(tmp_path), tmp_path / "adapter"
+    LoraConfig(base_model_name_or_path=str(base)).save_pretrained(adapter)
+    found, expected = (load_tokenizer(ModelConfig(str(name))) for name in (adapter, base))
+    assert found.get_vocab() == expected.get_vocab()
 
 
 def train(folder: Path, stage: str, flags: str) -> None:
