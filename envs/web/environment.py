@@ -91,8 +91,8 @@ class WebEnvironments(QAEnvironments):
 
     def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
         """Return the upper bound: one step a call, each with a whole chunk, none shared."""
-        config, shape = self.config, replace(supposed, reads=0, questions=1.0, same_stream=False)
-        shape = replace(shape, stream_steps=config.max_calls, stream_tokens=config.chunk_tokens)
+        shown = {"stream_steps": self.config.max_calls, "stream_tokens": self.config.chunk_tokens}
+        shape = replace(supposed, **shown, reads=0, questions=1.0, same_stream=False)
         if path is None or not Path(path).is_file():
             return shape
         tasks = load_tasks(path)
@@ -154,18 +154,16 @@ class _Display:
         if self.result.title:
             place = {"part": self.number + 1, "parts": len(self.parts)}
             shown = Piece("page", {**values, **place, "title": self.result.title})
-        if not self.result.links:
-            return (shown,)
         links = enumerate(self.result.links, start=1)
         lines = tuple(Piece("link", {"number": n, "name": link.title}) for n, link in links)
-        return shown, Piece("links", {"links": lines})
+        return (shown, Piece("links", {"links": lines})) if lines else (shown,)
 
     @property
     def origin(self) -> str:
         found = [] if self.result.title else [link.target for link in self.result.links]
         where = self.result.origin or BETWEEN.join((self.call, *found))
-        parts = len(self.parts)
-        return where if parts == 1 else f"{where}, part {self.number + 1}/{parts}"
+        part = f", part {self.number + 1}/{len(self.parts)}"
+        return where if len(self.parts) == 1 else where + part
 
     @property
     def span(self) -> tuple[int, int]:

@@ -106,7 +106,6 @@ def _changed(row: Mapping[str, Any], names: Sequence[str]) -> Changed:
 
 
 def _as_text(trace: Trace) -> str:
-    console = Console(file=io.StringIO(), width=80, no_color=True, highlight=False)
-    with console.capture() as capture:
-        console.print(render_trace(trace))
-    return capture.get()
+    file = io.StringIO()
+    Console(file=file, width=80, no_color=True, highlight=False).print(render_trace(trace))
+    return file.getvalue()
