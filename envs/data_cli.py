@@ -17,10 +17,15 @@ from atommem.config import check_least
 from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
 from atommem.envs.benchmarks.long_texts import QUESTIONS, parse_locomo
-from atommem.envs.benchmarks.multihop import BENCHMARKS, SPLITS, with_aliases
+from atommem.envs.benchmarks.questions import (
+    BENCHMARKS,
+    SPLITS,
+    WEB_BENCHMARKS,
+    listed_rows,
+    with_aliases,
+)
 from atommem.envs.benchmarks.rows import Benchmark, read_rows
 from atommem.envs.benchmarks.tables import Columns, find_rows, read_table
-from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, listed_rows
 from atommem.envs.synthetic import ledger, ruler, told
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.synthetic.writing import SPLITS as TEXT_SPLITS

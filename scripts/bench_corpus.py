@@ -26,8 +26,10 @@ import numpy.typing as npt
 from common import last_line, percentiles, read_options
 
 from atommem.config import EmbedderConfig
-from atommem.envs.benchmarks.multihop import get_benchmark
-from atommem.envs.web.corpus import Corpus, Page, build_corpus, read_pages, vectors
+from atommem.envs.benchmarks.questions import get_benchmark
+from atommem.envs.web.corpus import vectors
+from atommem.envs.web.corpus.corpus import Corpus, build_corpus
+from atommem.envs.web.corpus.pages import Page, read_pages
 from atommem.envs.web.corpus.vectors import VectorIndex
 
 BENCHMARK = "2wikimultihopqa"

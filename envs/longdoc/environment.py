@@ -172,10 +172,13 @@ class LongDocEnvironments(QAEnvironments):
                 fmean(len(token_offsets(self.tokenizer, text)) for text in texts)
                 for texts in ([*map(joined_text, first)], asked)
             )
-            documents = fmean(len(task.documents) for task in first)
-            known = {"source": f"the first {len(first)} tasks of {path}", "tasks": len(tasks)}
-            mean = {"documents": documents, "questions": len(asked) / len(first)}
-            supposed = replace(supposed, **known, **mean)
+            supposed = replace(
+                supposed,
+                source=f"the first {len(first)} tasks of {path}",
+                tasks=len(tasks),
+                documents=fmean(len(task.documents) for task in first),
+                questions=len(asked) / len(first),
+            )
         steps = float(ceil(tokens / config.chunk_tokens))
         if config.chunking == "documents" and supposed.documents:
             steps = supposed.documents

@@ -9,9 +9,8 @@ from atommem.dialects import Section, Templates
 from atommem.environment import Score
 from atommem.envs.question_answering import QAConfig
 from atommem.envs.task import Document, Question, Task, chunk_text, joined_text
-from atommem.envs.web.environment import WebEnvironments
+from atommem.envs.web.environment import WebConfig, WebEnvironments
 from atommem.envs.web.tools import Tool, ToolResult
-from atommem.envs.web.web_config import WebConfig
 from atommem.episode import Episode, Observation, Piece
 from atommem.eval.methods.baseline import PROMPTS, SHARED, split_at_headings, suitable
 from atommem.eval.methods.browsing import ReAct, without_thinking

@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 
 from atommem.envs.benchmarks.long_texts import parse_locomo
-from atommem.envs.benchmarks.multihop import BENCHMARKS, get_benchmark, with_aliases
+from atommem.envs.benchmarks.questions import (
+    BENCHMARKS,
+    WEB_BENCHMARKS,
+    get_benchmark,
+    with_aliases,
+)
 from atommem.envs.benchmarks.rows import QARow, read_rows
-from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS
 from atommem.envs.longdoc.evidence import gold_documents
 from atommem.envs.scoring.metrics import hint, score_question
 from atommem.envs.task import Document, Question, Task

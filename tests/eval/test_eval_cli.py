@@ -13,9 +13,10 @@ from transformers import AutoTokenizer
 from atommem import cli
 from atommem.envs.task import Question, Task
 from atommem.envs.task_files import save_tasks
-from atommem.envs.web.corpus import Corpus, Page, build_corpus
+from atommem.envs.web.corpus.corpus import Corpus, build_corpus
+from atommem.envs.web.corpus.pages import Page
 from atommem.errors import PromptTooLongError
-from atommem.eval.eval_config import parse_arguments
+from atommem.eval.eval_cli import parse_arguments
 from atommem.policy.opening import policy_identity
 from atommem.trace import read_trace
 from tests.eval.toys import GONE, ToyPolicy, make_task

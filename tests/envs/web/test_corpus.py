@@ -12,10 +12,10 @@ from starlette.testclient import TestClient
 
 from atommem.config import EmbedderConfig
 from atommem.environment import environment_config
-from atommem.envs.web.corpus import Corpus, Page, build_corpus, read_pages
 from atommem.envs.web.corpus import corpus as corpus_module
 from atommem.envs.web.corpus import vectors as vectors_module
-from atommem.envs.web.corpus.corpus import fuse
+from atommem.envs.web.corpus.corpus import Corpus, build_corpus, fuse
+from atommem.envs.web.corpus.pages import Page, read_pages
 from atommem.envs.web.corpus.vectors import VectorIndex
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, ToolResult
