@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 from atommem.config import EmbedderConfig, check_choice, without_addresses
 from atommem.embedding import make_embedder
+from atommem.envs.web.corpus.indexes import Ranked, VectorIndex, WordIndex
 from atommem.envs.web.corpus.pages import Page, PageStore
-from atommem.envs.web.corpus.vectors import VectorIndex
-from atommem.envs.web.corpus.words import Ranked, WordIndex
 from atommem.envs.web.tools import (
     Link,
     PageError,
