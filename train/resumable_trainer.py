@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, gather_object
 from huggingface_hub import ModelCardData
 from peft import PeftModel
 from rich.console import Console
@@ -64,8 +64,8 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
         if resume_from_checkpoint is not None:
             folder = Path(resume_from_checkpoint)
             plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
-            kind = plugin and plugin.state_dict_type
-            shards = kind == StateDictType.SHARDED_STATE_DICT
+            sharded = StateDictType.SHARDED_STATE_DICT
+            shards = plugin is not None and plugin.state_dict_type == sharded
             if (folder / checkpoints.SHARDED_MODEL).is_dir() != shards:
                 raise ConfigError(
                     f"resume_from_checkpoint={folder}: FSDP and other launchers cannot read each "
@@ -159,7 +159,7 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
                 self._describe_checkpoint(folder, output_dir)
         except WRITE_ERRORS as failure:
             error = failure
-        if not self._largest_of_ranks(float(error is not None)) and self.args.should_save:
+        if not any(gather_object([error is not None])) and self.args.should_save:
             try:
                 checkpoints.publish_checkpoint(folder, output_dir, self.args)
                 checkpoints.prune_checkpoints(
@@ -169,7 +169,7 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
                 error = failure
         if self.args.should_save:
             shutil.rmtree(partial, ignore_errors=True)
-        if self._largest_of_ranks(float(error is not None)):
+        if any(gather_object([error is not None])):
             free = shutil.disk_usage(output_dir).free
             raise CheckpointError(
                 f"the checkpoint of update {self.state.global_step} could not be written: "
@@ -232,7 +232,7 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
     def sync_stop(self, error: Exception | None = None, lost: str = "") -> None:
         """End the run on all ranks if one has to stop, for `error` or a signal; collective."""
         asked = _STOP if self.stop_request.requested else _CONTINUE
-        report = self._largest_of_ranks(asked if error is None else _BROKEN)
+        report = max(gather_object([asked if error is None else _BROKEN]))
         update, reason = self.state.global_step + 1, "see the other processes"
         if report == _BROKEN:
             if error is not None:
@@ -251,12 +251,6 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
         if norm is not None:
             self.check_finite("gradient norm", float(norm))
         return norm
-
-    def _largest_of_ranks(self, value: float) -> float:
-        if self.accelerator.num_processes == 1:
-            return value
-        everywhere = self.accelerator.gather(torch.tensor([value], device=self.accelerator.device))
-        return float(everywhere.max())
 
 
 def keep_in_float32(model: Any, accelerator: Any) -> None:

@@ -4,21 +4,20 @@ import contextlib
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 import wandb
 from peft import LoraConfig
-from transformers import TrainerState, TrainingArguments
+from transformers import TrainingArguments
 from trl import ModelConfig
 from wandb.sdk.lib.noop_run import NoopRun
 
 from atommem.config import SHIPPED, load_config
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, DataError
-from atommem.train.console import METRICS_FILE, MetricsFile, read_metrics
+from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.episode_logs import COLUMNS
 from atommem.train.loops.models import load_tokenizer
 from atommem.train.settings import parse
@@ -155,25 +154,6 @@ def test_train_async_saves_the_model_and_traces_and_resumes(tmp_path: Path) -> N
     assert load_config(tmp_path / "out")["templates"] == "compact"
     assert (tmp_path / "out" / "model.safetensors").is_file()
     assert len(list((tmp_path / "out" / "traces" / "step-1").iterdir())) == 12
-
-
-def test_metrics_file_of_a_resumed_run_continues_its_checkpoint(tmp_path: Path) -> None:
-    path, args = tmp_path / "metrics.jsonl", SimpleNamespace(output_dir=str(tmp_path))
-
-    def write(start: int, *steps: int) -> list[int]:
-        history = [{"loss": float(step), "step": step} for step in range(1, start + 1)]
-        state = TrainerState(global_step=start, max_steps=9, log_history=history)
-        file = MetricsFile()
-        file.on_train_begin(args, state, None)
-        for state.global_step in steps:
-            file.on_log(args, state, None, logs={"loss": 0.5})
-        return [entry["step"] for entry in read_metrics(path)]
-
-    assert write(0, 1, 2, 3) == [1, 2, 3]
-    with path.open("a") as file:
-        file.write('{"step": 4, "lo')  # killed while it wrote
-    assert len(read_metrics(path)) == 3
-    assert write(2, 3, 4) == [1, 2, 3, 4]
 
 
 def test_wandb_run_of_a_resumed_run_is_continued(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from trl import SyncRefModelCallback
 
 from atommem.envs.scoring.records import EpisodeRecord, record_of, summarize
 from atommem.episode import Episode
-from atommem.errors import ConfigError, OutageError, PolicyError
+from atommem.errors import AtomMemError, ConfigError
 from atommem.train.episode_logs import (
     SYNC,
     WAIT,
@@ -122,7 +122,7 @@ class EpisodeTrainer(ResumableTrainer):
         with self._rollout_log.clock.busy(SYNC):
             try:
                 self.backend.publish(self)
-            except (OutageError, PolicyError) as error:
+            except AtomMemError as error:
                 broken = error
         self.sync_stop(broken)
 
