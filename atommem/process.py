@@ -128,7 +128,7 @@ def no_full_collection() -> Iterator[None]:
 
 
 @cache
-def _background() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+def background_loop() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
     """Start an event loop in a daemon thread, for callers without one or inside one (Jupyter)."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="atommem-loop", daemon=True)
@@ -136,12 +136,12 @@ def _background() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
     return loop, thread
 
 
-os.register_at_fork(after_in_child=_background.cache_clear)  # a fork has no such thread
+os.register_at_fork(after_in_child=background_loop.cache_clear)  # a fork has no such thread
 
 
 def wait_for(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine in the background and wait; Ctrl-C cancels it and is raised at its end."""
-    loop, thread = _background()
+    loop, thread = background_loop()
     if threading.current_thread() is thread:
         work.close()
         raise ConfigError("a Memory was used from its own progress callback. Use an AsyncMemory.")

@@ -96,15 +96,14 @@ class WorkingMemory:
         self, entry_id: int, text: str | None, step: int, reason: str = ""
     ) -> tuple[Operation, ...]:
         """Replace the text of an entry as the user; None deletes the entry."""
-        entry, plan = self._contents.entries.get(entry_id), self._plan(step)
+        entry, plan = self._contents.entries.get(entry_id), self._plan(step, Source(step))
         if entry is None:
             raise ConfigError(f"entry {entry_id} does not exist in this memory.")
         if text is None:
             plan.delete(entry, actor=USER, reason=reason)
         else:
             new, vectors = await self._given(text, reason)
-            values = {"actor": USER, "reason": new.reason, "source": Source(step)}
-            plan.update(entry, new.text, vectors[new.text], **values)
+            plan.update(entry, new.text, vectors[new.text], actor=USER, reason=new.reason)
         return self._commit(plan, self._query_vector)
 
     async def keep(self, text: str, step: int, piece: str) -> tuple[Operation, ...]:

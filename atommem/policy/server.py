@@ -167,12 +167,6 @@ class ChatPolicy(RemotePolicy):
         folds = self._chat.folds_system
         return {"chat_format": {"system": "before the user's text"}} if folds else {}
 
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        raise PolicyError(
-            f"{self._client.base_url} takes messages, not token ids. Use a vLLM server, or a "
-            "method that sends messages."
-        )
-
     async def complete_chat(
         self, messages: Sequence[Mapping[str, str]], sampling: Sampling
     ) -> Completion:
