@@ -9,10 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from atommem.api import Answer as Answer
-    from atommem.api import AsyncMemory as AsyncMemory
-    from atommem.api import Memory as Memory
-    from atommem.api import Reading as Reading
+    from atommem.api import Answer, AsyncMemory, Memory, Reading
 
     __version__: str
 

@@ -9,8 +9,8 @@ import typing
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from shutil import get_terminal_size
 from types import NoneType
 from typing import Any, NoReturn, TypeVar
@@ -313,7 +313,5 @@ def run_command(prog: str, commands: Mapping[str, Command], argv: Sequence[str])
             f"{shorten(name)}: not a command{suggest(name, commands)}. Give one of {known}."
         )
     run = commands[name].run
-    if isinstance(run, str):
-        module, _, attribute = run.partition(":")
-        run = getattr(import_module(module), attribute)
+    run = resolve_name(run) if isinstance(run, str) else run
     return int(run(list(argv[1:])) or 0)

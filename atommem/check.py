@@ -22,6 +22,7 @@ from atommem.plugins import names
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.prompts import PromptBuilder
 from atommem.rollout import Agent, EpisodeRunner, Limits
+from atommem.run import check_setting_names
 from atommem.tokens import ApproximateTokenizer
 
 _TASKS = 3
@@ -102,11 +103,8 @@ class _Checker:
 
     async def settings(self) -> None:
         """Give every setting a name of its own and a working default."""
-        settings = self.kind.config_class
-        taken = {*field_names(MemoryConfig), *field_names(EmbedderConfig)}
-        clash = ", ".join(sorted(taken & {*field_names(settings)}))
-        _require(not clash, f"memory or embedder also have {clash}")
-        name = f"{self.kind.__module__}:{self.kind.__qualname__}"
+        settings, name = self.kind.config_class, f"{self.kind.__module__}:{self.kind.__qualname__}"
+        check_setting_names(name, settings, field_names(MemoryConfig) + field_names(EmbedderConfig))
         self.factory = self.kind(self.config or settings(name), ApproximateTokenizer())
 
     async def prompts(self) -> None:

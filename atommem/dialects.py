@@ -18,10 +18,10 @@ from typing import Any
 
 import msgspec
 import msgspec.yaml
-import yaml
 
 from atommem.actions import ANSWER, ANSWER_ACTION, CALL, MEMORY_ACTIONS, MEMORY_KINDS, ActionSpec
 from atommem.errors import DialectError, suggest
+from atommem.files import load_beside
 from atommem.grammar import Grammar
 from atommem.plugins import find_file
 from atommem.text_safety import TemplatePart
@@ -167,7 +167,7 @@ def get_dialect(name: str, templates: str = "full") -> Dialect:
     return dialect
 
 
-for _name, _texts in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_bytes()).items():
+for _name, _texts in load_beside(__file__, "dialects.yaml").items():
     register_dialect(_name, **_texts)
 
 
@@ -191,20 +191,20 @@ def load_section(
     environment: str,
     folder: Path,
     pieces: Mapping[str, Sequence[str]],
-    shown: Collection[str] | None = None,
+    shown: Collection[str],
 ) -> Section:
     """Return the section of an environment in the template set `name`.
 
     A user's file may hold it (``environments``); the shipped sets lie in the `folder` of the
     environment. For a file without it, it is the environment's ``full``, or ``compact`` where the
     file is plain text. `pieces` are all that it may show, with the placeholders that they must
-    have; those of `shown` (unset: all) must be there.
+    have; those of `shown` must be there.
     """
     templates = load_templates(name)
     wording = name if name in SHIPPED else "full" if templates.chat else "compact"
     place = folder / f"{wording}.yaml"
     section: Section = templates.environments.get(environment) or _load(Section, place)
-    for piece in pieces if shown is None else shown:
+    for piece in shown:
         if piece not in section.pieces:
             raise DialectError(f"templates={name}: {environment} has no piece {piece}. Word it.")
     for piece, template in section.pieces.items():

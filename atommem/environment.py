@@ -153,9 +153,8 @@ class EnvironmentFactory(ABC):
         return cls.pieces
 
     @classmethod
-    def section(cls, templates: str, config: Any = None) -> Section:
-        """Return its section of a template set; `config` is the default one if None."""
-        config = config or cls.config_class()
+    def section(cls, templates: str, config: Any) -> Section:
+        """Return its section of a template set."""
         shown = cls.shown(config)
         return load_section(templates, config.environment, cls.templates, cls.pieces, shown)
 

@@ -175,21 +175,20 @@ _PER_STEP += ["malformed", "truncated", "thinking_cut", *(f"wasted/{kind}" for k
 
 def episode_sums(episodes: Iterable[Episode]) -> dict[str, float]:
     """Return additive totals; failed episodes only count as ``episodes`` and ``failed``."""
-    sums: dict[str, float] = dict.fromkeys((*_COUNTS, *_STOPS, *_PER_EPISODE, *_PER_STEP), 0.0)
-    for episode in episodes:
-        counts = {"episodes": 1.0, "failed": float(episode.failed)}
-        counts[f"stop/{episode.stop_reason}"] = 1.0
-        sums = add_sums([sums, counts, {} if episode.failed else _sums_of(episode)])
-    return sums
+    nothing = dict.fromkeys((*_COUNTS, *_STOPS, *_PER_EPISODE, *_PER_STEP), 0.0)
+    return add_sums([nothing, *map(_sums_of, episodes)])
 
 
 def _sums_of(episode: Episode) -> dict[str, float]:
-    steps = episode.steps
+    steps, failed = episode.steps, episode.failed
+    sums = {"episodes": 1.0, "failed": float(failed), f"stop/{episode.stop_reason}": 1.0}
+    if failed:
+        return sums
     problems = [problem for step in steps for problem in step.problems]
     # Operations of rules are not the policy's.
     operations = [[item for item in step.operations if item.actor == POLICY] for step in steps]
     outcomes = Counter(item.outcome for items in operations for item in items)
-    sums: dict[str, float] = {
+    sums |= {
         "steps": len(steps),
         "seconds": episode.seconds,
         "store_size": steps[-1].store_size if steps else 0,

@@ -50,7 +50,7 @@ from unicodedata import normalize
 
 from atommem.actions import Action, ActionSpec, Body, Parsed, Problem, ProblemReason
 from atommem.latex import plain_text
-from atommem.text_safety import read_json
+from atommem.text_safety import clean_json
 from atommem.thinking import THINK, end_of_opened, marks
 
 _MAX_DEPTH = 64  # deepest nesting of a call's arguments
@@ -282,15 +282,13 @@ def _element(spec: ActionSpec, name: str, body: str, start: int, end: int) -> li
 
 def _names_an_entry(match: re.Match[str], alone: bool) -> bool:
     """Return whether the number at the start is a handle, and not the beginning of a sentence."""
-    if not match["rest"].strip():
-        return True
-    if alone and match["rest"].lstrip()[0].isdigit():
-        return False
+    rest = match["rest"]
     bracketed = (match["open"] or match["inner"]) and match["close"]
-    if alone or not (match["word"] or match["hash"] or bracketed):
-        rest = match["rest"]
-        return match["separator"] == ":" and (not rest[0].isdigit() or bool(_NO_TIME.match(rest)))
-    return True
+    if not rest.strip() or (not alone and (match["word"] or match["hash"] or bracketed)):
+        return True
+    if match["separator"] != ":" or (alone and rest.lstrip()[0].isdigit()):
+        return False
+    return not rest[0].isdigit() or bool(_NO_TIME.match(rest))
 
 
 def boxes_in(body: str) -> list[str]:
@@ -359,7 +357,7 @@ def _validator(schema: str) -> Any:
 def _json_object(value: Any) -> tuple[dict[str, Any], str]:
     """Return a JSON object, or that of a text, as some models write it; and what is wrong."""
     try:
-        loaded = read_json(value, _MAX_DEPTH) if isinstance(value, str) else value
+        loaded = clean_json(json.loads(value), _MAX_DEPTH) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
         return {}, f"not a JSON object: {str(error)[:100]}"
     return (loaded, "") if isinstance(loaded, dict) else ({}, "not a JSON object")

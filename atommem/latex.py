@@ -2,16 +2,15 @@ r"""The text of an answer that a model wrote as LaTeX, such as ``\text{Paris}`` 
 
 import re
 from contextlib import suppress
-from pathlib import Path
 from unicodedata import category, lookup, normalize
 
-import yaml
+from atommem.files import load_beside
 
 _ACCENTS = str.maketrans(
     "`'^~=u.\"Hvckrdb",
     "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030b\u030c\u0327\u0328\u030a\u0323\u0331",
 )
-_TEXTS: dict[str, str] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_bytes())
+_TEXTS: dict[str, str] = load_beside(__file__, "latex.yaml")
 _SWITCHES = _TEXTS["switches"].split()
 _SYMBOLS = (
     dict(re.findall(r"(\S+)=(\S+)", _TEXTS["symbols"]))

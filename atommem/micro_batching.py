@@ -25,11 +25,7 @@ class Waiting(Generic[Request, Result]):
 
     def fail(self, error: BaseException) -> None:
         """Set an exception, unless the caller was cancelled."""
-        if self.future.done():
-            return
-        if isinstance(error, asyncio.CancelledError):
-            self.future.cancel()
-        else:
+        if not self.future.done():
             self.future.set_exception(error)
 
 

@@ -78,22 +78,21 @@ async def run_jobs(
     slots = max_in_flight
     if not isinstance(slots, asyncio.Semaphore):
         slots = asyncio.Semaphore(slots or max(1, len(jobs)))
-    episodes: dict[int, Result] = {}
 
-    async def one(index: int, task: Any, sample: int) -> None:
+    async def one(index: int, task: Any, sample: int) -> Result:
         async with slots:
-            episodes[index] = await run(task, sample)
+            result = await run(task, sample)
         if on_episode is not None:
-            on_episode(index, episodes[index])
+            on_episode(index, result)
+        return result
 
     try:
         async with asyncio.TaskGroup() as group:
-            for index, (task, sample) in enumerate(jobs):
-                group.create_task(one(index, task, sample))
+            running = [group.create_task(one(index, *job)) for index, job in enumerate(jobs)]
     except BaseExceptionGroup as failures:
         # The first failure is the cause; the others only repeat it.
         raise failures.exceptions[0] from None
-    return [episodes[index] for index in sorted(episodes)]
+    return [task.result() for task in running]
 
 
 @contextmanager
@@ -129,7 +128,7 @@ def no_full_collection() -> Iterator[None]:
 
 
 @cache
-def _background() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+def background_loop() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
     """Start an event loop in a daemon thread, for callers without one or inside one (Jupyter)."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="atommem-loop", daemon=True)
@@ -137,12 +136,12 @@ def _background() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
     return loop, thread
 
 
-os.register_at_fork(after_in_child=_background.cache_clear)  # a fork has no such thread
+os.register_at_fork(after_in_child=background_loop.cache_clear)  # a fork has no such thread
 
 
 def wait_for(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine in the background and wait; Ctrl-C cancels it and is raised at its end."""
-    loop, thread = _background()
+    loop, thread = background_loop()
     if threading.current_thread() is thread:
         work.close()
         raise ConfigError("a Memory was used from its own progress callback. Use an AsyncMemory.")

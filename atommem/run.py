@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import warnings
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -146,16 +145,13 @@ def refuse_code(folder: str, stored: dict[str, Any], named: Container[str]) -> N
     """
     if ":" in str(stored.get("reward")) and "reward" not in named:
         text = f"{folder}: its reward={stored.pop('reward')} is code, and not loaded"
-        warnings.warn(f"{text}: name it yourself (--reward) to score with it.", stacklevel=2)
+        warnings.warn(f"{text}. To train or eval with it give --reward.", stacklevel=2)
     for name in CODE_SETTINGS:
         value = stored.get(name) or ()
         values = [value] if isinstance(value, str) else value
         if name not in named and any(":" in str(item).partition("(")[0] for item in values):
-            text = " ".join(map(shlex.quote, values))
-            raise ConfigError(
-                f"{folder} names code to run: {name}={' '.join(values)}. If you trust it, name it "
-                f"yourself: --{name} {text}"
-            )
+            text = f"{folder} names code to run: {name}={' '.join(values)}"
+            raise ConfigError(f"{text}. If you trust it, give {name} yourself.")
 
 
 def add_run_settings(

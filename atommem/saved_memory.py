@@ -78,8 +78,7 @@ class SavedMemory:
         if others and not self.exists(path):
             raise DataError(f"{path}: holds other files and no memory. Give an empty folder.")
         path.mkdir(parents=True, exist_ok=True)
-        readings = [asdict(reading) for reading in self.readings]
-        session.save(path / MEMORY_FILE, **{**vars(self), "readings": readings})
+        session.save(path / MEMORY_FILE, **asdict(self))
         return path
 
     def open(self, policy: Any, settings: Mapping[str, Any], reembed: bool = False) -> Runtime:

@@ -1,12 +1,11 @@
 r"""Text from outside is data: it never becomes a control token or part of a prompt's structure.
 
-`clean` and `read_json` apply on entry, `SegmentEncoder` and `Headings` in prompts, `guard_text` for
-servers whose tokenizer is unknown, `printable` for terminals. Memory, records and traces hold text
-as it came. Every backslash is inserted by `insert_backslashes`, so different texts stay different.
+`clean` and `clean_json` apply on entry, `SegmentEncoder` and `Headings` in prompts, `guard_text`
+for servers whose tokenizer is unknown, `printable` for terminals. Memory, records and traces hold
+text as it came. `insert_backslashes` inserts every backslash, so different texts stay different.
 """
 
 import copy
-import json
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,16 +35,8 @@ def clean(text: str) -> str:
     return text.replace("\0", REPLACEMENT)
 
 
-def read_json(text: str, max_depth: int) -> Any:
-    r"""Read JSON that any other reader accepts, with its texts cleaned; raises as `clean_json`.
-
-    An escape like ``\ud800`` spells what `clean` has removed.
-    """
-    return clean_json(json.loads(text), max_depth)
-
-
 def clean_json(value: Any, max_depth: int) -> Any:
-    """Return a value of JSON with its texts cleaned.
+    r"""Return a value of JSON with its texts cleaned: ``\ud800`` spells what `clean` has removed.
 
     ValueError or RecursionError: it is not JSON, holds NaN or infinity, or is nested more deeply
     than `max_depth`.

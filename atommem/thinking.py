@@ -7,10 +7,9 @@ thoughts.
 
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+from atommem.files import load_beside
 
 THINK = "think"
 _NEVER = r"(?!)"
@@ -25,8 +24,7 @@ class Form(NamedTuple):
     closing: str = _NEVER
 
 
-_TEXTS: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_bytes())
-_FORMS = {name: Form(**texts) for name, texts in _TEXTS.items()}
+_FORMS = {name: Form(**texts) for name, texts in load_beside(__file__, "thinking.yaml").items()}
 # <think>, <thinking>, <seed:think>, <chain_of_thought>, <ifm|think_fast>, <think:opensource>, ...
 _ELEMENT = (
     r"<\|?(?P<slash>/?)\|?(?P<element>(?:(?!begin|start|end_)[a-z]{1,12}[:|_-]){0,2}(?:think(?:ing)?"

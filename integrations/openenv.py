@@ -5,7 +5,6 @@ TRL's `HarnessRolloutWorker` makes a session for each episode, waits for it, and
 """
 
 import asyncio
-import threading
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -24,6 +23,7 @@ from atommem.config import PolicyConfig
 from atommem.episode import Episode
 from atommem.integrations.engine import Episodes, sampled_steps
 from atommem.policy.opening import open_policy
+from atommem.process import background_loop
 
 
 class MemorySession(ResourceSession):
@@ -84,9 +84,6 @@ class MemorySessions(ResourceSessionFactory):
         own = replace(runner.agent.sampling, temperature=temperature, top_p=1.0, top_k=0)
         self.runner = runner.copy(sampling=own)
         self._samples: Counter[str] = Counter()
-        # One event loop for all sessions: TRL waits for each in a thread of its own.
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def create(
         self, task: Any, seed: int | None = None, episode_id: str | None = None
@@ -95,7 +92,9 @@ class MemorySessions(ResourceSessionFactory):
         name = task if isinstance(task, str) else task[-1]["content"]
         self._samples[name] += 1
         episode = self.runner.run(self.episodes.task(name), self._samples[name] - 1)
-        return MemorySession(asyncio.run_coroutine_threadsafe(episode, self._loop))
+        # One event loop for all sessions: TRL waits for each in a thread of its own.
+        loop, _ = background_loop()
+        return MemorySession(asyncio.run_coroutine_threadsafe(episode, loop))
 
 
 def make_trace(episode: Episode) -> TrainingTrace:

@@ -51,9 +51,9 @@ _Id = Annotated[
     ConversationId,
     Field(description="The conversation id that remember returned; or give a scope."),
 ]
-_User = Annotated[Value, Field(description="Scope: whose memory. Use it in all calls.")]
-_Agent = Annotated[Value, Field(description="Scope: the agent, if each has its own.")]
-_Session = Annotated[Value, Field(description="Scope: the session, if each has its own.")]
+_Scope = Annotated[
+    Value, Field(description="Of a scope, instead of a conversation: the same in all calls.")
+]
 _Text = Annotated[Text, Field(description="The text: a message, a page, a whole document.")]
 _NewId = Annotated[ConversationId, Field(description="Where; empty starts a new conversation.")]
 _Goal = Annotated[
@@ -72,7 +72,6 @@ _Entry = Annotated[int, Field(description="The id of an entry.")]
 _Reason = Annotated[Name, Field(description="Why; the log keeps it.")]
 _Source = Annotated[Name, Field(description="Or the name of a text, with all that came from it.")]
 _EMPTY = "nothing was remembered in exactly this scope."
-_NOTHING = "there is no such conversation. Give its id, or a used scope."
 _Context = Context[Any, Any]
 
 
@@ -136,7 +135,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         async with _tool_errors():
             name = await place(context, conversation, scope)
             if not name:
-                raise NotFoundError(_NOTHING)
+                raise NotFoundError("there is no such conversation. Give its id, or a used scope.")
         async with _tool_errors(name), server.use(name, owner_of(context)) as held:
             yield held
 
@@ -149,9 +148,9 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         conversation: _NewId = "",
         goal: _Goal = "",
         name: _SourceName = "",
-        user: _User = "",
-        agent: _Agent = "",
-        session: _Session = "",
+        user: _Scope = "",
+        agent: _Scope = "",
+        session: _Scope = "",
         verbatim: _AsIs = False,
     ) -> dict[str, Any]:
         """Read a text into a memory; a policy decides what to keep. Returns when it is read.
@@ -188,9 +187,9 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         query: _Query,
         context: _Context,
         conversation: _Id = "",
-        user: _User = "",
-        agent: _Agent = "",
-        session: _Session = "",
+        user: _Scope = "",
+        agent: _Scope = "",
+        session: _Scope = "",
     ) -> list[dict[str, Any]]:
         """Return the entries for a query; calls no model. A scope has those of all that match."""
         scope = scope_of(user, agent, session)
@@ -217,9 +216,9 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         text: NonBlank,
         context: _Context,
         conversation: _Id = "",
-        user: _User = "",
-        agent: _Agent = "",
-        session: _Session = "",
+        user: _Scope = "",
+        agent: _Scope = "",
+        session: _Scope = "",
         reason: _Reason = "",
     ) -> dict[str, Any]:
         """Replace the text of an entry. The log keeps what it was, and the reason."""
@@ -233,9 +232,9 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         conversation: _Id = "",
         entry: _Entry | None = None,
         source: _Source = "",
-        user: _User = "",
-        agent: _Agent = "",
-        session: _Session = "",
+        user: _Scope = "",
+        agent: _Scope = "",
+        session: _Scope = "",
         reason: _Reason = "",
     ) -> dict[str, list[int]]:
         """Delete an entry, or all that was written while a text was read. The log keeps both."""
@@ -251,9 +250,9 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         question: NonBlank,
         context: _Context,
         conversation: _Id = "",
-        user: _User = "",
-        agent: _Agent = "",
-        session: _Session = "",
+        user: _Scope = "",
+        agent: _Scope = "",
+        session: _Scope = "",
     ) -> dict[str, Any]:
         """Ask the memory. The policy searches it before it answers, or answers null.
 

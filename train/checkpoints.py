@@ -31,7 +31,8 @@ _MAY_CHANGE = """output_dir max_steps num_train_epochs resume_from_checkpoint sa
     per_device_* gradient_* generation_batch_size token_budget max_batch_tokens rollout_batch_size
     max_inflight_tasks prefix_sharing use_cpu bf16* tf32 torch_* fsdp* deepspeed ds3_* ddp_*
     accelerator_config parallelism_config dataloader_* activation_offloading attn_implementation
-    *num_proc skip_memory_metrics cache_* use_cache local_rank debug"""
+    *num_proc skip_memory_metrics cache_* use_cache local_rank debug
+    average_tokens_across_devices"""
 """Settings with which a run may be resumed: when it ends, what it writes, and where it computes."""
 
 

@@ -9,11 +9,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, gather_object
 from huggingface_hub import ModelCardData
 from peft import PeftModel
 from rich.console import Console
 from torch.distributed.fsdp import StateDictType
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer
 
 from atommem.config import save_config
@@ -29,6 +30,7 @@ from atommem.train.errors import (
     RolloutFailedError,
     TrainingInterrupted,
 )
+from atommem.train.objective.rows import signal_report
 from atommem.train.stop_request import StopRequest
 
 _CONTINUE, _STOP, _BROKEN = range(3)  # reports of a rank in `sync_stop`; the largest wins
@@ -63,8 +65,8 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
         if resume_from_checkpoint is not None:
             folder = Path(resume_from_checkpoint)
             plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
-            kind = plugin and plugin.state_dict_type
-            shards = kind == StateDictType.SHARDED_STATE_DICT
+            sharded = StateDictType.SHARDED_STATE_DICT
+            shards = plugin is not None and plugin.state_dict_type == sharded
             if (folder / checkpoints.SHARDED_MODEL).is_dir() != shards:
                 raise ConfigError(
                     f"resume_from_checkpoint={folder}: FSDP and other launchers cannot read each "
@@ -138,6 +140,8 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
             tags=["atommem", "memory-policy"],
         )
         card = f"---\n{data.to_yaml()}\n---\n\n# {folder.resolve().name}\n\n{_CARD}\n"
+        if report := signal_report(self.state.log_history):
+            card += f"\n## Training signal\n\n{report}\n"
         if self.is_world_process_zero():
             folder.mkdir(parents=True, exist_ok=True)  # TRL writes a card before a checkpoint
             (folder / "README.md").write_text(card, encoding="utf-8")
@@ -158,7 +162,7 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
                 self._describe_checkpoint(folder, output_dir)
         except WRITE_ERRORS as failure:
             error = failure
-        if not self._largest_of_ranks(float(error is not None)) and self.args.should_save:
+        if not any(gather_object([error is not None])) and self.args.should_save:
             try:
                 checkpoints.publish_checkpoint(folder, output_dir, self.args)
                 checkpoints.prune_checkpoints(
@@ -168,7 +172,7 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
                 error = failure
         if self.args.should_save:
             shutil.rmtree(partial, ignore_errors=True)
-        if self._largest_of_ranks(float(error is not None)):
+        if any(gather_object([error is not None])):
             free = shutil.disk_usage(output_dir).free
             raise CheckpointError(
                 f"the checkpoint of update {self.state.global_step} could not be written: "
@@ -216,9 +220,12 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
 
     def _set_rates(self) -> None:
         """Set the learning rates that the schedule has here; a checkpoint's are of its own end."""
-        rates = getattr(self.lr_scheduler, "lr_lambdas", ())
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
-            group["lr"] = group["initial_lr"] * rate(self.lr_scheduler.last_epoch)
+        schedule = self.lr_scheduler
+        if isinstance(schedule, LambdaLR):
+            pairs = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+            schedule._last_lr = [base * rate(schedule.last_epoch) for base, rate in pairs]
+            for group, rate in zip(schedule.optimizer.param_groups, schedule._last_lr, strict=True):
+                group["lr"] = rate
 
     def log(self, logs: dict[str, Any], *args: Any) -> None:
         """Log, unless a run that was finished had nothing left to do."""
@@ -228,7 +235,7 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
     def sync_stop(self, error: Exception | None = None, lost: str = "") -> None:
         """End the run on all ranks if one has to stop, for `error` or a signal; collective."""
         asked = _STOP if self.stop_request.requested else _CONTINUE
-        report = self._largest_of_ranks(asked if error is None else _BROKEN)
+        report = max(gather_object([asked if error is None else _BROKEN]))
         update, reason = self.state.global_step + 1, "see the other processes"
         if report == _BROKEN:
             if error is not None:
@@ -247,12 +254,6 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
         if norm is not None:
             self.check_finite("gradient norm", float(norm))
         return norm
-
-    def _largest_of_ranks(self, value: float) -> float:
-        if self.accelerator.num_processes == 1:
-            return value
-        everywhere = self.accelerator.gather(torch.tensor([value], device=self.accelerator.device))
-        return float(everywhere.max())
 
 
 def keep_in_float32(model: Any, accelerator: Any) -> None:

@@ -77,7 +77,7 @@ class Settings:
         for name in self.run.environment.operational:
             found.pop(name, None)
         data = Path(self.args.data)
-        files = sorted(data.rglob("*.*") if data.is_dir() else [data])
+        files = sorted(data.rglob("*.jsonl") if data.is_dir() else [data])
         digests = "".join(file_digest(file) for file in files if file.is_file())
         found |= asdict(self.model) | {"data_digest": sha256(digests.encode()).hexdigest()[:16]}
         # A folder may have been moved.

@@ -53,9 +53,10 @@ class HashingEmbedder(Embedder):
     with m and n words have a standard deviation of about sqrt(m n / dim) shared words.
     """
 
+    kind = f"hashing/{PROBES}"
+
     def __init__(self, dim: int) -> None:
-        self.dim = dim
-        self.id = f"hashing/{PROBES}/{dim}"
+        self.id, self.dim = f"{self.kind}/{dim}", dim
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
         """Embed `texts`; entries also by their single Chinese characters."""
@@ -73,9 +74,7 @@ class HashingEmbedder(Embedder):
 class RandomEmbedder(HashingEmbedder):
     """Draw a direction seeded by the text: the control of the paper's retrieval ablation."""
 
-    def __init__(self, dim: int) -> None:
-        self.dim = dim
-        self.id = f"random/sphere/{dim}"
+    kind = "random/sphere"
 
     def _vector(self, text: str, is_entry: bool) -> npt.NDArray[np.float64]:
         seed = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

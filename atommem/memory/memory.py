@@ -96,32 +96,31 @@ class WorkingMemory:
         self, entry_id: int, text: str | None, step: int, reason: str = ""
     ) -> tuple[Operation, ...]:
         """Replace the text of an entry as the user; None deletes the entry."""
-        entry, plan = self._contents.entries.get(entry_id), self._plan(step)
+        entry, plan = self._contents.entries.get(entry_id), self._plan(step, Source(step))
         if entry is None:
             raise ConfigError(f"entry {entry_id} does not exist in this memory.")
         if text is None:
             plan.delete(entry, actor=USER, reason=reason)
         else:
-            (new,), vectors = await self._given(text, reason)
-            values = {"actor": USER, "reason": new.reason, "source": Source(step)}
-            plan.update(entry, new.text, vectors[new.text], **values)
+            new, vectors = await self._given(text, reason)
+            plan.update(entry, new.text, vectors[new.text], actor=USER, reason=new.reason)
         return self._commit(plan, self._query_vector)
 
     async def keep(self, text: str, step: int, piece: str) -> tuple[Operation, ...]:
         """Store a text as an entry as the user, from the source `piece`; the rules may refuse."""
         new, vectors = await self._given(text)
-        await self._rules.admission.prepare([new[0].text])
+        await self._rules.admission.prepare([new.text])
         plan = self._plan(step, Source(step, piece))
-        plan.decide(new, vectors, USER)
+        plan.decide([new], vectors, USER)
         return self._commit(plan, self._query_vector)
 
     async def _given(
         self, text: str, reason: str = ""
-    ) -> tuple[list[ResolvedAction], dict[str, Vectors]]:
+    ) -> tuple[ResolvedAction, dict[str, Vectors]]:
         """Return a text of the user, cut to the limit of an entry, and its vector."""
         (new,) = self._resolve([Action(CREATE, text)])
         reason = "; ".join(filter(None, (new.reason, reason)))
-        return [replace(new, reason=reason)], await self._embed([new.text])
+        return replace(new, reason=reason), await self._embed([new.text])
 
     async def forget(
         self,

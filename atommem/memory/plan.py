@@ -64,10 +64,7 @@ class Plan:
     def decide(
         self, actions: Iterable[ResolvedAction], vectors: Mapping[str, Vectors], actor: str = POLICY
     ) -> None:
-        """Add the operations of one completion; `vectors` has every text that may be stored.
-
-        `actor` is who creates entries.
-        """
+        """Add the operations of one completion; `vectors` has its texts; `actor` creates."""
         for action in actions:
             entry = self.contents.entries.get(action.entry_id or 0)
             if action.disabled:
@@ -108,31 +105,29 @@ class Plan:
 
     def _create(self, action: ResolvedAction, vector: Vectors, by: str) -> None:
         decision = self.admit(self.candidate(action.text, vector))
+        told: dict[str, Any] = {"after": action.text, "actor": by}
         if isinstance(decision, Refused):
-            self.add(CREATE, Outcome.REJECTED, after=action.text, actor=by, **asdict(decision))
-            return
-        values: dict[str, Any] = {"score": decision.score, "source": self.source}
-        if isinstance(decision, Merged):
+            self.add(CREATE, Outcome.REJECTED, **told, **asdict(decision))
+        elif isinstance(decision, Merged):
             entry, actor = self.contents.entries[decision.entry_id], self.rules.admission_actor
             merged = f"{actor}: {decision.reason}"
-            told: dict[str, Any] = {"entry_id": entry.id, "after": action.text, "actor": by}
-            self.add(CREATE, Outcome.MERGED, reason=merged, **told)
-            values |= {"actor": actor, "reason": decision.reason}
-            self.update(entry, action.text, vector, **values)
+            self.add(CREATE, Outcome.MERGED, entry_id=entry.id, reason=merged, **told)
+            why = {"actor": actor, "reason": decision.reason, "score": decision.score}
+            self.update(entry, action.text, vector, **why)
         else:
-            new: dict[str, Any] = {"entry_id": self.contents.newest_id + 1, "after": action.text}
             reason = "; ".join(filter(None, (action.reason, decision.reason)))
-            self.add(CREATE, vector=vector, reason=reason, actor=by, **new, **values)
+            told |= {"entry_id": self.contents.newest_id + 1, "source": self.source}
+            self.add(CREATE, vector=vector, reason=reason, score=decision.score, **told)
 
     def _update(self, action: ResolvedAction, entry: Entry, vector: Vectors) -> None:
         candidate = self.candidate(action.text, vector, replaces=entry.id)
         score = self.rules.retention.rate(candidate, self.state())
-        values = {"handle": action.handle, "reason": action.reason, "source": self.source}
-        self.update(entry, action.text, vector, score=score, **values)
+        why = {"handle": action.handle, "reason": action.reason, "score": score}
+        self.update(entry, action.text, vector, **why)
 
     def update(self, entry: Entry, text: str, vector: Vectors, **values: Any) -> None:
-        changed: dict[str, Any] = {"entry_id": entry.id, "before": entry.text, "after": text}
-        self.add(UPDATE, vector=vector, **changed, **values)
+        values |= {"entry_id": entry.id, "before": entry.text, "after": text}
+        self.add(UPDATE, vector=vector, source=self.source, **values)
 
     def delete(self, entry: Entry, **values: Any) -> None:
         self.add(DELETE, **{"entry_id": entry.id, "before": entry.text, **values})

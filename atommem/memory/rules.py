@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from inspect import signature
 from math import nan
 from typing import Any
@@ -188,12 +188,11 @@ def make_rule(setting: str, name: str) -> Rule:
     That is an entry point of ``atommem.SETTING`` or ``package.module:Class``, with options as
     ``NAME(option=value)``.
     """
-    kind, options = _rule_of(setting, name)
-    return kind(**options)
+    return _rule_of(setting, name)()
 
 
 @cache  # every memory makes its rules
-def _rule_of(setting: str, name: str) -> tuple[type[Rule], dict[str, Any]]:
+def _rule_of(setting: str, name: str) -> Callable[[], Rule]:
     plain, _, written = name.strip().removesuffix(")").partition("(")
     kind = find(f"atommem.{setting}", plain)
     if not (isinstance(kind, type) and issubclass(kind, Rule)):
@@ -204,7 +203,7 @@ def _rule_of(setting: str, name: str) -> tuple[type[Rule], dict[str, Any]]:
     parser.add_class_arguments(kind, fail_untyped=False)
     flags = [f"--{''.join(part.split())}" for part in written.split(",") if part.strip()]
     try:
-        return kind, vars(parser.parse_args(flags))
+        return partial(kind, **vars(parser.parse_args(flags)))
     except ConfigError as error:
         known = ", ".join(signature(kind).parameters) or "none"
         raise ConfigError(f"{setting}={name}: {error} Options: {known}.") from error

@@ -147,13 +147,9 @@ class TextVectors:
 
 def digests_of(texts: Iterable[str], kind: TextKind) -> npt.NDArray[np.uint64]:
     """Return eight bytes of BLAKE2b for each text of one kind."""
-    start = hashlib.blake2b(kind.encode(), digest_size=8)
-    found = bytearray()
-    for text in texts:
-        digest = start.copy()
-        digest.update(text.encode("utf-8", "surrogatepass"))
-        found += digest.digest()
-    return np.frombuffer(bytes(found), dtype="<u8").astype(np.uint64)
+    named = (f"{kind}{text}".encode("utf-8", "surrogatepass") for text in texts)
+    found = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in named)
+    return np.frombuffer(found, dtype="<u8").astype(np.uint64)
 
 
 async def embed_texts(

@@ -120,8 +120,8 @@ def check_request(
     if len(prompt_ids) + longest > context:
         raise PromptTooLongError(
             f"The prompt has {len(prompt_ids)} tokens; with max_completion_length={longest} it "
-            f"exceeds the context of {context_length}. Give a smaller --chunk_tokens or "
-            "--max_completion_length, or a model with a longer context."
+            f"exceeds the context of {context_length}. Give a smaller chunk_tokens or "
+            "max_completion_length, or a model with a longer context."
         )
 
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ FREE_PADDING = 4096  # padding tokens that a batch may have even if they exceed 
 _Request = tuple[list[int], Sampling]
 
 
+@dataclass(eq=False, repr=False)
 class LocalPolicy:
     """Sample from a loaded causal language model, all waiting prompts as batches of similar length.
 
@@ -37,26 +39,19 @@ class LocalPolicy:
     exceed it. `autocast` computes in bfloat16, as a trainer does whose weights are float32.
     """
 
+    model: Any
+    tokenizer: Any
+    _: KW_ONLY
+    max_batch_size: int = 256
+    max_batch_tokens: int = 65_536
+    autocast: bool = False
+
     samples_what_waits = True
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        max_batch_size: int = 256,
-        max_batch_tokens: int = 65_536,
-        autocast: bool = False,
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.max_batch_size = max_batch_size
-        self.max_batch_tokens = max_batch_tokens
-        self.autocast = autocast
-        self.context_length: int | None = getattr(
-            model.config.get_text_config(), "max_position_embeddings", None
-        )
-        self._eos_ids = _eos_ids(model, tokenizer)
+    def __post_init__(self) -> None:
+        config = self.model.config.get_text_config()
+        self.context_length: int | None = getattr(config, "max_position_embeddings", None)
+        self._eos_ids = _eos_ids(self.model, self.tokenizer)
         self._batcher: RequestBatcher[_Request, Completion] = RequestBatcher(self._complete_all)
         # One thread: event loops must not use the model concurrently.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-policy")

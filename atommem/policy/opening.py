@@ -1,20 +1,16 @@
 """Open the policy of a `PolicyConfig`: a model folder, one or several servers, or a chat server."""
 
-from __future__ import annotations
-
 import hashlib
 import resource
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atommem.config import PolicyConfig
 from atommem.errors import PolicyError, suggest_path
 from atommem.plugins import hub_name
-
-if TYPE_CHECKING:
-    from atommem.policy.local import LocalPolicy
-    from atommem.policy.server import ChatPolicy, ServerPolicy
-    from atommem.policy.server_pool import ServerPool
+from atommem.policy.local import LocalPolicy, read_tokenizer
+from atommem.policy.server import ChatPolicy, ServerPolicy
+from atommem.policy.server_pool import ServerPool
 
 _HASHED_BYTES = 1 << 20
 _MODEL_FILES = {".json", ".jinja", ".safetensors", ".txt", ".bin"}
@@ -24,8 +20,6 @@ def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPo
     """Load the model, or make the client of its servers; ``close()`` it after use."""
     first, *others = settings.policy
     if not settings.is_server:
-        from atommem.policy.local import LocalPolicy
-
         model, revision = hub_name(model_folder("policy", first))
         return LocalPolicy.from_pretrained(
             model,
@@ -34,13 +28,11 @@ def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPo
             max_batch_size=settings.max_inflight_tasks,
             max_batch_tokens=settings.max_batch_tokens,
         )
-    from atommem.policy.server import ChatPolicy, ServerPolicy
-    from atommem.policy.server_pool import ServerPool
-
     # Connections need open files, of which the soft limit often allows 1,024.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    tokenizer = None if settings.tokenizer is None else load_tokenizer(settings.tokenizer)
+    name = settings.tokenizer
+    tokenizer = None if name is None else read_tokenizer(*hub_name(name))
     # While others are gone, one server of a pool may get all requests.
     options: Any = {"tokenizer": tokenizer, "max_in_flight": settings.max_inflight_tasks}
     if settings.api == "chat":
@@ -48,12 +40,6 @@ def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPo
     if others:
         return ServerPool(settings.policy, settings.model, **options)
     return ServerPolicy(first, settings.model, **options)
-
-
-def load_tokenizer(name: str) -> Any:
-    from atommem.policy.local import read_tokenizer
-
-    return read_tokenizer(*hub_name(name))
 
 
 def model_folder(setting: str, name: str) -> str:

@@ -41,7 +41,7 @@ class RemotePolicy:
                 models = {str(item["id"]): item.get("max_model_len") for item in reply["data"]}
             except (RefusedError, KeyError, TypeError, AttributeError) as error:
                 raise PolicyError(
-                    f"{url} does not list its models ({error}). Name the model (--model)."
+                    f"{url} does not list its models ({error}). Name the model (model=NAME)."
                 ) from error
             if len(models) != 1:
                 names = ", ".join(list(models)[:8])
@@ -166,12 +166,6 @@ class ChatPolicy(RemotePolicy):
         """Return ``chat_format`` of a summary, as `ChatFormat.record`: what the server refused."""
         folds = self._chat.folds_system
         return {"chat_format": {"system": "before the user's text"}} if folds else {}
-
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        raise PolicyError(
-            f"{self._client.base_url} takes messages, not token ids. Use a vLLM server, or a "
-            "method that sends messages."
-        )
 
     async def complete_chat(
         self, messages: Sequence[Mapping[str, str]], sampling: Sampling

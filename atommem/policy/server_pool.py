@@ -1,7 +1,6 @@
 """Several vLLM servers as one policy: balance load, keep a group on one server, survive losses."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -112,8 +111,7 @@ class ServerPool:
         self.adapter: Adapter | None = None
         self._send_seeds = send_seeds
         self._backoff = backoff
-        self._homes: OrderedDict[str, PooledServer] = OrderedDict()
-        self._returned = asyncio.Event()
+        self._homes: dict[str, PooledServer] = {}
         self._restricted = False
 
     @property
@@ -165,7 +163,7 @@ class ServerPool:
         if others:
             listing = ", ".join(f"{url}: {name}" for url, name in names.items())
             raise PolicyError(
-                f"The servers serve different models ({listing}). Name one (--model)."
+                f"The servers serve different models ({listing}). Name one (model=NAME)."
             )
         for server in self.servers:
             # A server that returns with another model then refuses requests.
@@ -207,13 +205,11 @@ class ServerPool:
             raise OutageError(
                 f"No server ({urls}) has the current weights; the next update sends them."
             )
-        for server in self.servers:
-            self._start_probe(server)
         try:
             async with asyncio.timeout(self.patience):
                 while not self.serving:
-                    self._returned.clear()
-                    await self._returned.wait()
+                    probes = [self._probe(server) for server in self.servers]
+                    await asyncio.wait(probes, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError as error:
             refusals = "".join(f"; {s.url}: {s.refusal}" for s in self.servers if s.refusal)
             raise OutageError(
@@ -231,18 +227,20 @@ class ServerPool:
         if home is None or not home.serving:
             home = self._homes[affinity] = idlest
             if len(self._homes) > MAX_HOMES:
-                self._homes.popitem(last=False)
+                del self._homes[next(iter(self._homes))]
         return home
 
     def _drop(self, server: PooledServer) -> None:
         server.serving = False
         server.adapter = None
         server.scaling_checked = False  # it may return with other options
-        self._start_probe(server)
+        if not self._restricted:
+            self._probe(server)
 
-    def _start_probe(self, server: PooledServer) -> None:
-        if not self._restricted and (server.probe is None or server.probe.done()):
-            server.probe = asyncio.get_running_loop().create_task(self._poll(server))
+    def _probe(self, server: PooledServer) -> asyncio.Task[None]:
+        if server.probe is None or server.probe.done():
+            server.probe = asyncio.create_task(self._poll(server))
+        return server.probe
 
     async def _poll(self, server: PooledServer) -> None:
         wait = self._backoff
@@ -257,7 +255,6 @@ class ServerPool:
             if ready:
                 server.serving = True
                 self._homes.clear()  # so that groups move to the returned server
-                self._returned.set()
 
     async def _load(self, server: PooledServer) -> bool:
         """Load the current adapter on `server`; drop it and return False if it is out of reach."""

@@ -1,12 +1,9 @@
 """A vLLM engine in this process, with continuous batching over all episodes."""
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from itertools import count
-from threading import Lock
 from typing import Any
 
 from atommem.chat_format import turn_ends
@@ -35,17 +32,16 @@ class VllmEnginePolicy:
         self._thread = ThreadPoolExecutor(1, "atommem-engine")
         if torch.cuda.is_available():  # a new thread starts on the first GPU, not on the engine's
             self._thread.submit(torch.cuda.set_device, torch.cuda.current_device())
-        self._lock = Lock()  # of the two below
-        self._calls: list[Callable[[], None]] = []
-        self._stepping: Future[None] | None = None
         # Used in the thread alone.
         self._waiting: dict[str, Future[Completion]] = {}
+        self._is_stepping = False
 
     @property
     def engine(self) -> Any:
-        """The engine at rest: waits for the current step and pending requests."""
-        if (stepping := self._stepping) is not None:
-            stepping.result()
+        """The engine at rest: waits for pending requests."""
+        while self._thread.submit(bool, self._waiting).result():  # behind the next step
+            pass
+        self._thread.submit(_settle).result()
         return self._engine
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
@@ -53,11 +49,11 @@ class VllmEnginePolicy:
         name = str(next(self._numbers))
         future: Future[Completion] = Future()
         request = name, {"prompt_token_ids": prompt_ids}, sampling_params(sampling, self._stops)
-        self._call(partial(self._add, future, self._lora_request, *request))
+        self._thread.submit(self._add, future, self._lora_request, *request)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            self._call(partial(self._abort, name))
+            self._thread.submit(self._abort, name)
             raise
 
     def use_adapter(self, adapter: Adapter) -> None:
@@ -66,42 +62,11 @@ class VllmEnginePolicy:
         self._lora_request = LoRARequest(adapter.name, next(self._adapters), adapter.path)
 
     async def close(self) -> None:
-        self._call(self._waiting.clear)
+        self._thread.submit(self._waiting.clear).result()
         self._thread.shutdown()
         self._engine = None
 
-    def _call(self, call: Callable[[], None]) -> None:
-        with self._lock:
-            self._calls.append(call)
-            if self._stepping is None or self._stepping.done():
-                self._stepping = self._thread.submit(self._step)
-
     # In the thread --------------------------------------------------------------------------------
-
-    def _step(self) -> None:
-        is_settled = False
-        while True:
-            with self._lock:
-                calls, self._calls = self._calls, []
-                if not calls and not self._waiting:
-                    _settle()
-                    self._stepping = None
-                    return
-            try:
-                for call in calls:
-                    call()
-                if not is_settled:  # raises errors of earlier work on the device
-                    _settle()
-                    is_settled = True
-                outputs = self._engine.step() if self._waiting else ()
-            except Exception as error:  # every pending request gets it
-                for future in self._waiting.values():
-                    future.set_exception(error)
-                self._waiting.clear()
-                continue
-            for output in outputs:
-                if output.finished and output.request_id in self._waiting:
-                    self._resolve(self._waiting.pop(output.request_id), output)
 
     def _add(
         self, future: Future[Completion], lora_request: Any, name: str, prompt: Any, params: Any
@@ -109,11 +74,32 @@ class VllmEnginePolicy:
         if not future.set_running_or_notify_cancel():
             return
         try:
+            if not self._is_stepping:
+                _settle()  # raises errors of earlier work on the device
             self._engine.add_request(name, prompt, params, lora_request=lora_request)
         except Exception as error:  # the engine refused this request
             future.set_exception(error)
-        else:
-            self._waiting[name] = future
+            return
+        self._waiting[name] = future
+        if not self._is_stepping:
+            self._is_stepping = True
+            self._thread.submit(self._step)
+
+    def _step(self) -> None:
+        """Step the engine once, and again after the calls that have come meanwhile."""
+        try:
+            outputs = self._engine.step() if self._waiting else ()
+        except Exception as error:  # every pending request gets it
+            outputs = ()
+            for future in self._waiting.values():
+                future.set_exception(error)
+            self._waiting.clear()
+        for output in outputs:
+            if output.finished and output.request_id in self._waiting:
+                self._resolve(self._waiting.pop(output.request_id), output)
+        self._is_stepping = bool(self._waiting)
+        if self._is_stepping:
+            self._thread.submit(self._step)
 
     def _abort(self, name: str) -> None:
         if self._waiting.pop(name, None) is not None:

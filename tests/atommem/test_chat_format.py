@@ -20,7 +20,7 @@ from atommem.files import load_beside
 from atommem.grammar import parse_whole
 from atommem.memory.log import MemoryView
 from atommem.policy.contract import Sampling, make_completion
-from atommem.policy.opening import load_tokenizer
+from atommem.policy.local import read_tokenizer
 from atommem.policy.server import ChatPolicy
 from atommem.prompts import PromptBuilder
 from atommem.thinking import after_thoughts, closing_thought
@@ -47,7 +47,7 @@ def with_template(template: str | None) -> Any:
 
 
 @pytest.mark.parametrize("config", [{"model_type": "llama"}, None])
-def test_load_tokenizer_of_a_class_that_does_not_fit_reads_the_file(
+def test_read_tokenizer_of_a_class_that_does_not_fit_reads_the_file(
     tmp_path: Path, config: dict[str, str] | None
 ) -> None:
     """R1-Distill-Llama's shape: `LlamaTokenizerFast` drops every blank of byte-level tokens."""
@@ -57,7 +57,7 @@ def test_load_tokenizer_of_a_class_that_does_not_fit_reads_the_file(
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.warns(UserWarning, match=r"changes text; tokenizer\.json is read"):
-        tokenizer = load_tokenizer(str(tmp_path))
+        tokenizer = read_tokenizer(tmp_path)
     text = "Hello world, this is a test.\n b"
     expected = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text).ids
     assert tokenizer.encode(text, add_special_tokens=False) == expected
@@ -65,14 +65,14 @@ def test_load_tokenizer_of_a_class_that_does_not_fit_reads_the_file(
     assert tokenizer.eos_token == "<|im_end|>"
 
 
-def test_load_tokenizer_in_python_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_read_tokenizer_in_python_is_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CTRLTokenizer"}')
     (tmp_path / "config.json").write_text('{"model_type": "ctrl"}')
     vocabulary = {"<unk>": 0, "a</w>": 1, "b": 2}
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
     with pytest.raises(PolicyError, match=r"CTRLTokenizer .* with a tokenizer\.json"):
-        load_tokenizer(str(tmp_path))
+        read_tokenizer(tmp_path)
 
 
 # Chat templates ---

@@ -94,7 +94,7 @@ def test_settings_of_a_folder_reach_no_address_command_or_function(tmp_path: Pat
     policy = ["--policy", str(tmp_path)]
     for name, value in code.items():
         file.write_text(json.dumps(stored | {name: value}))
-        with pytest.raises(ConfigError, match=f"--{name} "):
+        with pytest.raises(ConfigError, match=f"code to run: {name}=.*give {name} yourself"):
             find_stored(policy, {})
     with pytest.raises(ConfigError, match="this saved memory names code"):
         SavedMemory(None, {"admission": "a:Rule"}, {}, ()).open(None, {})

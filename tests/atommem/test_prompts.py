@@ -9,7 +9,6 @@ from atommem import dialects
 from atommem.actions import ANSWER, ANSWER_ACTION, CALL, MEMORY_KINDS, ActionSpec, Body
 from atommem.config import MemoryConfig
 from atommem.dialects import Section, get_dialect, register_dialect
-from atommem.environment import find_environment
 from atommem.episode import Observation, Piece
 from atommem.errors import ConfigError, DialectError
 from atommem.memory.log import MemoryView, Retrieved
@@ -127,7 +126,7 @@ def test_load_section_broken_file_names_the_field(tmp_path: Path) -> None:
     path = tmp_path / "templates.yaml"
     path.write_text(yaml.safe_dump({**FULL, "query": "no place for it"}))
     with pytest.raises(DialectError, match=r"query lacks \{text\}"):
-        find_environment("longdoc").section(str(path))
+        builder(templates=str(path))
 
 
 # Tokens ---

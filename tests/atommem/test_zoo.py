@@ -16,7 +16,7 @@ from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.environment import make_factory
 from atommem.policy.contract import completion_text
-from atommem.policy.opening import load_tokenizer
+from atommem.policy.local import read_tokenizer
 from atommem.prompts import PromptBuilder
 from atommem.run import RunConfig
 from atommem.text_safety import SegmentEncoder
@@ -103,7 +103,7 @@ def test_real_tokenizer_works_from_prompt_to_evaluation(
         pytest.skip("python scripts/zoo.py downloads the tokenizers")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tokenizer = load_tokenizer(str(folder))
+        tokenizer = read_tokenizer(folder)
     if template is None:
         tokenizer.chat_template = None
     elif template:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.goldens import compare, record
+from tests.goldens import record
 
 pytest.importorskip("torch")
 SLOW = sorted({*record.PARTS} - record.FAST)
@@ -13,16 +13,13 @@ NAMES = [*sorted(record.FAST), *(pytest.param(name, marks=pytest.mark.slow) for 
 def test_goldens_are_unchanged(name: str) -> None:
     if name == "smollm2_prompts" and not record.SMOLLM2.is_dir():
         pytest.skip("needs python scripts/models.py smollm2")
-    compute, rooms = record.PARTS[name]
-    texts = [f"{key}: {text[:600]}" for key, text in compare.compare(compute(), rooms).items()]
+    texts = [f"{key}: {text[:600]}" for key, text in record.check(name)[1].items()]
     assert not texts, f"{len(texts)} goldens differ:\n" + "\n".join(texts[:20])
 
 
 def test_differences_have_reasons_and_differ() -> None:
-    goldens, differences = compare.read()
+    goldens, differences = record.read()
     for reason, names in differences.items():
         assert reason
-        for name, changed in names.items():
-            golden = goldens.get(name)
-            wanted = compare.expected_leaves(golden, changed)
-            assert compare.different(dict(compare.leaves(golden)), wanted), name
+        for name, value in names.items():
+            assert record.difference(goldens.get(name), value), name

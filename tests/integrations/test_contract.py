@@ -310,24 +310,6 @@ def test_verl_accepts_recipe_and_writes_the_agent_loop(
     assert (loop.data, loop.model, loop.settings.max_reads) == ([data], "Qwen/Qwen3-8B", 0)
 
 
-def test_tinker_gets_our_weights_as_advantages() -> None:
-    pytest.importorskip("tinker")
-    door = pytest.importorskip("atommem.integrations.tinker", exc_type=ImportError)
-    step = pytest.importorskip("atommem.train.loops.update_step", exc_type=ImportError)
-    args = SimpleNamespace(
-        **{"num_generations": SAMPLES, "overlong_filtering": False, "scale_rewards": "none"},
-        **{"normalization": "token", "max_completion_length": 8, "beta": 0.0},
-    )
-    batch, _ = step.batch_of(EPISODES, args)
-    found: Weights = {}
-    for datum in door.make_data(batch.rows, batch.normalizer, "sum"):
-        inputs = datum.loss_fn_inputs
-        (value,) = {advantage for advantage in inputs["advantages"].data if advantage}
-        found[*datum.model_input.to_ints(), inputs["target_tokens"].data[-1]] = value
-    expected = {row: weight for row, weight in own_weights().items() if weight}
-    assert found == pytest.approx(expected, abs=1e-6)
-
-
 def test_openenv_session_trains_on_our_weights_divided_by_the_deviation(
     data: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def test_owners_do_not_see_each_other_and_only_the_page_needs_no_key(server: Run
         found = [f"/v1/conversations/{item['id']}" for item in first["data"] + rest["data"]]
         assert sorted(found) == sorted(paths)
         assert bob.get("/v1/conversations").json()["data"] == []
+        assert [bool(who.get("/v1/export").text) for who in (ann, bob)] == [True, False]
         assert ann.get(paths[0]).status_code == 200
         name = paths[0].rpartition("/")[2]
         assert bob.get(paths[0]).status_code == 404

@@ -132,6 +132,8 @@ def test_owner_edits_and_deletes_entries(http: httpx.Client) -> None:
     for number, method in ((1, "DELETE"), (1, "POST"), (99, "DELETE")):
         body = {"json": {"text": "x"}} if method == "POST" else {}
         assert http.request(method, f"{path}/entries/{number}", **body).status_code == 404
+    misspelt = http.post(f"{path}/entries/2", json={"text": "x", "reasn": "y"})
+    assert misspelt.json()["error"]["param"] == "reasn"
     log = http.get(f"{path}/operations", params={"limit": 1000}).json()["data"]
     found = [(line["kind"], line["reason"]) for line in log if line.get("actor") == "user"]
     assert found == [("update", "he moved"), ("delete", "wrong")]
@@ -157,13 +159,25 @@ def test_text_is_stored_as_it_is_and_goes_with_its_source(http: httpx.Client) ->
     assert 2 in entries(http, f"/v1/conversations/{copy}"), "the other item of the name stays"
     http.delete(f"{path}/sources/letter").raise_for_status()
     assert [*entries(http, path)] == [3, 4]
-    body = {"text": "Cid hums.", "name": "song"}
-    for text in ("Cid hums.", "Cid runs."):
+    for text in ("Cid hums.", "Cid runs.", "Cid runs."):
         body = {"text": text, "name": "song", "replace": ["song"]}
-        http.post(f"{path}/entries", json=body).raise_for_status()
+        once = {"Idempotency-Key": f"{path} {text}"}
+        made = http.post(f"{path}/entries", json=body, headers=once).raise_for_status().json()
+        assert [line["after"] for line in made["data"] if line["kind"] == "create"] == [text]
     assert [*entries(http, path).values()][2:] == ["Cid runs."]
     songs = http.get(f"{path}/items", params={"name": "song"}).json()["data"]
     assert [item["content"][0]["text"] for item in songs] == ["Cid runs."]
+
+
+def test_full_memory_says_that_it_takes_no_text(tmp_path: Path) -> None:
+    model = scripted(capacity=1)
+    with running(make_conversations(tmp_path / "log.db", model)) as server, server.http() as http:
+        path = new_conversation(http, PARTS[0])
+        refused = http.post(f"{path}/entries", json={"text": PARTS[1]})
+        assert refused.status_code == 400
+        assert "retention:reject" in refused.json()["error"]["message"]
+        assert ask(http, path, "Who?")[1] == PARTS[0]
+        assert entries(http, path) == {1: PARTS[0]}
 
 
 def test_deleted_source_and_item_take_their_entries_along(http: httpx.Client) -> None:

@@ -1,7 +1,6 @@
 """Asynchronous training: the rollout worker on written outcomes, and the trainer whole."""
 
 import asyncio
-import queue
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -180,8 +179,8 @@ def running_worker(policy: FakePolicy, **settings: Any) -> Iterator[RolloutWorke
         worker.stop()
 
 
-def groups(worker: RolloutWorker, count: int) -> list[Group]:
-    return [worker.rollout_buffer.get(timeout=10) for _ in range(count)]
+def take(worker: RolloutWorker, *numbers: int, stops: bool = False) -> list[Group]:
+    return worker.take(numbers, 10.0, lambda: stops)
 
 
 @pytest.mark.parametrize(
@@ -194,20 +193,17 @@ def test_worker_with_a_staleness_runs_ahead_by_it(
     settings = {"groups_per_version": 2, "max_staleness": staleness, "numbers": range(first, 9)}
     with running_worker(FakePolicy(), **settings) as worker:
         for version, (start, end) in enumerate(pairwise((first, *ends)), start=1):
-            found = groups(worker, end - start)
-            assert sorted(group.index for group in found) == [*range(start, end)]
             # Two documents and the question.
-            assert all(group.versions == 2 * ([version] * 3,) for group in found)
-            with pytest.raises(queue.Empty):
-                worker.rollout_buffer.get(timeout=0.05)
+            versions = [group.versions for group in take(worker, *range(start, end))]
+            assert versions == [2 * ([version] * 3,)] * (end - start)
+            assert not take(worker, end, stops=True)
             worker.update_model_version(version + 1)
 
 
 def test_take_without_completions_ends_the_run() -> None:
-    with running_worker(FakePolicy()) as worker:
-        groups(worker, 1)
-        with pytest.raises(OutageError, match=r"no completion for .* s .*heartbeat_stale_after_s"):
-            worker.take([0], 0.05, lambda: False)
+    message = r"no completion for .* s .*heartbeat_stale_after_s"
+    with running_worker(FakePolicy()) as worker, pytest.raises(OutageError, match=message):
+        worker.take([0, 1], 0.05, lambda: False)
 
 
 def test_check_health_raises_the_error_of_the_thread() -> None:

@@ -70,21 +70,6 @@ def test_episode_size_omits_failed_episodes_and_empty_steps() -> None:
         EpisodeSize.of(replace(EPISODES[0], reward=float("nan")))
 
 
-def test_episode_rows_hold_the_sampled_ids_of_trained_steps() -> None:
-    advantages = [[a] * len(e.steps) for e, a in zip(EPISODES, (0.5, 0, 0, 0.25), strict=True)]
-    rows = episode_rows(EPISODES, advantages, "token")
-    found = [(row.episode, row.advantage) for row in rows]
-    assert found == [(0, 0.5), (0, 0.5), (3, 0.25), (3, 0.25)]
-    steps = [step for i in (0, 3) for step in EPISODES[i].steps if step.token_ids]
-    for row, step in zip(rows, steps, strict=True):
-        assert row.prompt_ids.tolist() == step.prompt_ids
-        assert row.completion_ids.tolist() == step.token_ids
-        assert row.logprobs.tolist() == pytest.approx(step.logprobs)
-    # The divergence is also of groups without variance.
-    with_kl = episode_rows(EPISODES, advantages, "token", with_kl=True)
-    assert [row.episode for row in with_kl] == [0, 0, 1, 3, 3]
-
-
 def test_merge_equal_rows_adds_up_weighted_advantages() -> None:
     rows = [
         Row([1, 2], [3], [-0.1], 0, 0.75, 1.0),

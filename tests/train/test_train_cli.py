@@ -4,20 +4,22 @@ import contextlib
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 import wandb
-from transformers import TrainerState, TrainingArguments
+from peft import LoraConfig
+from transformers import TrainingArguments
+from trl import ModelConfig
 from wandb.sdk.lib.noop_run import NoopRun
 
 from atommem.config import SHIPPED, load_config
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, DataError
-from atommem.train.console import METRICS_FILE, MetricsFile, read_metrics
+from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.episode_logs import COLUMNS
+from atommem.train.loops.models import load_tokenizer
 from atommem.train.settings import parse
 from atommem.train.stages import make_trainer, prepare_reporters
 from atommem.train.train_cli import main
@@ -76,6 +78,13 @@ def test_shipped_adapter_is_trained_by_its_name() -> None:
     found = parse("grpo", [*MINIMUM, "--model_name_or_path", SHIPPED])
     assert (Path(str(found.model.model_name_or_path)) / "adapter_config.json").is_file()
     assert found.run.memory.templates == "plain"
+
+
+def test_adapter_without_a_tokenizer_takes_its_base_s(tmp_path: Path) -> None:
+    base, adapter = save_model(tmp_path), tmp_path / "adapter"
+    LoraConfig(base_model_name_or_path=str(base)).save_pretrained(adapter)
+    found, expected = (load_tokenizer(ModelConfig(str(name))) for name in (adapter, base))
+    assert found.get_vocab() == expected.get_vocab()
 
 
 def train(folder: Path, stage: str, flags: str) -> None:
@@ -145,25 +154,6 @@ def test_train_async_saves_the_model_and_traces_and_resumes(tmp_path: Path) -> N
     assert load_config(tmp_path / "out")["templates"] == "compact"
     assert (tmp_path / "out" / "model.safetensors").is_file()
     assert len(list((tmp_path / "out" / "traces" / "step-1").iterdir())) == 12
-
-
-def test_metrics_file_of_a_resumed_run_continues_its_checkpoint(tmp_path: Path) -> None:
-    path, args = tmp_path / "metrics.jsonl", SimpleNamespace(output_dir=str(tmp_path))
-
-    def write(start: int, *steps: int) -> list[int]:
-        history = [{"loss": float(step), "step": step} for step in range(1, start + 1)]
-        state = TrainerState(global_step=start, max_steps=9, log_history=history)
-        file = MetricsFile()
-        file.on_train_begin(args, state, None)
-        for state.global_step in steps:
-            file.on_log(args, state, None, logs={"loss": 0.5})
-        return [entry["step"] for entry in read_metrics(path)]
-
-    assert write(0, 1, 2, 3) == [1, 2, 3]
-    with path.open("a") as file:
-        file.write('{"step": 4, "lo')  # killed while it wrote
-    assert len(read_metrics(path)) == 3
-    assert write(2, 3, 4) == [1, 2, 3, 4]
 
 
 def test_wandb_run_of_a_resumed_run_is_continued(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
         share_prefixes=not model.obstacle and (stage == "async" or bool(args.prefix_sharing)),
         sleeps=rollout != "colocate" or args.vllm_enable_sleep_mode,
     )
-    is_here = Path(model.name).is_dir()
+    is_here = Path(model.name, "tokenizer.json").is_file()
     tokenizer: Any = read_tokenizer(model.name) if is_here else ApproximateTokenizer()
     factory = make_factory(found.run.environment, tokenizer)
     data = factory.shape(args.data, ASSUMED_DATA)

@@ -14,7 +14,7 @@ from accelerate.utils import broadcast_object_list
 from peft import PeftModel
 
 from atommem.episode import Episode
-from atommem.errors import BudgetSpentError, ConfigError, OutageError
+from atommem.errors import ConfigError
 from atommem.policy.contract import Completion
 from atommem.policy.decoding import Row as DecodeRow
 from atommem.policy.local import LocalPolicy
@@ -103,8 +103,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
         return self.run_update(model, self._next_batch())
 
     def _next_batch(self) -> Batch:
-        batch, payload = Batch([], 0.0), list[Any]([None])
-        broken: Exception | None = None
+        batch, broken = Batch([], 0.0), None
         if self.rollout_worker is not None:
             try:
                 numbers = self._numbers(self.state.global_step, self.state.global_step + 1)
@@ -116,16 +115,11 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer):
                     self._log_groups(groups, episodes)
                     batch, shares = batch_of(episodes, self.args)
                     self.log_with_update(shares)
-                    payload = [batch.normalizer]
-            except (OutageError, BudgetSpentError) as error:
+            except Exception as error:  # the other ranks wait for this one
                 broken = error
-            except Exception as error:  # raised on every rank below: the others wait for this one
-                payload = [error]
         self.sync_stop(broken)
-        broadcast_object_list(payload)
-        if isinstance(payload[0], Exception):
-            raise payload[0]
-        return Batch(batch.rows, payload[0])
+        (over,) = broadcast_object_list([batch.normalizer])
+        return Batch(batch.rows, over)
 
     def _numbers(self, first: int, end: int) -> range:
         """Return the numbers of the groups of some updates."""

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 import trl.trainer.utils
 from accelerate.utils import DistributedType, fsdp2_prepare_model, set_seed
-from peft import AutoPeftModelForCausalLM, PeftModel, get_peft_model
+from peft import AutoPeftModelForCausalLM, PeftConfig, PeftModel, get_peft_model
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM
@@ -24,11 +24,15 @@ from trl.trainer.utils import add_fused_lm_head
 from atommem.errors import ConfigError
 from atommem.policy.local import read_tokenizer
 
+ADAPTER = "adapter_config.json"  # the file of an adapter's folder
 CPU_TILE_WIDTH = 512  # vocabulary columns; a third to a half faster than TRL's 32,768 on 2 cores
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
-    return read_tokenizer(str(config.model_name_or_path), config.model_revision)
+    name = str(config.model_name_or_path)
+    if Path(name, ADAPTER).is_file() and not Path(name, "tokenizer.json").is_file():
+        name = str(PeftConfig.from_pretrained(name).base_model_name_or_path)
+    return read_tokenizer(name, config.model_revision)
 
 
 @contextmanager
@@ -57,7 +61,7 @@ def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
         "attn_implementation": config.attn_implementation,
         **(args.model_init_kwargs or {}),
     }
-    if not (Path(str(config.model_name_or_path)) / "adapter_config.json").is_file():
+    if not Path(str(config.model_name_or_path), ADAPTER).is_file():
         args.model_init_kwargs = loading
         return {
             "model": config.model_name_or_path,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -27,7 +26,6 @@ POLL_SECONDS = 0.2  # between two checks for a stop request while waiting for gr
 class Group:
     """The finished episodes of one task."""
 
-    index: int  # its number in the run (`TaskOrder`)
     episodes: Sequence[Episode]
     versions: Sequence[Sequence[int]]  # for each episode, the weight version that sampled each step
 
@@ -56,9 +54,6 @@ class _TaggedPolicy(Policy):
 class RolloutWorker:
     """Runs the episodes of groups in a thread, ahead of the trainer.
 
-    Its `rollout_buffer` gets whole groups: the advantage of an episode is known when its group has
-    ended.
-
     Weights of version v serve the groups of one update (of `weight_sync_steps` updates). With the
     first weights the worker may start the groups of ``1 + max_staleness`` versions, and with every
     new version those of one more. The trainer takes groups by number, so each is fresh enough, and
@@ -74,12 +69,9 @@ class RolloutWorker:
     close: Callable[[], Coroutine[Any, Any, None]]
 
     def __post_init__(self) -> None:
-        self.rollout_buffer: queue.Queue[Group] = queue.Queue()
         self.version = 0
-        self._early: dict[int, Group] = {}
-        self._limit = 0
+        self._groups: dict[int, Future[Group]] = {}  # by number, until they are taken
         self._progress = time.monotonic()
-        self._granted = asyncio.Event()
         self._running: Future[None] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -91,7 +83,7 @@ class RolloutWorker:
             return
         first, each = numbers.start, self.groups_per_version
         # The first version serves what is left of its updates.
-        self._limit = first - first % each + (1 + self.max_staleness) * each
+        self._permits = asyncio.Semaphore((1 + self.max_staleness) * each - first % each)
         self.note_progress()
         self._running = self.spawn(self._run(numbers))
 
@@ -128,27 +120,25 @@ class RolloutWorker:
         self._progress = time.monotonic()
 
     def take(
-        self, numbers: Iterable[int], stale_after_s: float, stopped: Callable[[], bool]
+        self, numbers: Sequence[int], stale_after_s: float, stopped: Callable[[], bool]
     ) -> list[Group]:
         """Wait for the groups of an update, by number; fewer if `stopped` returns true.
 
         By number and not as they end, because updates would otherwise consist of short tasks, and
         long ones would be too old. Raises as `check_health` does.
         """
-        missing = set(numbers) - self._early.keys()
-        while missing and not stopped():
-            try:
-                group = self.rollout_buffer.get(timeout=POLL_SECONDS)
-                self._early[group.index] = group
-                missing.discard(group.index)
-            except queue.Empty:
-                self.check_health(stale_after_s)
-        return [self._early.pop(number) for number in numbers if number in self._early]
+        while wait(map(self._group, numbers), POLL_SECONDS).not_done and not stopped():
+            self.check_health(stale_after_s)
+        ended = [number for number in numbers if self._group(number).done()]
+        return [self._groups.pop(number).result() for number in ended]
+
+    def _group(self, number: int) -> Future[Group]:
+        return self._groups.setdefault(number, Future())
 
     def _grant(self) -> None:
-        self._limit += self.groups_per_version
+        for _ in range(self.groups_per_version):
+            self._permits.release()
         self.note_progress()
-        self._granted.set()
 
     # In the loop ----------------------------------------------------------------------------------
 
@@ -156,9 +146,7 @@ class RolloutWorker:
         try:
             async with asyncio.TaskGroup() as groups:
                 for index in numbers:
-                    while index >= self._limit:
-                        self._granted.clear()
-                        await self._granted.wait()
+                    await self._permits.acquire()
                     groups.create_task(self._run_group(index))
         except BaseExceptionGroup as failures:
             # The first failure is the cause of the others.
@@ -176,7 +164,7 @@ class RolloutWorker:
         jobs = [(task, sample) for sample in range(self.group_size)]
         ended = await run_jobs(run_episode, jobs, max_in_flight=self.runner.max_in_flight)
         episodes, versions = zip(*ended, strict=True)
-        self.rollout_buffer.put(Group(index, episodes, versions))
+        self._group(index).set_result(Group(episodes, versions))
 
     async def _close(self) -> None:
         await self.close()

@@ -12,6 +12,7 @@ import torch
 from accelerate.utils import DistributedType, gather_object
 from transformers import logging
 
+from atommem.config import field_names
 from atommem.episode import Episode
 from atommem.train.errors import MemoryFault
 from atommem.train.loops.models import reduce_in_float32, use_reference
@@ -39,7 +40,6 @@ from atommem.train.packing.tree_attention import (
     tree_obstacle,
     use_tree_attention,
 )
-from atommem.train.train_config import TrainConfig
 
 DIFFERENCE = "sampling/sampling_logp_difference/mean"  # of training and sampling, nats
 MOST_DIFFERENCE = 0.1  # between vLLM and a trainer in bfloat16, others measured half of it
@@ -91,13 +91,12 @@ def make_batches(
 
 def policy_loss(args: Any) -> PolicyLoss:
     """Make the loss of an `EpisodeConfig`; asynchronous training corrects nothing."""
-    names = ["epsilon", "beta", "loss_type", "importance_sampling_level"]
-    if isinstance(args, TrainConfig):
-        names += ["delta", "use_bias_correction_kl"]
-        if args.use_vllm and args.vllm_importance_sampling_correction:
-            names += [f"vllm_importance_sampling_{n}" for n in ("mode", "clip_min", "clip_max")]
-    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
-    return PolicyLoss(epsilon_high=high, **{name: getattr(args, name) for name in names})
+    given = {name: getattr(args, name) for name in field_names(PolicyLoss) if hasattr(args, name)}
+    if args.epsilon_high is None:
+        given["epsilon_high"] = args.epsilon
+    if not (args.use_vllm and getattr(args, "vllm_importance_sampling_correction", False)):
+        given["vllm_importance_sampling_mode"] = None
+    return PolicyLoss(**given)
 
 
 @dataclass(eq=False)

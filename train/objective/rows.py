@@ -81,25 +81,19 @@ class EpisodeSize:
 
     @classmethod
     def of(cls, episode: Episode, overlong_filtering: bool = False) -> EpisodeSize:
-        """Return the size of `episode`; 0 if it is not trained on (`is_trained`)."""
+        """Return the size of `episode`; 0 if it is not trained on, because it failed.
+
+        With overlong filtering (DAPO, arXiv 2503.14476, section 3.4) those that a limit cut short
+        are not trained on either, although their reward counts in the group's mean.
+        """
         if episode.reward is not None and not isfinite(episode.reward):
             raise DataError(f"task {episode.task_id!r}: the reward {episode.reward} is not finite.")
         if episode.reward is None and not episode.failed:
             raise DataError(f"task {episode.task_id!r}: no gold answer, so no reward. Remove it.")
-        if not is_trained(episode, overlong_filtering):
+        if episode.failed or (overlong_filtering and episode.stop_reason in OVERLONG):
             return cls(0, 0)
         lengths = [len(step.token_ids) for step in episode.steps if step.token_ids]
         return cls(sum(lengths), len(lengths))
-
-
-def is_trained(episode: Episode, overlong_filtering: bool) -> bool:
-    """Return whether `episode` enters the loss: it did not fail.
-
-    With overlong filtering (DAPO, arXiv 2503.14476, section 3.4) those that a limit cut short do
-    not either, although their reward counts in the group's mean.
-    """
-    is_cut = overlong_filtering and episode.stop_reason in OVERLONG
-    return episode.reward is not None and not is_cut
 
 
 def normalizer(
@@ -140,16 +134,12 @@ def episode_rows(
     """
     rows: list[Row] = []
     for index, (episode, by_step) in enumerate(zip(episodes, advantages, strict=True)):
-        if not is_trained(episode, overlong_filtering):
-            continue
-        size = EpisodeSize.of(episode)
+        size = EpisodeSize.of(episode, overlong_filtering)
         for step, advantage in zip(episode.steps, by_step, strict=True):
-            length = len(step.token_ids)
-            if not length or not (advantage or with_kl):
-                continue
-            weight = token_weight(length, size, normalization)
-            ids = step.prompt_ids, step.token_ids
-            rows.append(Row(*ids, step.logprobs, index, advantage, weight))
+            if size.tokens and step.token_ids and (advantage or with_kl):
+                weight = token_weight(len(step.token_ids), size, normalization)
+                ids = step.prompt_ids, step.token_ids
+                rows.append(Row(*ids, step.logprobs, index, advantage, weight))
     return rows
 
 

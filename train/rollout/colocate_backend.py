@@ -154,10 +154,6 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
     own = dict(args.vllm_engine_kwargs or {})
     if args.cast_lm_head_to_fp32:  # as in training
         own["hf_overrides"] = {"head_dtype": "float32"} | own.get("hf_overrides", {})
-    # Full weights arrive before the first rollout; a checkpoint's buffers are not among them.
-    buffers = dict(base.named_buffers()).keys() & base.state_dict().keys()
-    if not adapted and not buffers:
-        ours["load_format"] = "dummy"
     settings = {
         "model": base.config.name_or_path,
         "revision": (args.model_init_kwargs or {}).get("revision"),

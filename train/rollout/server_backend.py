@@ -12,9 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import broadcast_object_list
-
-from atommem.errors import ConfigError, OutageError
+from atommem.errors import AtomMemError, ConfigError, OutageError
 from atommem.policy.server_pool import Adapter, PooledServer, ServerPool
 from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.backends import Backend
@@ -32,7 +30,7 @@ class AdapterBackend(Backend):
     def __init__(self, runner: EpisodeRunner | None, publisher: AdapterPublisher) -> None:
         super().__init__(runner)
         self._publisher = publisher
-        self._main = self._checked = False
+        self._checked = False
 
     def publish(self, trainer: Any) -> None:
         """Save and load the adapter, and unload outdated ones; all ranks together.
@@ -45,13 +43,11 @@ class AdapterBackend(Backend):
         if self.policy is None:
             return
         trainer.run_async(self.policy.use_adapter(adapter))
-        self._main = trainer.accelerator.is_main_process
-        if self._main and not self._checked:
-            for server in self.policy.serving:
+        if trainer.accelerator.is_main_process:
+            for server in () if self._checked else self.policy.serving:
                 with suppress(OutageError):  # the pool drops it at the next request
                     trainer.run_async(_check_server(server, adapter))
             self._checked = True
-        if self._main:
             trainer.run_async(self._unload(outdated))
 
     async def _unload(self, adapters: Sequence[Adapter]) -> None:
@@ -59,7 +55,7 @@ class AdapterBackend(Backend):
         await asyncio.gather(*(s.unload_adapter(old.name) for old in adapters for s in servers))
 
     async def close(self) -> None:
-        if self._main:
+        if self._checked:  # the main rank
             await self._unload(self._publisher.close())
         await super().close()
 
@@ -91,23 +87,17 @@ class FullWeightBackend(Backend):
     def publish(self, trainer: Any) -> None:
         """Send every parameter; all ranks together, of which the main one has a pool."""
         pool: ServerPool | None = self.policy
-        problem: Exception | None = None
+        weights = _SharedIterator(named_weights(trainer))
+        broken: Exception | None = None
         if pool is not None and trainer.accelerator.is_main_process:
             try:
                 self._join(trainer, pool)
-            except Exception as error:  # raised on all ranks
-                problem = error
-        (problem,) = broadcast_object_list([problem])
-        if problem is not None:
-            raise problem
-        weights = _SharedIterator(named_weights(trainer))
-        broken: Exception | None = None
-        if trainer.accelerator.is_main_process:
-            try:
                 self._client.send(weights)
             except Exception as error:  # the other ranks are still gathering, and must not hang
                 broken = error
         deque(weights, maxlen=0)  # gathering a parameter takes all ranks
+        if isinstance(broken, AtomMemError):
+            raise broken
         if broken is not None:
             raise OutageError(f"the server broke during a weight transfer: {broken!r}")
         if pool is not None:

@@ -53,9 +53,7 @@ class AdapterPublisher:
                 save_adapter(model, trainer.accelerator, Path(adapter.path))
             except WRITE_ERRORS as error:
                 problem = f"the adapter could not be written to {adapter.path}: {error}"
-        (problem,) = broadcast_object_list(
-            [problem]
-        )  # the other ranks wait for the one that writes
+        (problem,) = broadcast_object_list([problem])  # the others wait for the one that writes
         if problem:
             raise OutageError(problem)
         self._saved.append(adapter)

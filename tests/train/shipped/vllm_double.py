@@ -36,9 +36,6 @@ class LLMEngine:
             self.model = AutoModelForCausalLM.from_pretrained(
                 args.model, dtype=getattr(torch, args.dtype)
             ).eval()
-        if getattr(args, "load_format", "auto") == "dummy":
-            for parameter in self.model.parameters():
-                parameter.data.fill_(math.nan)
         longest = args.max_model_len or self.model.config.max_position_embeddings
         self.model_config = SimpleNamespace(max_model_len=longest)
         self._awake = {"weights", "kv_cache"}
