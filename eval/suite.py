@@ -20,7 +20,7 @@ from atommem.arguments import pop_flags
 from atommem.config import check_choice, is_server
 from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.errors import AtomMemError, ConfigError
-from atommem.eval.eval_cli import EvalRun, find_stored, parse_arguments
+from atommem.eval.eval_config import EvalRun, find_stored, parse_arguments
 from atommem.plugins import find_file
 
 TRAINED = "trained"  # the policy of ``--policy``, as rows name it

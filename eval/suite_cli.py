@@ -18,8 +18,8 @@ from atommem.envs.benchmarks.questions import TWOWIKI, get_benchmark
 from atommem.envs.data_cli import main as build_data
 from atommem.envs.task_files import describe_file
 from atommem.errors import AtomMemError, BudgetSpentError, ConfigError, check_writable
-from atommem.eval import eval_cli
-from atommem.eval.eval_cli import EXIT_BUDGET_SPENT, EXIT_REFUSED, EXIT_TOO_MANY_FAILED
+from atommem.eval import eval_config
+from atommem.eval.eval_config import EXIT_BUDGET_SPENT, EXIT_REFUSED, EXIT_TOO_MANY_FAILED
 from atommem.eval.output import MANIFEST, OutputFolder
 from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.reporting.results import Evaluation, read_evaluation
@@ -62,14 +62,14 @@ def main(argv: Sequence[str]) -> int:
         return 0
     runs, errors = expand(suite.with_policies(policies), flags, given.output_dir, given.seeds)
     for name, error in errors.items():
-        eval_cli.print_error(f"{name} is left out: {error}")
+        eval_config.print_error(f"{name} is left out: {error}")
     if not runs:
         return EXIT_REFUSED
     tasks = load_columns(suite.columns, suite.environment, given.data_cache, given.input)
     try:
         asyncio.run(run_all(runs, tasks))
     except KeyboardInterrupt:
-        return eval_cli.print_interrupted(given.output_dir)
+        return eval_config.print_interrupted(given.output_dir)
     evaluations = {}
     for run in runs:
         if (run.folder / MANIFEST).is_file():
@@ -106,7 +106,7 @@ async def run_all(runs: Sequence[SuiteRun], tasks: Mapping[str, Sequence[Any]]) 
             print(f"{run.name}: {counts}, {metric} {result.mean(metric):.3f}", file=sys.stderr)
 
     slots = asyncio.Semaphore(runs[0].evaluation.policy.max_inflight_tasks)
-    async with eval_cli.EvalContext(slots) as context:
+    async with eval_config.EvalContext(slots) as context:
         for run in runs:
             samples = run.evaluation.config.num_generations
             try:
@@ -114,7 +114,7 @@ async def run_all(runs: Sequence[SuiteRun], tasks: Mapping[str, Sequence[Any]]) 
                 OutputFolder(run.folder, make_manifest(tasks_of(run), *opened, samples)).close()
             except AtomMemError as error:
                 run.error = error
-                eval_cli.print_error(f"{run.name} is left out: {error}")
+                eval_config.print_error(f"{run.name} is left out: {error}")
         possible = [run for run in runs if run.error is None]
         for _, group in groupby(possible, key=lambda run: run.evaluation.models):
             async with asyncio.TaskGroup() as started:
@@ -191,14 +191,14 @@ def _exit_status(evaluations: Mapping[SuiteRun, Evaluation]) -> int:
         count, failed = len(item.records), sum(record.failed for record in item.records)
         if failed > run.evaluation.config.max_failed_fraction * count:
             found.add(EXIT_TOO_MANY_FAILED)
-            eval_cli.print_error(
+            eval_config.print_error(
                 f"{run.name}: {failed} of {count} episodes failed, more than "
                 "--max_failed_fraction. Scores cover the others; the same command runs them again."
             )
         if run.error is not None:
             spent = isinstance(run.error, BudgetSpentError)
             found.add(EXIT_BUDGET_SPENT if spent else EXIT_REFUSED)
-            eval_cli.print_error(f"{run.name} was refused: {run.error}")
+            eval_config.print_error(f"{run.name} was refused: {run.error}")
     ranked = (EXIT_REFUSED, EXIT_BUDGET_SPENT, EXIT_TOO_MANY_FAILED, 0)
     return next(status for status in ranked if status in found)
 

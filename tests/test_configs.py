@@ -16,7 +16,7 @@ from accelerate.commands.launch import launch_command_parser
 from atommem.arguments import load_yaml
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, load_templates
-from atommem.eval.eval_cli import parse_arguments
+from atommem.eval.eval_config import parse_arguments
 from atommem.eval.suite import expand, load_suite
 from atommem.prompts import PromptBuilder
 from atommem.run import make_run, stored_settings

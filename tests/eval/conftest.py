@@ -2,7 +2,7 @@
 
 import pytest
 
-from atommem.eval import eval_cli
+from atommem.eval import eval_config
 from tests.eval.toys import ToyPolicy
 from tests.fakes import WordTokenizer
 
@@ -10,5 +10,5 @@ from tests.fakes import WordTokenizer
 @pytest.fixture
 def policy(monkeypatch: pytest.MonkeyPatch) -> ToyPolicy:
     toy = ToyPolicy(WordTokenizer())
-    monkeypatch.setattr(eval_cli, "open_policy", lambda config: toy)
+    monkeypatch.setattr(eval_config, "open_policy", lambda config: toy)
     return toy

@@ -19,7 +19,7 @@ from atommem.envs.task_files import save_tasks
 from atommem.envs.web.corpus.corpus import Corpus, build_corpus
 from atommem.envs.web.corpus.pages import Page
 from atommem.errors import ConfigError, DataError, PolicyError, PromptTooLongError
-from atommem.eval.eval_cli import parse_arguments
+from atommem.eval.eval_config import parse_arguments
 from atommem.eval.output import OutputFolder, file_stem
 from atommem.policy.opening import policy_identity
 from atommem.trace import read_trace
