@@ -4,7 +4,7 @@ import importlib.util
 import re
 import resource
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -102,41 +102,39 @@ def word_level(words: Sequence[str], **special: Any) -> Any:
 
 
 class ScriptedPolicy(Policy):
-    """Answers a prompt with ``script(prompt text)`` and `eos_token_id`; log-probabilities are 0."""
+    """Answers a prompt with ``script(prompt text)`` and `eos_token_id`; records its requests.
+
+    Log-probabilities are 0. An exception of the script's is raised.
+    """
 
     def __init__(
-        self, tokenizer: Any, script: Callable[[str], str], eos_token_id: int | None = None
+        self,
+        tokenizer: Any,
+        script: Callable[[str], str | Exception],
+        eos_token_id: int | None = None,
     ) -> None:
-        self._tokenizer, self._script = tokenizer, script
+        self.tokenizer, self._script = tokenizer, script
         self._end = [] if eos_token_id is None else [eos_token_id]
-
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        text = self._script(self._tokenizer.decode(prompt_ids, skip_special_tokens=False))
-        ids = self._tokenizer.encode(text, add_special_tokens=False) + self._end
-        if len(ids) <= sampling.max_completion_length:
-            return Completion(ids, [0.0] * len(ids), text, "stop")
-        ids = ids[: sampling.max_completion_length]
-        text = completion_text(self._tokenizer, ids, stopped=False)
-        return Completion(ids, [0.0] * len(ids), text, "length")
-
-
-class ListPolicy(Policy):
-    """Answers with the given texts in order, and records its requests."""
-
-    def __init__(self, tokenizer: WordTokenizer, texts: Sequence[str | Exception]) -> None:
-        self.tokenizer = tokenizer
-        self.texts = list(texts)
-        self.prompts: list[str] = []
-        self.samplings: list[Sampling] = []
+        self.prompts, self.samplings = list[str](), list[Sampling]()
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         self.prompts.append(self.tokenizer.decode(prompt_ids, skip_special_tokens=False))
         self.samplings.append(sampling)
-        text = self.texts.pop(0)
+        text = self._script(self.prompts[-1])
         if isinstance(text, Exception):
             raise text
-        ids = [*self.tokenizer.encode(text), 0]
-        return Completion(ids, [-0.5] * len(ids), text, "stop")
+        ids = self.tokenizer.encode(text, add_special_tokens=False) + self._end
+        if len(ids) <= sampling.max_completion_length:
+            return Completion(ids, [0.0] * len(ids), text, "stop")
+        ids = ids[: sampling.max_completion_length]
+        text = completion_text(self.tokenizer, ids, stopped=False)
+        return Completion(ids, [0.0] * len(ids), text, "length")
+
+
+def list_policy(tokenizer: WordTokenizer, texts: Iterable[str | Exception]) -> ScriptedPolicy:
+    """Answers with the given texts in order."""
+    left = iter(texts)
+    return ScriptedPolicy(tokenizer, lambda prompt: next(left), eos_token_id=0)
 
 
 class WordEmbedder(Embedder):

@@ -15,6 +15,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 from atommem.files import load_beside
+from tests.fakes import word_level
 
 TEMPLATES: dict[str, str] = load_beside(__file__, "chat_templates.yaml")
 CORPUS = (
@@ -25,11 +26,16 @@ CORPUS = (
 )
 
 
-def _byte_level_bpe(normalizer: Any, vocab_size: int) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizer
+def _of_bytes(model: models.BPE) -> Tokenizer:
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _byte_level_bpe(normalizer: Any, vocab_size: int) -> Tokenizer:
+    tokenizer = _of_bytes(models.BPE())
+    tokenizer.normalizer = normalizer
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(CORPUS, trainer)
@@ -41,9 +47,7 @@ def one_token_a_byte(
 ) -> Any:
     """Byte-level BPE without merges; the first special token pads, the last ends."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = _of_bytes(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
     added = [AddedToken(text, special=True, normalized=False) for text in special.split()]
     tokenizer.add_special_tokens(added)
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in plain.split()])
@@ -87,13 +91,10 @@ def unigram() -> Any:
 
 def words() -> Any:
     """Words between blanks; special tokens are words like others: the demo's shape."""
-    special = ["<pad>", "<eos>", "<unk>"]
+    special = ["<unk>", "<pad>", "<eos>"]
     others = ["<\\pad>", "\\<pad>", "|", "scratchpad", "query", "memory", "none"]
     listed = [*special, *dict.fromkeys(" ".join(CORPUS).split()), *others]
-    vocabulary = {word: at for at, word in enumerate(listed)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return _fast(tokenizer, None, unk_token="<unk>", pad_token="<pad>", eos_token="<eos>")
+    return word_level(listed, unk_token="<unk>", clean_up_tokenization_spaces=False)
 
 
 def awkward() -> Any:
@@ -111,9 +112,7 @@ def without_a_byte() -> Any:
     control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set("\u00f1\u0132\u00ab"))
     vocabulary = {token: at for at, token in enumerate([*control, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<|endoftext|>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = _of_bytes(models.BPE(vocabulary, [], unk_token="<|endoftext|>"))
     tokenizer.add_special_tokens(control)
     special = {"unk_token": control[0], "bos_token": control[1], "eos_token": control[2]}
     return _fast(tokenizer, TEMPLATES["chatml"], **special)

@@ -11,9 +11,16 @@ from atommem.envs.task import Document, Question, Task
 from atommem.episode import Step
 from atommem.memory.log import POLICY, Operation
 from atommem.memory.memory import WorkingMemory
-from atommem.policy.contract import Completion, Policy, Sampling
+from atommem.policy.contract import Sampling
 from atommem.rollout import Agent, EpisodeRunner, Session
-from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, longdoc, reading
+from tests.fakes import (
+    ScriptedPolicy,
+    WordEmbedder,
+    WordTokenizer,
+    list_policy,
+    longdoc,
+    reading,
+)
 
 TASK = Task(
     "t1",
@@ -67,25 +74,22 @@ class Embeds(HashingEmbedder):
         return await super().embed(texts, kind)
 
 
-class RandomPolicy(Policy):
+class RandomPolicy(ScriptedPolicy):
     """A policy whose completion depends on prompt and seed only."""
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer, self.write, eos_token_id=0)
 
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
-        rng = random.Random(f"{prompt}/{sampling.seed}")
-        text = " ".join(
+    def write(self, prompt: str) -> str:
+        rng = random.Random(f"{prompt}/{self.samplings[-1].seed}")
+        return " ".join(
             template.format(words=" ".join(rng.choices(WORDS, k=3)), handle=rng.randrange(1, 4))
             for template in rng.choices([*WRITES], [*WRITES.values()], k=4)
         )
-        ids = [*self.tokenizer.encode(text), 0]
-        return Completion(ids, [-0.5] * len(ids), text, "stop")
 
 
-def saying(*texts: str | Exception) -> Callable[[WordTokenizer], ListPolicy]:
-    return lambda tokenizer: ListPolicy(tokenizer, texts)
+def saying(*texts: str | Exception) -> Callable[[WordTokenizer], ScriptedPolicy]:
+    return lambda tokenizer: list_policy(tokenizer, texts)
 
 
 def agent(policy: Any = RandomPolicy, **settings: Any) -> Agent:

@@ -17,10 +17,10 @@ from atommem.errors import ConfigError, DataError, OutageError
 from atommem.policy.contract import Completion, Sampling
 from atommem.saved_memory import MEMORY_FILE
 from tests.fakes import (
-    ListPolicy,
     ScriptedPolicy,
     WordEmbedder,
     WordTokenizer,
+    list_policy,
     longdoc,
     make_episode_runner,
 )
@@ -38,20 +38,17 @@ class NotePolicy(ScriptedPolicy):
     seconds = 0.001
 
     def __init__(self) -> None:
-        self.tokenizer = WordTokenizer()
-        self.prompts: list[str] = []
-        super().__init__(self.tokenizer, self.note, eos_token_id=0)
+        super().__init__(WordTokenizer(), self.note, eos_token_id=0)
 
-    def note(self, prompt: str) -> str:
+    def note(self, prompt: str) -> str | Exception:
+        if self.fail_at == len(self.prompts):
+            return OutageError("server gone")
         chunk = re.search(r"of the text:\n(.*?)\n", prompt)
         if chunk is None:
             return "<final_answer>\\boxed{42}</final_answer>"
         return f"<create_memory>{chunk[1]}</create_memory><read_memory>{chunk[1]}</read_memory>"
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        self.prompts.append(self.tokenizer.decode(prompt_ids))
-        if self.fail_at == len(self.prompts):
-            raise OutageError("server gone")
         self.running += 1
         self.most = max(self.most, self.running)
         await (asyncio.Event().wait() if self.hang else asyncio.sleep(self.seconds))
@@ -99,7 +96,7 @@ async def test_ask_takes_unboxed_answer_and_explains_none(
 ) -> None:
     note_and_look = "<create_memory>a</create_memory><read_memory>a</read_memory>"
     replies = [note_and_look, "", "", *[completion] * 4]
-    memory = await make(ListPolicy(WordTokenizer(), replies), max_reads=0)
+    memory = await make(list_policy(WordTokenizer(), replies), max_reads=0)
     await memory.read(TEXT, questions="Which?")
     answer = await memory.ask("Which?")
     assert (answer.text, bool(answer.note)) == (text, bool(note))
@@ -112,7 +109,7 @@ async def test_ask_takes_unboxed_answer_and_explains_none(
 
 @pytest.mark.parametrize("note", ["", "<update_scratchpad>It may be six.</update_scratchpad>"])
 async def test_answer_from_an_empty_memory_says_so(note: str) -> None:
-    memory = await make(ListPolicy(WordTokenizer(), [note, "", "", ANSWERED]), max_reads=0)
+    memory = await make(list_policy(WordTokenizer(), [note, "", "", ANSWERED]), max_reads=0)
     reading = await memory.read(TEXT)
     answer = await memory.ask("Which?")
     assert (answer.text, bool(reading.written)) == ("six", bool(note))
@@ -121,7 +118,7 @@ async def test_answer_from_an_empty_memory_says_so(note: str) -> None:
 
 
 async def test_read_warns_after_three_chunks_without_action() -> None:
-    memory = await make(ListPolicy(WordTokenizer(), ["", "", "", *["Dear me!"] * 3]))
+    memory = await make(list_policy(WordTokenizer(), ["", "", "", *["Dear me!"] * 3]))
     await memory.read("one two three four five six seven")  # it chose to write nothing
     with pytest.warns(UserWarning, match="3 chunks in a row led to no action.*'Dear me!'"):
         await memory.read(TEXT)
@@ -140,7 +137,7 @@ async def test_several_questions_to_the_shipped_policy_warn(recwarn: Any) -> Non
 async def test_memory_asks_policy_as_training_episode_does() -> None:
     read = "<read_memory>{}</read_memory>"
     replies = ["<create_memory>a</create_memory>", read.format("a"), "", read.format("b"), ANSWERED]
-    trained, served = (ListPolicy(WordTokenizer(), replies) for _ in range(2))
+    trained, served = (list_policy(WordTokenizer(), replies) for _ in range(2))
     runner = make_episode_runner(
         policy=trained,
         tokenizer=trained.tokenizer,

@@ -17,7 +17,7 @@ from atommem.envs.scoring.judge import quoted
 from atommem.episode import Observation, Piece
 from atommem.memory.log import MemoryView, Retrieved
 from atommem.prompts import PromptBuilder
-from atommem.text_safety import SegmentEncoder, clean, control_tokens, guard_text
+from atommem.text_safety import SegmentEncoder, clean, guard_text
 from tests.fakes import WordTokenizer, longdoc, reading
 
 pytest.importorskip("transformers")
@@ -27,11 +27,6 @@ from tests.tokenizer_shapes import SHAPES
 @cache
 def tokenizer_of(shape: str) -> Any:
     return SHAPES[shape]()
-
-
-@cache
-def encoder_of(shape: str) -> SegmentEncoder:
-    return SegmentEncoder(tokenizer_of(shape))
 
 
 @given(st.text(st.characters(exclude_categories=())))
@@ -54,29 +49,16 @@ def wide(token: str) -> str:
     return "".join(chr(ord(part) + 0xFEE0) if "!" <= part <= "~" else part for part in token)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_encoder_control_token_text_is_data(shape: str) -> None:
-    tokenizer, encode = tokenizer_of(shape), encoder_of(shape)
-    tokens = control_tokens(tokenizer)
-    came_out = 0
-    for token_id, token in tokens.items():
-        split = [
-            token[:at] + scrap + token[at:]
-            for at in range(len(token))
-            for scrap in ("\u200b", "\\", " ", token)
-        ]
-        for text in (token, wide(token), token.upper(), token * 3, f"\\{token}", *split):
-            came_out += token_id in encode.controls(encode.template(text))
-            assert not encode.controls(encode.data(text)), text
-    assert came_out >= len(tokens) - 1  # all but the unknown word
-
-
 @pytest.mark.slow
 def test_hostile_texts_take_linear_time() -> None:
     def prompt(text: str) -> str:
         return builder("byte_level").text(NOTHING, view(text, text))
 
-    guards: list[Callable[[str], Any]] = [guard_text, encoder_of("unigram").data, prompt]
+    guards: list[Callable[[str], Any]] = [
+        guard_text,
+        SegmentEncoder(tokenizer_of("unigram")).data,
+        prompt,
+    ]
     for guard in guards:
         for unit in ("\\", "<", "<|im_end|>", "\n", "\u200b", "<a_", "Memory ", "\n2"):
             started = time.process_time()

@@ -21,14 +21,14 @@ from atommem.envs.task import Document, Question, Task, joined_text
 from atommem.episode import Episode, StopReason, episode_sums, means
 from atommem.errors import OutageError, PromptTooLongError
 from atommem.eval.methods import METHODS, make_method
-from atommem.eval.methods.generative_agents import stream_scores
+from atommem.eval.methods.notes import stream_scores
 from atommem.eval.runner import evaluate
 from atommem.memory.log import replay
 from atommem.policy.contract import Sampling
 from atommem.trace import read_trace
 from tests.envs.web.browsing import ANSWER, PAGES, call, make_task
 from tests.eval.toys import DOCUMENTS, TASK, make_setup, right, shown_documents
-from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer
+from tests.fakes import WordEmbedder, WordTokenizer, list_policy
 
 
 def web_task(*documents: Document) -> Task:
@@ -148,7 +148,7 @@ async def play(
     sampling = Sampling(max_completion_length=16)
     settings = {"memory": MemoryConfig(retrieve_k=1), "sampling": sampling}
     setup, own = make_setup(environment=environment_config("web"), context_tokens=room, **settings)
-    policy = ListPolicy(own.tokenizer, list(completions))
+    policy = list_policy(own.tokenizer, list(completions))
     return await make_method(method, replace(setup, policy=policy)).run(task or make_task())
 
 
@@ -195,7 +195,7 @@ async def search_documents(
 ) -> Episode:
     config = environment_config("longdoc", chunk_tokens=settings.pop("chunk_tokens", 4000))
     setup, own = make_setup(environment=config, **settings)
-    policy = ListPolicy(own.tokenizer, completions)
+    policy = list_policy(own.tokenizer, completions)
     return await make_method(method, replace(setup, policy=policy)).run(task)
 
 
@@ -303,9 +303,9 @@ async def test_method_shows_and_stores_what_the_authors_code_does(case: dict[str
         memory=MemoryConfig(retrieve_k=4),
         sampling=Sampling(),
     )
-    policy = ListPolicy(own.tokenizer, [*replies, "\\boxed{x}"])
+    policy = list_policy(own.tokenizer, [*replies, "\\boxed{x}"])
     episode = await make_method(method, replace(setup, policy=policy)).run(task)
-    assert not policy.texts, "it asked for fewer replies"
+    assert len(policy.prompts) == len(replies) + 1, "it asked for fewer replies"
     contents = replay(operation for step in episode.steps for operation in step.operations)
     store = [entry.text for entry in contents.entries.values()]
     store += [contents.scratchpad] * (method == "memagent")

@@ -19,7 +19,7 @@ from atommem.eval.runner import evaluate
 from atommem.policy.contract import Completion, Sampling
 from atommem.rollout import EpisodeRunner
 from atommem.run import RunConfig
-from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer
+from tests.fakes import ScriptedPolicy, WordEmbedder, WordTokenizer
 
 DOCUMENTS = (
     Document("Moss", "Moss grows on stones."),
@@ -39,16 +39,6 @@ TASK = Task(
 GONE = OutageError("server gone")
 
 
-class TextPolicy(ListPolicy):
-    def __init__(self, tokenizer: WordTokenizer, script: Callable[[str], str | Exception]) -> None:
-        super().__init__(tokenizer, [])
-        self.script = script
-
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        self.texts = [self.script(self.tokenizer.decode(prompt_ids, skip_special_tokens=False))]
-        return await super().complete(prompt_ids, sampling)
-
-
 def right(prompt: str) -> str:
     """The right answers to the questions of `TASK` that a prompt asks, whatever is shown."""
     answers = "So \\boxed{Port} " * ("Where does" in prompt)
@@ -62,9 +52,9 @@ def make_setup(
     memory: MemoryConfig | None = None,
     sampling: Sampling | None = None,
     **settings: Any,
-) -> tuple[Setup, TextPolicy]:
+) -> tuple[Setup, ScriptedPolicy]:
     tokenizer = WordTokenizer()
-    policy = TextPolicy(tokenizer, script)
+    policy = ScriptedPolicy(tokenizer, script, eos_token_id=0)
     config = environment or environment_config("longdoc", chunking="documents", max_reads=1)
     run = RunConfig(
         memory=memory or MemoryConfig(retrieve_k=2),
@@ -92,14 +82,14 @@ def make_task(
     return Task(name, tuple(asked), documents, source=source)
 
 
-class ToyPolicy(TextPolicy):
+class ToyPolicy(ScriptedPolicy):
     """Creates an entry from every chunk, and gives the answer that stands in the question.
 
     Requests of a task in `errors` raise; questions of a task in `wrong` are answered with "wrong".
     """
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
-        super().__init__(tokenizer, self._reply)
+        super().__init__(tokenizer, self._reply, eos_token_id=0)
         self.errors: dict[str, AtomMemError] = {}
         self.wrong: set[str] = set()
         self.asked: list[str] = []  # the tasks of all requests

@@ -47,8 +47,7 @@ class GatedPolicy(ScriptedPolicy):
     """The note taker, which waits while `open` is unset and raises `error` if there is one."""
 
     def __init__(self) -> None:
-        self.tokenizer = WordTokenizer()
-        super().__init__(self.tokenizer, note_taker)
+        super().__init__(WordTokenizer(), note_taker)
         self.open, self.entered, self.cancelled = (threading.Event() for _ in range(3))
         self.open.set()
         self.error: Exception | None = None

@@ -17,7 +17,7 @@ from atommem.envs.web.sources import make_tools
 from atommem.envs.web.tools import ToolResult, ToolSource
 from atommem.episode import Episode
 from atommem.rollout import EpisodeRunner
-from tests.fakes import ListPolicy, WordTokenizer, make_episode_runner
+from tests.fakes import WordTokenizer, list_policy, make_episode_runner
 from tests.loopback import Route, routing
 
 INTERNET = "127.0.0.2"
@@ -46,7 +46,7 @@ def web(**settings: Any) -> EnvironmentFactory:
 
 def make_runner(completions: Sequence[str] = (), **settings: Any) -> EpisodeRunner:
     factory: Any = web(**settings)
-    policy = ListPolicy(factory.tokenizer, list(completions))
+    policy = list_policy(factory.tokenizer, list(completions))
     return make_episode_runner(policy=policy, tokenizer=factory.tokenizer, factory=factory)
 
 
