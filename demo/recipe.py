@@ -83,7 +83,7 @@ class Recipe:
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # words for the YAML
     heldout: int = 300
     ablations: tuple[str, ...] = ("store_off", "scratchpad_off", "update_off")
-    """Keys of `atommem.demo.results.ABLATIONS`."""
+    """Keys of `atommem.demo.run.ABLATIONS`."""
 
     @property
     def capacity(self) -> int | None:

@@ -51,10 +51,8 @@ def load_tasks(path: str | Path) -> list[Task]:
 def iter_tasks(found: Iterable[Row], broken: list[DataError] | None = None) -> Iterator[Task]:
     """Yield the tasks of rows, as `load_tasks` returns those of a file.
 
-    The errors of broken rows are added to `broken`; without it the first one is raised.
-
-    Equal documents of several tasks become one object: distractors recur, and texts make up most
-    of the memory.
+    The errors of broken rows are added to `broken`; without it the first one is raised. Equal
+    documents of several tasks become one object: distractors recur, and texts fill the memory.
     """
     rows: dict[str, int] = {}
     documents: dict[Document, Document] = {}
@@ -98,14 +96,12 @@ def save_tasks(tasks: Iterable[Task], path: str | Path) -> int:
     In parquet, the metadata of a task and of a question are JSON strings. Returns the number of
     tasks.
     """
-    path = Path(path)
-    check_out(path)
+    check_out(path := Path(path))
+    save = _save_parquet if path.suffix == ".parquet" else _save_json_lines
     with replacing(path) as temporary:
-        save = _save_parquet if path.suffix == ".parquet" else _save_json_lines
-        count = save(tasks, temporary)
-        if not count:
-            raise DataError(f"{path}: would have no tasks. Give data with rows.")
-    return count
+        if count := save(tasks, temporary):
+            return count
+        raise DataError(f"{path}: would have no tasks. Give data with rows.")
 
 
 def _save_json_lines(tasks: Iterable[Task], path: Path) -> int:
@@ -162,8 +158,7 @@ def write_provenance(path: str | Path, values: Mapping[str, Any]) -> Path:
 
     The file's digest, the time and the package's version are added to `values`.
     """
-    path = Path(path)
-    beside = path.with_name(f"{path.name}.json")
+    beside = Path(f"{path}.json")
     created = datetime.now(UTC).isoformat(timespec="seconds")
     made = {"output": describe_file(path), "created": created, "atommem": version("atommem")}
     write_json(beside, {**values, **made})

@@ -47,9 +47,8 @@ async def evaluate(
             folder = stack.enter_context(closing(OutputFolder(out, manifest)))
             records = {key: record for key, record in folder.finished.items() if not record.failed}
         pending = [(task, key[1]) for key, task in jobs.items() if key not in records]
-        bar = stack.enter_context(
-            tqdm(total=len(jobs), initial=len(records), unit="episode", disable=not progress)
-        )
+        bar = tqdm(total=len(jobs), initial=len(records), unit="episode", disable=not progress)
+        stack.enter_context(bar)
         failed: list[str] = []
 
         def on_episode(index: int, episode: Episode) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from atommem.arguments import RENAMED, Parser, pop_flags
 from atommem.config import check_choice
 from atommem.environment import find_environment
-from atommem.envs.benchmarks.multihop import TWOWIKI, get_benchmark
+from atommem.envs.benchmarks.questions import TWOWIKI, get_benchmark
 from atommem.envs.data_cli import main as build_data
 from atommem.envs.task_files import describe_file
 from atommem.errors import AtomMemError, BudgetSpentError, ConfigError, check_writable

@@ -30,6 +30,7 @@ from atommem.train.errors import (
     RolloutFailedError,
     TrainingInterrupted,
 )
+from atommem.train.objective.rows import signal_report
 from atommem.train.stop_request import StopRequest
 
 _CONTINUE, _STOP, _BROKEN = range(3)  # reports of a rank in `sync_stop`; the largest wins
@@ -139,6 +140,8 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
             tags=["atommem", "memory-policy"],
         )
         card = f"---\n{data.to_yaml()}\n---\n\n# {folder.resolve().name}\n\n{_CARD}\n"
+        if report := signal_report(self.state.log_history):
+            card += f"\n## Training signal\n\n{report}\n"
         if self.is_world_process_zero():
             folder.mkdir(parents=True, exist_ok=True)  # TRL writes a card before a checkpoint
             (folder / "README.md").write_text(card, encoding="utf-8")

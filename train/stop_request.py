@@ -38,8 +38,7 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():  # others get no signals
             yield
             return
-        found = {number: signal.getsignal(number) for number in _SIGNALS}
-        before = {number: handler for number, handler in found.items() if handler != signal.SIG_IGN}
+        before = {n: found for n in _SIGNALS if (found := signal.getsignal(n)) != signal.SIG_IGN}
         for number in before:
             signal.signal(number, self._handle)
         try:

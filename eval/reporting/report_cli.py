@@ -71,8 +71,7 @@ def write_report(
     `evaluations`; every other row is tested against `reference`; `paper` is a published table.
     ConfigError if evaluations cannot be told apart, or a row or table does not exist.
     """
-    from atommem.eval.reporting.charts import make_charts, write_charts
-    from atommem.eval.reporting.page import render_page
+    from atommem.eval.reporting.page import make_charts, render_page, write_charts
     from atommem.eval.reporting.tables import make_tables
 
     out, published = Path(out), paper and load_published(paper)

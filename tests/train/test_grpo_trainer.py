@@ -32,7 +32,6 @@ from tests.train.harness import (
     assert_equal_gradients,
     completion_logps,
     episodes_of,
-    fail,
     make_config,
     make_real_trainer,
     make_tasks,
@@ -362,34 +361,34 @@ async def test_evaluation_scores_equal_those_of_eval(tmp_path: Path) -> None:
     await asyncio.to_thread(trainer.close)
 
 
-@pytest.mark.slow
-def test_failed_evaluation_ends_the_run(tmp_path: Path) -> None:
-    """A mean over what an outage left over would choose the best checkpoint by chance."""
-    saves = {"max_steps": 2, "eval_steps": 1, "save_strategy": "steps", "save_steps": 9}
-    with make_evaluating(tmp_path, **saves) as trainer:
-        error = OutageError("no server answers")
-        fail(trainer, trainer.backend.runner.agent.policy, "complete", 1, error)
-        with pytest.raises(RolloutFailedError, match="8 of 8 episodes of the evaluation failed"):
-            trainer.train()
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-1"]
+def lose_servers() -> None:
+    raise OutageError("no server answers")
 
 
 @pytest.mark.slow
-def test_stop_in_an_evaluation_says_that_it_is_lost(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("act", "error", "message"),
+    [
+        (lose_servers, RolloutFailedError, "8 of 8 episodes of the evaluation failed"),
+        (terminate, TrainingInterrupted, "before update 2; the evaluation after update 1 is lost"),
+    ],
+)
+def test_broken_evaluation_ends_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], act: Any, error: type, message: str
 ) -> None:
+    """A mean over what an outage left over would choose the best checkpoint by chance."""
     saves = {"max_steps": 2, "eval_steps": 1, "save_strategy": "steps", "save_steps": 9}
     with make_evaluating(tmp_path, **saves) as trainer:
         policy: Any = trainer.backend.runner.agent.policy
         complete = policy.complete
 
-        def stopping(*given: Any) -> Any:
+        def broken(*given: Any) -> Any:
             if trainer.state.global_step == 1 and not trainer.stop_request.requested:
-                terminate()
+                act()
             return complete(*given)
 
-        policy.complete = stopping
-        message = r"stopped before update 2; the evaluation after update 1 is lost\. .*--resume"
-        with pytest.raises(TrainingInterrupted, match=message):
+        policy.complete = broken
+        with pytest.raises(error, match=rf"{message}.*--resume"):
             trainer.train()
     assert "evaluation on 8 tasks" in capsys.readouterr().out
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-1"]

@@ -1,13 +1,13 @@
 """The trainer of episodes: model and reference, updates and their log, held-out evaluation."""
 
+import gc
 import math
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +18,9 @@ from trl import SyncRefModelCallback
 from atommem.envs.scoring.records import EpisodeRecord, record_of, summarize
 from atommem.episode import Episode
 from atommem.errors import AtomMemError, ConfigError
+from atommem.train.console import episode_bar
 from atommem.train.episode_logs import (
+    EPISODES,
     SYNC,
     WAIT,
     EpisodesHook,
@@ -28,7 +30,6 @@ from atommem.train.episode_logs import (
 )
 from atommem.train.loops.models import make_policy, make_reference, tune_lm_head_for_cpu
 from atommem.train.loops.update_step import Batch, UpdateStep, policy_loss
-from atommem.train.objective.rows import signal_report
 from atommem.train.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.backends import Backend
 from atommem.train.rollout.rollouts import TaskOrder
@@ -112,10 +113,6 @@ class EpisodeTrainer(ResumableTrainer):
         """Run a coroutine in the event loop of the episodes."""
         raise NotImplementedError
 
-    def sampling(self, episodes: int, name: str) -> AbstractContextManager[Any]:
-        """Enter a rollout of this rank; yields the callback for each of its episodes that ends."""
-        return nullcontext()
-
     def publish(self) -> None:
         """Give the sampling side the current weights; collective."""
         broken = None
@@ -137,7 +134,10 @@ class EpisodeTrainer(ResumableTrainer):
         result: Result | None = None
         try:
             if self.runner is not None:
-                with self.sampling(episodes, name) as on_episode:
+                gc.collect()  # the episodes of the update before are garbage now
+                bar = episode_bar(self.console, name, episodes) if self.console else nullcontext()
+                sampling, clock = self.backend.rollout(self), self._rollout_log.clock
+                with sampling, bar as on_episode, clock.busy(EPISODES):
                     result = self.run_async(self.stop_request.guard(make_work(on_episode)))
         except Exception as error:  # whatever an engine fails with: the last update is intact
             broken = error
@@ -164,14 +164,6 @@ class EpisodeTrainer(ResumableTrainer):
         self.log(dict(metrics))
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write the model's card, with what the run learned from."""
-        super().create_model_card(*args, **kwargs)
-        report = signal_report(self.state.log_history)
-        if report and self.is_world_process_zero():
-            with (Path(self.args.output_dir) / "README.md").open("a", encoding="utf-8") as card:
-                card.write(f"\n## Training signal\n\n{report}\n")
 
     def log_with_update(self, values: Mapping[str, float]) -> None:
         for name, value in values.items():

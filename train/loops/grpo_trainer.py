@@ -5,10 +5,8 @@ rollout, makes a row of every step, and trains on them (`atommem.train.loops.upd
 """
 
 import asyncio
-import gc
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,8 +17,7 @@ from accelerate.utils import gather_object
 from atommem.episode import Episode
 from atommem.process import no_full_collection
 from atommem.rollout import EpisodeRunner
-from atommem.train.console import episode_bar
-from atommem.train.episode_logs import EPISODES, RolloutLog
+from atommem.train.episode_logs import RolloutLog
 from atommem.train.loops.episode_trainer import EpisodeTrainer
 from atommem.train.loops.update_step import Batch, load_batches, make_batches, save_batches
 from atommem.train.objective.rows import (
@@ -134,14 +131,6 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         sampling = self.runner.agent.sampling
         seed = self._order.seed(rollout * self._order.groups_per_update)
         return self.runner.copy(sampling=replace(sampling, seed=seed))
-
-    @contextmanager
-    def sampling(self, episodes: int, name: str) -> Iterator[Any]:
-        """Enter a rollout of the backend, with a bar on a terminal."""
-        gc.collect()  # the episodes of the update before are garbage now
-        bar = episode_bar(self.console, name, episodes) if self.console else nullcontext()
-        with self.backend.rollout(self), bar as on_episode, self._rollout_log.clock.busy(EPISODES):
-            yield on_episode
 
     def save_extra_state(self, folder: Path) -> None:
         """Save this rank's rows, if there are further updates on the rollout."""

@@ -71,9 +71,7 @@ class RolloutWorker:
     def __post_init__(self) -> None:
         self.version = 0
         self._groups: dict[int, Future[Group]] = {}  # by number, until they are taken
-        self._limit = 0
         self._progress = time.monotonic()
-        self._granted = asyncio.Event()
         self._running: Future[None] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -85,7 +83,7 @@ class RolloutWorker:
             return
         first, each = numbers.start, self.groups_per_version
         # The first version serves what is left of its updates.
-        self._limit = first - first % each + (1 + self.max_staleness) * each
+        self._permits = asyncio.Semaphore((1 + self.max_staleness) * each - first % each)
         self.note_progress()
         self._running = self.spawn(self._run(numbers))
 
@@ -138,9 +136,9 @@ class RolloutWorker:
         return self._groups.setdefault(number, Future())
 
     def _grant(self) -> None:
-        self._limit += self.groups_per_version
+        for _ in range(self.groups_per_version):
+            self._permits.release()
         self.note_progress()
-        self._granted.set()
 
     # In the loop ----------------------------------------------------------------------------------
 
@@ -148,9 +146,7 @@ class RolloutWorker:
         try:
             async with asyncio.TaskGroup() as groups:
                 for index in numbers:
-                    while index >= self._limit:
-                        self._granted.clear()
-                        await self._granted.wait()
+                    await self._permits.acquire()
                     groups.create_task(self._run_group(index))
         except BaseExceptionGroup as failures:
             # The first failure is the cause of the others.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlencode
 
-from atommem.envs.web.net.hosts import HostRules, parse_address
+from atommem.envs.web.net.guard import HostRules, parse_address
 from atommem.envs.web.tools import (
     Link,
     PageError,
