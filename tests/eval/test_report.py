@@ -1,4 +1,4 @@
-"""Reports: numbers, tests, tables, charts, the page, comparisons of evaluations; audits of stores."""
+"""Reports: numbers, tests, tables, charts, the page, comparisons; and audits of stores."""
 
 import json
 import re
