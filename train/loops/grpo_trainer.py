@@ -93,10 +93,8 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         rank's episodes, one advantage per step of each, and the sizes of all ranks' episodes.
         """
         args, started = self.args, time.perf_counter()
-        size = (
-            self._order.groups_per_update * args.num_generations // self.accelerator.num_processes
-        )
-        rank = self.accelerator.process_index
+        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        size = self._order.groups_per_update * args.num_generations // ranks
         own = range(rank * size, (rank + 1) * size)
         groups = plan_groups(args, self._order, self.tasks, rollout, own)
         self._rollout_log.sums([])  # an evaluation's time is not its
