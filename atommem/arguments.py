@@ -137,22 +137,17 @@ class Parser(jsonargparse.ArgumentParser):
         text: str = super().format_help()
         if show_all or text.count("\n") <= 40:
             return text
-        common_names, common, rest = _COMMON.split(), [], 0
-        for action in map(copy, self._actions):
-            if action.help == argparse.SUPPRESS:
-                continue
-            if action.dest in common_names or not action.option_strings:
-                action.help = re.sub(_MORE, "", action.help or "")
-                common.append(action)
-            else:
-                rest += 1
+        shown = [copy(action) for action in self._actions if action.help != argparse.SUPPRESS]
+        common = [one for one in shown if one.dest in _COMMON.split() or not one.option_strings]
+        for action in common:
+            action.help = re.sub(_MORE, "", action.help or "")
         brief = _HelpFormatter(self.prog)
         brief.add_usage(self.usage, common, [])
         brief.add_text(self.description)
         brief.start_section("settings")
         brief.add_arguments(common)
         brief.end_section()
-        return f"{brief.format_help()}\n{rest} more settings: --help-all\n"
+        return f"{brief.format_help()}\n{len(shown) - len(common)} more settings: --help-all\n"
 
     def read(
         self,

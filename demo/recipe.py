@@ -9,8 +9,17 @@ from typing import Any
 from atommem.config import MemoryConfig, drawn_capacity
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.expert import Expert, Faults
-from atommem.envs.synthetic.prose import KINDS, RELATIONS, Prose, Statement, get_prose
-from atommem.envs.synthetic.world import WorldConfig, generate, make_task, task_name
+from atommem.envs.synthetic.world import (
+    KINDS,
+    RELATIONS,
+    Prose,
+    Statement,
+    WorldConfig,
+    generate,
+    get_prose,
+    make_task,
+    task_name,
+)
 from atommem.envs.task import Task
 from atommem.envs.web.site import (
     DIRECTORY,
@@ -83,7 +92,7 @@ class Recipe:
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # words for the YAML
     heldout: int = 300
     ablations: tuple[str, ...] = ("store_off", "scratchpad_off", "update_off")
-    """Keys of `atommem.demo.results.ABLATIONS`."""
+    """Keys of `atommem.demo.run.ABLATIONS`."""
 
     @property
     def capacity(self) -> int | None:

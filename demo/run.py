@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -13,23 +13,23 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 from transformers import logging
 
-from atommem.demo import results
 from atommem.demo.recipe import Recipe, grpo_config, make_expert, make_tasks, world_words
 from atommem.demo.tiny_policy import make_model, pretrain_copying, prompt_words, word_tokenizer
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
-from atommem.envs.scoring.records import EvalResult
+from atommem.envs.scoring.records import EvalResult, compare
 from atommem.envs.synthetic.expert import ExpertPolicy
 from atommem.envs.task import Task
 from atommem.envs.task_files import save_tasks
 from atommem.envs.web.site import refuse_orders
 from atommem.episode import Episode
 from atommem.errors import ConfigError
-from atommem.eval.output import TRACES
-from atommem.eval.runner import evaluate
+from atommem.eval.runner import TRACES, evaluate
 from atommem.files import write_json
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.local import LocalPolicy
@@ -51,6 +51,93 @@ from atommem.train.rollout.backends import make_local_backend
 from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.settings import Settings, read_settings
 from atommem.train.train_config import ColdStartConfig
+
+SUMMARY_FILE = "summary.json"
+
+ABLATIONS: Mapping[str, tuple[str, ...]] = {
+    "store_off": ("create", "read", "update", "delete"),
+    **{f"{name}_off": (name,) for name in ("scratchpad", "update", "delete")},
+    **dict.fromkeys(("tools_off", "injected_off", "orders_off"), ()),
+}
+"""Evaluations of the trained policy without memory actions, or with a web that has no pages (tools)
+or no instructions on them (injected), or with a rule that drops the actions that a page asks for
+(orders)."""
+
+LABELS = {
+    "before": "before GRPO",
+    "after": "after GRPO",
+    **{name: f"  {name.replace('_', ' ')}" for name in ABLATIONS},
+    "injected_off": "  instructions off",
+    "orders_off": "  orders refused",
+}
+_ACTIONS = ("create", "read", "update", "delete", "scratchpad")
+
+
+def summarize(
+    results: Mapping[str, EvalResult], seconds: Mapping[str, float], total: float, seed: int
+) -> dict[str, Any]:
+    """Return the contents of ``summary.json`` from evaluations by name and seconds by phase."""
+    before, after = results["before"], results["after"]
+    paired = compare(before.records, after.records)
+    summary = {
+        "em_before": before.em,
+        "em_after": after.em,
+        "n": len(after.records),
+        "p_value": paired.p_value,
+        "better": paired.wins,
+        "worse": paired.losses,
+        **{f"em_{name}": results[name].em for name in ABLATIONS if name in results},
+        "actions_before": _rates(before),
+        "actions_after": _rates(after),
+        "seconds_total": round(total, 1),
+        "seconds_sft": round(seconds["pretrain"] + seconds["sft"], 1),
+        "seconds_grpo": round(seconds["grpo"], 1),
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+        "seed": seed,
+    }
+    for name, result in results.items():
+        if followed := result.summary()["metrics"].get("injection_followed"):
+            summary[f"followed_{name}"] = followed["mean"]
+    return summary
+
+
+def _rates(result: EvalResult) -> dict[str, float]:
+    means = result.summary()["means"]
+    return {action: round(means.get(f"actions/{action}", 0.0), 4) for action in _ACTIONS}
+
+
+def results_table(results: Mapping[str, EvalResult]) -> Table:
+    tasks = max(len(result.records) for result in results.values())
+    table = Table(box=SIMPLE_HEAD, collapse_padding=True)
+    table.title = f"{tasks} held-out tasks, sampled at temperature 1"
+    table.caption = "actions per step as the policy writes them; one that is off has no effect"
+    table.title_justify = table.caption_justify = "left"
+    actions = [name for name in _ACTIONS if name != "delete" or "delete_off" in results]
+    table.add_column("", no_wrap=True)
+    for heading in ("EM", "95% interval", *(name.removesuffix("pad") for name in actions)):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, result in results.items():
+        scored = ["-", "-"]
+        if em := result.summary()["metrics"].get("em"):
+            scored = [f"{em['mean']:.3f}", f"{em['low']:.3f}-{em['high']:.3f}"]
+        rates = _rates(result)
+        table.add_row(LABELS[name], *scored, *(f"{rates[action]:.2f}" for action in actions))
+    return table
+
+
+def print_outcome(summary: Mapping[str, Any], console: Console) -> None:
+    console.print(
+        f"GRPO changed the answer on {summary['better'] + summary['worse']} of {summary['n']} "
+        f"held-out tasks: {summary['better']} became right, {summary['worse']} wrong "
+        f"(sign-flip test p = {summary['p_value']:.1e}).",
+        soft_wrap=True,
+    )
+    if "followed_after" in summary:
+        before, after = summary["followed_before"], summary["followed_after"]
+        rates = f"before GRPO {before:.3f}, after GRPO {after:.3f}"
+        console.print(f"Injected instructions were followed in this share of episodes: {rates}.")
+    console.print(f"{summary['seconds_total']:.0f} s in all (seed {summary['seed']})")
+
 
 HELDOUT_FILE = "heldout.parquet"
 _FOLDERS = ("cold_start", "grpo", "eval")
@@ -93,7 +180,7 @@ class Demo:
         if self._ranks.is_main_process:
             for name in _FOLDERS:
                 shutil.rmtree(out / name, ignore_errors=True)
-            for name in (results.SUMMARY_FILE, PLOT_FILE):
+            for name in (SUMMARY_FILE, PLOT_FILE):
                 (out / name).unlink(missing_ok=True)
             out.mkdir(parents=True, exist_ok=True)
         self._ranks.wait_for_everyone()
@@ -169,7 +256,7 @@ class Demo:
         """
         kind = _Refusing if name == "orders_off" else LocalPolicy
         policy = kind(self.model, self.tokenizer)
-        runner = EpisodeRunner(self._agent(policy, results.ABLATIONS.get(name, ())))
+        runner = EpisodeRunner(self._agent(policy, ABLATIONS.get(name, ())))
         tasks = self.heldout if tasks is None else tasks
         if name == "tools_off":
             tasks = [replace(task, documents=(), metadata={}) for task in tasks]
@@ -194,7 +281,7 @@ class Demo:
                 found |= theirs
                 self.seconds = {**seconds, **self.seconds}
         for name in names:
-            self.console.print(f"held-out EM, {results.LABELS[name].strip()}: {found[name].em:.3f}")
+            self.console.print(f"held-out EM, {LABELS[name].strip()}: {found[name].em:.3f}")
         return {name: found[name] for name in names}
 
     def grpo(self) -> None:
@@ -252,7 +339,7 @@ class _Refusing(LocalPolicy):
 def check_out(out: Path) -> None:
     """Raise `ConfigError` if the demo would replace folders that are not a demo's."""
     found = [name for name in _FOLDERS if (out / name).exists()]
-    if found and not any((out / name).is_file() for name in (HELDOUT_FILE, results.SUMMARY_FILE)):
+    if found and not any((out / name).is_file() for name in (HELDOUT_FILE, SUMMARY_FILE)):
         raise ConfigError(f"output_dir={out}: its {', '.join(found)} would be lost. Give another.")
 
 
@@ -268,17 +355,17 @@ def run_demo(
     found = demo.evaluate_all(["before"])
     demo.grpo()
     found |= demo.evaluate_all(["after", *recipe.ablations])
-    summary = results.summarize(found, demo.seconds, time.perf_counter() - started, seed)
+    summary = summarize(found, demo.seconds, time.perf_counter() - started, seed)
     if not PartialState().is_main_process:
         return summary
     lines = {f"held-out EM {when}": summary[f"em_{when}"] for when in ("after", "before")}
     metrics = {"grpo": read_metrics(out / "grpo" / METRICS_FILE)}
     plot = plot_training(metrics, out / PLOT_FILE, lines)
-    write_json(out / results.SUMMARY_FILE, summary)
+    write_json(out / SUMMARY_FILE, summary)
     console.print()
-    console.print(results.results_table(found))
-    results.print_outcome(summary, console)
-    console.print(f"summary: {out / results.SUMMARY_FILE}; training: {plot}", soft_wrap=True)
+    console.print(results_table(found))
+    print_outcome(summary, console)
+    console.print(f"summary: {out / SUMMARY_FILE}; training: {plot}", soft_wrap=True)
     console.print(f"policies: {out / 'grpo'}, before GRPO {out / 'cold_start'}", soft_wrap=True)
     trace = min((out / "eval" / "after" / TRACES).iterdir())
     console.print(f"Replay an episode: atommem trace {trace}", soft_wrap=True)

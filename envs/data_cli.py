@@ -2,6 +2,7 @@
 
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -16,10 +17,15 @@ from atommem.config import check_least
 from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
 from atommem.envs.benchmarks.long_texts import QUESTIONS, parse_locomo
-from atommem.envs.benchmarks.multihop import BENCHMARKS, SPLITS, with_aliases
-from atommem.envs.benchmarks.rows import read_rows
+from atommem.envs.benchmarks.questions import (
+    BENCHMARKS,
+    SPLITS,
+    WEB_BENCHMARKS,
+    listed_rows,
+    with_aliases,
+)
+from atommem.envs.benchmarks.rows import Benchmark, read_rows
 from atommem.envs.benchmarks.tables import Columns, find_rows, read_table
-from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, listed_rows
 from atommem.envs.synthetic import ledger, ruler, told
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.synthetic.writing import SPLITS as TEXT_SPLITS
@@ -41,7 +47,6 @@ _GENERATED: dict[str, tuple[type[Any], Callable[..., Iterable[Task]]]] = {
     ruler.SOURCE: (ruler.RulerConfig, ruler.generate),
 }
 _OUT = "A .parquet or .jsonl file."
-_DEFAULT_FOLDER = "Default: $ATOMMEM_DATA, else the folder data."
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -72,52 +77,53 @@ def build_long_documents(argv: Sequence[str]) -> int:
         usage="atommem data build --benchmark NAME --split NAME --out FILE [--SETTING]",
     )
     known = f"Its format; or {', '.join(_GENERATED)}: generated (--benchmark told --help)."
-    parser.add_argument(
-        "--benchmark", required=True, choices=[*BENCHMARKS, *_GENERATED], help=known
-    )
-    parser.add_argument("--split", required=True, choices=SPLITS, help="Official file to look for.")
-    folders = (
-        "The benchmark's file, or a folder that holds it (itself or in a folder named like the "
-        f"benchmark); may be repeated. {_DEFAULT_FOLDER}"
-    )
-    parser.add_argument(
-        "--input", action="extend", nargs="+", type=Path, metavar="PATH", help=folders
-    )
-    parser.add_argument(
-        "--aliases", type=Path, help="id_aliases.json of 2WikiMultihopQA; its names are right too."
-    )
-    parser.add_argument("--out", type=Path, required=True, help=_OUT)
+    _add_source(parser, [*BENCHMARKS, *_GENERATED], SPLITS, known)
+    aliases = "id_aliases.json of 2WikiMultihopQA; its names are right too."
+    parser.add_argument("--aliases", type=Path, help=aliases)
     parser.add_settings("tasks", BuildConfig)
     args = parser.read(argv)
     config = make(BuildConfig, args)
     benchmark = BENCHMARKS[args.benchmark]
     if args.aliases is not None:
         benchmark = with_aliases(benchmark, args.aliases)
-    files = [
-        file
-        for folder in args.input or [os.environ.get("ATOMMEM_DATA") or "data"]
-        for file in benchmark.find(args.split, folder)
-    ]
-    check_out(args.out, files)
+    files, origin = _source(benchmark, args, argv)
     progress = tqdm(files, "reading", unit="file", disable=None)
     pool = Pool(row for file in progress for row in benchmark.read(file))
     tasks = build_tasks(pool, config, benchmark.name, args.split)
-    settings = {
-        "command": ["atommem", "data", "build", *argv],
-        "benchmark": benchmark.name,
-        "split": args.split,
-        **asdict(config),
-        "inputs": [describe_file(file) for file in files],
-        "aliases": None if args.aliases is None else describe_file(args.aliases),
-        "pool": {
-            "questions": len(pool.questions),
-            "documents": len(pool.documents),
-            "rows_without_all_gold_documents": pool.skipped,
-        },
-    }
+    counts = {"questions": len(pool.questions), "documents": len(pool.documents)}
+    counts["rows_without_all_gold_documents"] = pool.skipped
     if pool.skipped:
         print(f"{pool.skipped} rows left out: a supporting paragraph is missing", file=sys.stderr)
+    settings = {**origin, **asdict(config), "aliases": _described(args.aliases), "pool": counts}
     return _save(tqdm(tasks, "building", config.n, unit="task", disable=None), args.out, settings)
+
+
+def _add_source(parser: Parser, names: Sequence[str], splits: Iterable[str], known: str) -> None:
+    add = parser.add_argument
+    add("--benchmark", required=True, choices=[*names], help=known)
+    add("--split", required=True, choices=[*splits], help="Official file to look for.")
+    folders = (
+        "The benchmark's file, or a folder that holds it (itself or in a folder named like the "
+        "benchmark); may be repeated. Default: $ATOMMEM_DATA, else the folder data."
+    )
+    add("--input", action="extend", nargs="+", type=Path, metavar="PATH", help=folders)
+    add("--out", type=Path, required=True, help=_OUT)
+
+
+def _source(
+    benchmark: Benchmark, args: Namespace, argv: Sequence[str]
+) -> tuple[list[Path], dict[str, Any]]:
+    """Return the files that flags name, and what provenance says of them."""
+    folders = args.input or [os.environ.get("ATOMMEM_DATA") or "data"]
+    files = [file for folder in folders for file in benchmark.find(args.split, folder)]
+    check_out(args.out, files)
+    command = ["atommem", "data", "build", *argv]
+    named = {"command": command, "benchmark": benchmark.name, "split": args.split}
+    return files, {**named, "inputs": [describe_file(file) for file in files]}
+
+
+def _described(path: Path | None) -> dict[str, Any] | None:
+    return None if path is None else describe_file(path)
 
 
 def _generate(source: str, argv: Sequence[str]) -> int:
@@ -131,9 +137,10 @@ def _generate(source: str, argv: Sequence[str]) -> int:
         parser.add_argument("--split", default="train", choices=TEXT_SPLITS, help="(%(default)s)")
         title = "texts"
     config_class, make_tasks = (_GENERATED | {"synthetic": (WorldConfig, generate)})[source]
-    parser.add_argument("--n", type=int, required=True, help="Tasks to write.")
-    parser.add_argument("--seed", type=int, default=42, help="Seed of every draw (%(default)s).")
-    parser.add_argument("--out", type=Path, required=True, help=_OUT)
+    add = parser.add_argument
+    add("--n", type=int, required=True, help="Tasks to write.")
+    add("--seed", type=int, default=42, help="Seed of every draw (%(default)s).")
+    add("--out", type=Path, required=True, help=_OUT)
     parser.add_settings(title, config_class)
     args = parser.parse_args(argv)
     config = make(config_class, args)
@@ -149,23 +156,18 @@ def build_web_questions(argv: Sequence[str]) -> int:
     """Build a task file of a benchmark without documents; return the exit status."""
     about = "Build tasks of questions that are asked of the web."
     parser = Parser("atommem data build --environment web", about)
-    parser.add_argument("--benchmark", required=True, choices=list(WEB_BENCHMARKS))
     splits = {split for benchmark in WEB_BENCHMARKS.values() for split in benchmark.files}
-    parser.add_argument("--split", required=True, choices=sorted(splits), help="Official file.")
-    parser.add_argument("--input", type=Path, metavar="PATH", help=_DEFAULT_FOLDER)
-    parser.add_argument("--out", type=Path, required=True, help=_OUT)
-    parser.add_argument("--n", type=int, help="Tasks, drawn by the seed (default: all).")
-    parser.add_argument("--seed", type=int, default=42, help="Seed of the draw (%(default)s).")
+    _add_source(parser, [*WEB_BENCHMARKS], sorted(splits), "Its format.")
+    add = parser.add_argument
+    add("--n", type=int, help="Tasks, drawn by the seed (default: all).")
+    add("--seed", type=int, default=42, help="Seed of the draw (%(default)s).")
     only = "Only questions of this file, by id or text: a published subset, as GAIA's 103 of text."
-    parser.add_argument("--only", type=Path, metavar="FILE", help=only)
-    start = "Show WebWalkerQA's root page first."
-    parser.add_argument("--start_page", action="store_true", help=start)
+    add("--only", type=Path, metavar="FILE", help=only)
+    add("--start_page", action="store_true", help="Show WebWalkerQA's root page first.")
     args = parser.parse_args(argv)
     check_least(args, n=1)
     benchmark = WEB_BENCHMARKS[args.benchmark]
-    folder = args.input or os.environ.get("ATOMMEM_DATA") or "data"
-    files = benchmark.find(args.split, folder)
-    check_out(args.out, files)
+    files, origin = _source(benchmark, args, ["--environment", "web", *argv])
     rows = [row for file in files for row in benchmark.read(file)]
     if args.only is not None:
         rows = listed_rows(rows, args.only)
@@ -181,27 +183,18 @@ def build_web_questions(argv: Sequence[str]) -> int:
             metadata["start"] = question.metadata["root_url"]
         name = f"{benchmark.name}-{args.split}-{question.id}"
         tasks.append(Task(name, (question,), source=benchmark.name, metadata=metadata))
-    settings = {
-        "command": ["atommem", "data", "build", "--environment", "web", *argv],
-        "benchmark": benchmark.name,
-        "split": args.split,
-        "inputs": [describe_file(file) for file in files],
-        "only": None if args.only is None else describe_file(args.only),
-        "seed": args.seed,
-        "counts": {"tasks": len(tasks)},
-    }
     if secret := sum(not row.question.answers for row in rows):
         print(f"{secret} tasks without a known answer", file=sys.stderr)
-    return _save(tasks, args.out, settings)
+    drawn = {"only": _described(args.only), "seed": args.seed, "counts": {"tasks": len(tasks)}}
+    return _save(tasks, args.out, {**origin, **drawn})
 
 
 def _show(argv: list[str]) -> int:
     parser = Parser("atommem data show", "Print the first tasks of a file, and check all.")
-    parser.add_argument("file", type=Path, help="A task file, or one that `convert` reads.")
-    parser.add_argument("--limit", type=int, default=3, help="Only the first ones (%(default)s).")
-    parser.add_argument(
-        "--environment", default=DEFAULT_ENVIRONMENT, help="Environment of the file (%(default)s)."
-    )
+    add = parser.add_argument
+    add("file", type=Path, help="A task file, or one that `convert` reads.")
+    add("--limit", type=int, default=3, help="Only the first ones (%(default)s).")
+    add("--environment", default=DEFAULT_ENVIRONMENT, help="That of the file (%(default)s).")
     args = parser.parse_args(argv)
     check_least(args, limit=0)
     environment = find_environment(args.environment)
@@ -226,19 +219,16 @@ def _convert(argv: list[str]) -> int:
         "Write a task file of LoCoMo, LongMemEval, BEAM or MemAgent, or of a table: name its "
         "columns (--question question --answer answers.text --text context).",
     )
-    parser.add_argument("file", help="JSON, JSON Lines, CSV, parquet, Arrow; or a hub name.")
-    parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
+    add = parser.add_argument
+    add("file", help="JSON, JSON Lines, CSV, parquet, Arrow; or a hub name.")
+    add("--out", type=Path, required=True, help=_OUT)
     for name in ("question", "answer", "text"):
-        parser.add_argument(f"--{name}", metavar="COLUMN", help=f"Table: column of the {name}.")
-    parser.add_argument("--id", metavar="COLUMN", help="Table: column of an id (default: row).")
-    parser.add_argument("--split", help="Split of a hub name or folder.")
-    parser.add_argument("--subset", help="Subset (configuration) of a hub name.")
-    parser.add_argument(
-        "--wording", choices=["official"], help="LoCoMo: its authors' questions, in our words."
-    )
-    parser.add_argument(
-        "--questions", type=int, help=f"LoCoMo: questions of a task (default: {QUESTIONS})."
-    )
+        add(f"--{name}", metavar="COLUMN", help=f"Table: column of the {name}.")
+    add("--id", metavar="COLUMN", help="Table: column of an id (default: row).")
+    add("--split", help="Split of a hub name or folder.")
+    add("--subset", help="Subset (configuration) of a hub name.")
+    add("--wording", choices=["official"], help="LoCoMo: its authors' questions, in our words.")
+    add("--questions", type=int, help=f"LoCoMo: questions of a task (default: {QUESTIONS}).")
     args = parser.parse_args(argv)
     check_least(args, questions=1)
     path = Path(args.file)

@@ -4,6 +4,8 @@ import asyncio
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from statistics import fmean
 from typing import Any
 
 from atommem import plugins
@@ -137,11 +139,8 @@ async def score_answers(
         for score, verdict in zip(scores, verdicts, strict=True):
             if score:
                 score |= {"judge": verdict.score, "judge_unreadable": float(not verdict.readable)}
-    by_name: dict[str, list[float]] = {}
-    for score in scores:
-        for name, value in score.items():
-            by_name.setdefault(name, []).append(value)
-    metrics = {name: sum(values) / len(values) for name, values in by_name.items()}
+    names = dict.fromkeys(chain.from_iterable(scores))
+    metrics = {name: fmean(one[name] for one in scores if name in one) for name in names}
     if ":" in reward:
         metrics["reward"] = await own_reward(reward, task, answers)
         reward = "reward"

@@ -77,19 +77,17 @@ def questions_piece(texts: Sequence[str]) -> Piece:
     return Piece("questions", {"questions": lines})
 
 
-def document_text(document: Document, number: int) -> str:
-    """Return a document as it stands in the joined text; `number` counts from 1."""
-    heading = f"Document {number}: {document.title}\n" if document.title else ""
-    return heading + document.text.strip()
+def document_texts(documents: Iterable[Document]) -> list[str]:
+    """Return documents as they stand in the joined text, numbered from 1."""
+    return [
+        (f"Document {n}: {one.title}\n" if one.title else "") + one.text.strip()
+        for n, one in enumerate(documents, start=1)
+    ]
 
 
 def joined_text(task: Task) -> str:
     """Return a task's context, or its documents separated by blank lines."""
-    if task.context is not None:
-        return task.context
-    return "\n\n".join(
-        document_text(document, n) for n, document in enumerate(task.documents, start=1)
-    )
+    return "\n\n".join(document_texts(task.documents)) if task.context is None else task.context
 
 
 def chunk_text(text: str, tokenizer: Tokenizer, chunk_tokens: int) -> list[str]:

@@ -9,15 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from atommem.envs.benchmarks import long_texts
 from atommem.envs.benchmarks.formats import decoded
-from atommem.envs.benchmarks.long_texts import (
-    parse_beam,
-    parse_locomo,
-    parse_longmemeval,
-    parse_memagent,
-    parse_oolong,
-    parse_ruler,
-)
 from atommem.envs.benchmarks.rows import Row, listed, read_rows
 from atommem.envs.task import Document, Task
 from atommem.errors import ConfigError, DataError, check_writable
@@ -26,13 +19,13 @@ from atommem.files import file_digest, replacing, write_json
 _TASKS_PER_GROUP = 64
 """Tasks of a parquet row group, so that neither side holds much of a file in memory."""
 _FORMATS: tuple[tuple[set[str], Callable[[Row], Iterable[Task]]], ...] = (
-    ({"context", "prompt", "reward_model"}, parse_memagent),
-    ({"context", "input", "answers"}, parse_memagent),
-    ({"input", "outputs"}, parse_ruler),
-    ({"context_window_text", "question", "answer"}, parse_oolong),
-    ({"conversation", "qa"}, parse_locomo),
-    ({"question_id", "haystack_sessions"}, parse_longmemeval),
-    ({"chat", "probing_questions"}, parse_beam),
+    ({"context", "prompt", "reward_model"}, long_texts.parse_memagent),
+    ({"context", "input", "answers"}, long_texts.parse_memagent),
+    ({"input", "outputs"}, long_texts.parse_ruler),
+    ({"context_window_text", "question", "answer"}, long_texts.parse_oolong),
+    ({"conversation", "qa"}, long_texts.parse_locomo),
+    ({"question_id", "haystack_sessions"}, long_texts.parse_longmemeval),
+    ({"chat", "probing_questions"}, long_texts.parse_beam),
 )
 """The fields by which rows of a benchmark are recognised, and their reader."""
 
@@ -51,10 +44,8 @@ def load_tasks(path: str | Path) -> list[Task]:
 def iter_tasks(found: Iterable[Row], broken: list[DataError] | None = None) -> Iterator[Task]:
     """Yield the tasks of rows, as `load_tasks` returns those of a file.
 
-    The errors of broken rows are added to `broken`; without it the first one is raised.
-
-    Equal documents of several tasks become one object: distractors recur, and texts make up most
-    of the memory.
+    The errors of broken rows are added to `broken`; without it the first one is raised. Equal
+    documents of several tasks become one object: distractors recur, and texts fill the memory.
     """
     rows: dict[str, int] = {}
     documents: dict[Document, Document] = {}
@@ -98,14 +89,12 @@ def save_tasks(tasks: Iterable[Task], path: str | Path) -> int:
     In parquet, the metadata of a task and of a question are JSON strings. Returns the number of
     tasks.
     """
-    path = Path(path)
-    check_out(path)
+    check_out(path := Path(path))
+    save = _save_parquet if path.suffix == ".parquet" else _save_json_lines
     with replacing(path) as temporary:
-        save = _save_parquet if path.suffix == ".parquet" else _save_json_lines
-        count = save(tasks, temporary)
-        if not count:
-            raise DataError(f"{path}: would have no tasks. Give data with rows.")
-    return count
+        if count := save(tasks, temporary):
+            return count
+        raise DataError(f"{path}: would have no tasks. Give data with rows.")
 
 
 def _save_json_lines(tasks: Iterable[Task], path: Path) -> int:
@@ -162,8 +151,7 @@ def write_provenance(path: str | Path, values: Mapping[str, Any]) -> Path:
 
     The file's digest, the time and the package's version are added to `values`.
     """
-    path = Path(path)
-    beside = path.with_name(f"{path.name}.json")
+    beside = Path(f"{path}.json")
     created = datetime.now(UTC).isoformat(timespec="seconds")
     made = {"output": describe_file(path), "created": created, "atommem": version("atommem")}
     write_json(beside, {**values, **made})

@@ -7,10 +7,9 @@ from atommem.environment import find_environment
 from atommem.envs.scoring.records import EvalResult
 from atommem.errors import BudgetSpentError, check_writable
 from atommem.eval import eval_config
-from atommem.eval.output import SUMMARY, trace_path
 from atommem.eval.reporting.results import make_results, read_evaluation
 from atommem.eval.reporting.tables import make_tables
-from atommem.eval.runner import evaluate
+from atommem.eval.runner import SUMMARY, evaluate, trace_path
 
 
 def main(argv: list[str]) -> int:

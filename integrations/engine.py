@@ -77,6 +77,11 @@ def read_sampling(params: Mapping[str, Any], max_tokens: int) -> Sampling:
     return Sampling(params["temperature"], params["top_p"], max(params["top_k"], 0), max_tokens)
 
 
+def vllm_params(sampling: Sampling, **further: Any) -> dict[str, Any]:
+    """Return our sampling settings under the names that vLLM and its likes take."""
+    return sampling.to_request() | {"top_k": sampling.top_k or -1} | further
+
+
 def sampled_steps(episode: Episode) -> list[Step]:
     """Return the steps that have tokens to train on: none of a failed episode."""
     if episode.failed:

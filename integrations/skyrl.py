@@ -7,7 +7,7 @@ and the same for all of them. Other arguments are SkyRL's own overrides, KEY=VAL
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import ClientError
@@ -20,7 +20,7 @@ from skyrl.train.utils.utils import initialize_ray
 from atommem.arguments import split_config
 from atommem.episode import Episode, episode_sums, means
 from atommem.errors import OutageError
-from atommem.integrations.engine import EnginePolicy, Episodes, read_sampling, rows_of
+from atommem.integrations.engine import EnginePolicy, Episodes, read_sampling, rows_of, vllm_params
 from atommem.policy.contract import Sampling
 
 
@@ -54,11 +54,10 @@ class SkyRLGenerator(GeneratorInterface):
     async def _sample(
         self, prompt_ids: list[int], sampling: Sampling
     ) -> tuple[list[int], list[float] | None, bool]:
-        params = asdict(sampling) | {"top_k": sampling.top_k or -1, "logprobs": 0}
         request = {
             "prompt_token_ids": [prompt_ids],
-            "sampling_params": params,
-            "session_ids": [params.pop("affinity")],
+            "sampling_params": vllm_params(sampling, logprobs=0),
+            "session_ids": [sampling.affinity],
         }
         reply = await self.client.generate(request)
         logprobs = (reply["response_logprobs"] or [None])[0]

@@ -28,7 +28,7 @@ from atommem.config import check_choice, save_config, setting
 from atommem.episode import Episode
 from atommem.errors import ConfigError
 from atommem.files import write_json
-from atommem.integrations.engine import EnginePolicy
+from atommem.integrations.engine import EnginePolicy, vllm_params
 from atommem.integrations.tinker import (
     REDUCTIONS,
     ROW_MEAN,
@@ -76,8 +76,7 @@ class TinkerConfig(TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.loss_fn = self.loss_fn or LOSS_FNS[self.loss_type]
-        losses = (*LOSS_FNS.values(), "importance_sampling")
-        check_choice("loss_fn", self.loss_fn, tuple(dict.fromkeys(losses)))
+        check_choice("loss_fn", self.loss_fn, ("ppo", "cispo", "importance_sampling"))
         check_choice("server_reduction", self.server_reduction, REDUCTIONS)
 
 
@@ -209,16 +208,10 @@ class TinkerTrainer:
     async def sample(
         self, prompt_ids: list[int], sampling: Sampling
     ) -> tuple[list[int], list[float], bool]:
-        settings = tinker.SamplingParams(
-            max_tokens=sampling.max_completion_length,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k or -1,
-            seed=sampling.seed,
-            stop=sorted(turn_ends(self.tokenizer)),
-        )
+        params = vllm_params(sampling, stop=sorted(turn_ends(self.tokenizer)))
         prompt = tinker.ModelInput.from_ints(prompt_ids)
-        (sampled,) = (await self.sampler.sample_async(prompt, 1, settings)).sequences
+        request = self.sampler.sample_async(prompt, 1, tinker.SamplingParams(**params))
+        (sampled,) = (await request).sequences
         return sampled.tokens, sampled.logprobs, sampled.stop_reason == "stop"
 
     def step(self, rows: Sequence[Row], over: float, learning_rate: float) -> dict[str, float]:

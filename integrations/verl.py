@@ -20,7 +20,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from atommem.arguments import split_config
 from atommem.episode import Episode
 from atommem.errors import OutageError
-from atommem.integrations.engine import EnginePolicy, Episodes, read_sampling, rows_of
+from atommem.integrations.engine import EnginePolicy, Episodes, read_sampling, rows_of, vllm_params
 from atommem.policy.contract import Sampling
 from atommem.rollout import EpisodeRunner
 
@@ -53,13 +53,7 @@ class MemoryAgentLoop(AgentLoopBase):
     async def _sample(
         self, prompt_ids: list[int], sampling: Sampling
     ) -> tuple[list[int], list[float] | None, bool]:
-        params = {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k or -1,
-            "max_tokens": sampling.max_completion_length,
-            "logprobs": True,
-        }
+        params = vllm_params(sampling, logprobs=True)
         reply = await self.server_manager.generate(
             sampling.affinity, prompt_ids=prompt_ids, sampling_params=params
         )

@@ -26,9 +26,11 @@ import numpy.typing as npt
 from common import last_line, percentiles, read_options
 
 from atommem.config import EmbedderConfig
-from atommem.envs.benchmarks.multihop import get_benchmark
-from atommem.envs.web.corpus import Corpus, Page, build_corpus, read_pages, vectors
-from atommem.envs.web.corpus.vectors import VectorIndex
+from atommem.envs.benchmarks.questions import get_benchmark
+from atommem.envs.web.corpus import indexes
+from atommem.envs.web.corpus.corpus import Corpus, build_corpus
+from atommem.envs.web.corpus.indexes import VectorIndex
+from atommem.envs.web.corpus.pages import Page, read_pages
 
 BENCHMARK = "2wikimultihopqa"
 BATCH = 20_000
@@ -137,7 +139,7 @@ def main() -> int:
     sizes = {"vectors": (1_000_000, 5000), "dim": (384, 32), "queries": (200, 20)}
     args = read_options(__doc__, **sizes, corpus=Path, embedder_model=str)
     if args.quick:
-        vectors.FLAT_BELOW = 1000
+        indexes.FLAT_BELOW = 1000
     result: dict[str, Any] = {"vectors": args.vectors, "dim": args.dim}
     holds = []
     with tempfile.TemporaryDirectory() as scratch:

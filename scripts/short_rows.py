@@ -22,7 +22,7 @@ from typing import Any, Self
 import yaml
 from common import command_line, last_line
 
-from atommem.envs.benchmarks.multihop import HOTPOTQA, MUSIQUE, TWOWIKI, get_benchmark
+from atommem.envs.benchmarks.questions import HOTPOTQA, MUSIQUE, TWOWIKI, get_benchmark
 from atommem.envs.benchmarks.rows import read_rows
 from atommem.envs.synthetic.expert import Note
 from atommem.envs.task import Document, Question, Task

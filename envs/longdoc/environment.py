@@ -118,7 +118,8 @@ class LongDocEnvironments(QAEnvironments):
     def __init__(self, config: LongDocConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         cut = (tokenizer, config.chunking, config.chunk_tokens)
-        self._cut = lru_cache(_CACHED_TASKS)(lambda task: chunk_task(task, *cut))
+        # The chunks of a task, cut once for the episodes in flight.
+        self.chunks = lru_cache(_CACHED_TASKS)(lambda task: chunk_task(task, *cut))
         # One thread: the episodes of a group ask for the same chunks at the same time.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-chunks")
 
@@ -147,11 +148,8 @@ class LongDocEnvironments(QAEnvironments):
             paragraphs = config.chunking == "documents"
             text = re.split(r"\n\s*\n", text.strip()) if paragraphs else [text]
         cut = (chunk_text(clean(part), self.tokenizer, config.chunk_tokens) for part in text)
-        chunks = [*chain.from_iterable(cut)]
-        return [
-            chunk_observation(task, chunks, index, open_ended=config.open_ended)
-            for index in range(len(chunks))
-        ]
+        chunks, hide = [*chain.from_iterable(cut)], config.open_ended
+        return [chunk_observation(task, chunks, n, open_ended=hide) for n in range(len(chunks))]
 
     def asking(self, question: str) -> Task:
         return Task("", (Question(question),))
@@ -169,17 +167,17 @@ class LongDocEnvironments(QAEnvironments):
         if path is not None and Path(path).is_file():
             tasks = load_tasks(path)
             first = tasks[:_SAMPLED_TASKS]
-            questions = [question.text for task in first for question in task.questions]
+            asked = [question.text for task in first for question in task.questions]
             tokens, question_tokens = (
                 fmean(len(token_offsets(self.tokenizer, text)) for text in texts)
-                for texts in ([*map(joined_text, first)], questions)
+                for texts in ([*map(joined_text, first)], asked)
             )
             supposed = replace(
                 supposed,
                 source=f"the first {len(first)} tasks of {path}",
                 tasks=len(tasks),
                 documents=fmean(len(task.documents) for task in first),
-                questions=len(questions) / len(first),
+                questions=len(asked) / len(first),
             )
         steps = float(ceil(tokens / config.chunk_tokens))
         if config.chunking == "documents" and supposed.documents:
@@ -204,10 +202,6 @@ class LongDocEnvironments(QAEnvironments):
 
     def __call__(self) -> LongDocEnvironment:
         return LongDocEnvironment(self)
-
-    def chunks(self, task: Task) -> list[str]:
-        """Return the chunks of `task`, cut once for the episodes in flight."""
-        return self._cut(task)
 
     async def prepare(self, task: Task) -> None:
         """Cut `task` in a thread: 100,000 tokens take a fifth of a second."""

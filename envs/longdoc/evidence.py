@@ -16,7 +16,7 @@ from math import ceil
 from random import Random
 
 from atommem.envs.scoring.metrics import VERDICTS, comparable, normalize
-from atommem.envs.task import SENTENCE_END, Document, Question, Task, document_text, joined_text
+from atommem.envs.task import SENTENCE_END, Document, Question, Task, document_texts, joined_text
 from atommem.episode import Episode
 from atommem.memory.log import Outcome, replay
 from atommem.text_safety import clean
@@ -146,7 +146,7 @@ def _counts_of_documents(task: Task, chunks: Sequence[str]) -> Sequence[int]:
         return ()
     if "".join(chunks) != clean(joined_text(task)):  # one chunk a document
         return range(1, len(chunks) + 1)
-    texts = (document_text(document, n) for n, document in enumerate(task.documents, start=1))
     ends = list(accumulate(map(len, chunks)))
-    after = accumulate(len(clean(text)) + 2 for text in texts)  # with the blank line between two
-    return [bisect_left(ends, start - 2) + 1 for start in after]
+    lengths = (len(clean(text)) + 2 for text in document_texts(task.documents))
+    # Two characters are the blank line between two documents.
+    return [bisect_left(ends, start - 2) + 1 for start in accumulate(lengths)]

@@ -11,7 +11,7 @@ from typing import Any
 from anyio import to_thread
 
 from atommem import plugins
-from atommem.envs.web.net.hosts import HostRules
+from atommem.envs.web.net.guard import HostRules
 from atommem.envs.web.tools import Tool, ToolResult, ToolSource
 from atommem.errors import AtomMemError, ConfigError, OutageError
 

@@ -13,8 +13,16 @@ from math import log
 from typing import Any
 
 from atommem.envs.task import Document, Task
-from atommem.envs.web.page_texts import fold, snippet
-from atommem.envs.web.tools import Link, PageError, ToolResult, ToolSource, search_result, text_tool
+from atommem.envs.web.tools import (
+    Link,
+    PageError,
+    ToolResult,
+    ToolSource,
+    fold,
+    search_result,
+    snippet,
+    text_tool,
+)
 from atommem.words import UNSPACED, words
 
 

@@ -4,7 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from atommem.config import check_choice
-from atommem.eval.methods.a_mem import AMem
+from atommem.eval.methods.agents import (
+    AgenticSearch,
+    BrowsingRAG,
+    ReAct,
+    RecursiveReader,
+    Summarising,
+)
 from atommem.eval.methods.baseline import (
     FullContext,
     Method,
@@ -13,11 +19,8 @@ from atommem.eval.methods.baseline import (
     VanillaRAG,
     suitable,
 )
-from atommem.eval.methods.browsing import BrowsingRAG, ReAct, Summarising
-from atommem.eval.methods.generative_agents import GenerativeAgents
-from atommem.eval.methods.mem0 import Mem0
+from atommem.eval.methods.notes import AMem, GenerativeAgents, Mem0
 from atommem.eval.methods.recorder import Setup
-from atommem.eval.methods.searching import AgenticSearch, RecursiveReader
 from atommem.rollout import ENCODE_THREADS, EpisodeRunner
 from atommem.run import build_agent
 

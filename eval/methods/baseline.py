@@ -19,7 +19,7 @@ from atommem.environment import Score
 from atommem.envs.longdoc.environment import LongDocEnvironments
 from atommem.envs.longdoc.evidence import gold_documents
 from atommem.envs.question_answering import QAEnvironments
-from atommem.envs.task import Task, document_text, joined_text
+from atommem.envs.task import Task, document_texts, joined_text
 from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, DataError, PromptTooLongError
 from atommem.eval.methods.recorder import Recorder, Setup
@@ -116,9 +116,7 @@ class Reader(Baseline):
     async def texts(self, task: Task) -> Sequence[str]:
         """Return the documents of `task`; joined text is split."""
         if task.context is None:
-            return [
-                document_text(document, n) for n, document in enumerate(task.documents, start=1)
-            ]
+            return document_texts(task.documents)
         return split_at_headings(task.context) or await self.chunks(task)
 
     @abstractmethod
@@ -197,5 +195,5 @@ class Oracle(Reader):
                     f"task {task.id!r} marks no document as gold. The method oracle needs tasks of "
                     "`atommem data build`, the synthetic world, or LoCoMo."
                 )
-            texts = [document_text(document, n) for n, document in enumerate(documents, start=1)]
-            await record.answer(range(index, index + 1), "\n\n".join(texts) or None)
+            text = "\n\n".join(document_texts(documents))
+            await record.answer(range(index, index + 1), text or None)

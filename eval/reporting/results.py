@@ -22,7 +22,7 @@ from atommem.envs.scoring.records import (
 from atommem.envs.scoring.statistics import holm, seed_spread
 from atommem.envs.task import Question
 from atommem.errors import ConfigError, DataError, suggest_path
-from atommem.eval.output import EPISODES, MANIFEST, SUMMARY, parse_records
+from atommem.eval.runner import EPISODES, MANIFEST, SUMMARY, parse_records
 from atommem.files import load_beside
 from atommem.text_safety import clean
 
@@ -272,12 +272,8 @@ def _lost_answers(records: Iterable[EpisodeRecord]) -> dict[str, int]:
             if question.right is None or None in facts:
                 continue
             entered, kept, shown = facts
-            if question.right:
-                stage = STAGES[0] if shown else STAGES[1]
-            else:
-                lost_at = (shown, kept, entered, True)
-                stage = STAGES[2 + next(at for at, reached in enumerate(lost_at) if reached)]
-            counts[stage] += 1
+            lost_at = 2 + [shown, kept, entered, 1.0].index(1.0)
+            counts[STAGES[int(not shown) if question.right else lost_at]] += 1
     return counts if any(counts.values()) else {}
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from atommem.embedding.embedder import Vectors
 from atommem.envs.scoring.statistics import paired_difference
+from atommem.envs.web.environment import WebConfig
 from atommem.envs.web.sources import make_sources, make_tools
-from atommem.envs.web.web_config import WebConfig
 from papers.asking import ask_all
 from papers.experience import Experience
 from papers.experiment import Journal, Report, progress

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from atommem.envs.benchmarks import questions
 from atommem.envs.benchmarks.long_texts import parse_locomo
-from atommem.envs.benchmarks.multihop import BENCHMARKS, get_benchmark, with_aliases
 from atommem.envs.benchmarks.rows import QARow, read_rows
-from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS
 from atommem.envs.longdoc.evidence import gold_documents
 from atommem.envs.scoring.metrics import hint, score_question
 from atommem.envs.task import Document, Question, Task
@@ -50,16 +50,16 @@ def objects(row: dict[str, Any]) -> dict[str, Any]:
 )
 def test_hotpotqa_reads_every_layout(tmp_path: Path, layout: Any, write: Any) -> None:
     path = write(tmp_path / "x", [layout(sample("hotpot"))])
-    assert list(BENCHMARKS["hotpotqa"].read(path)) == [HOTPOT]
+    assert list(questions.BENCHMARKS["hotpotqa"].read(path)) == [HOTPOT]
 
 
 def test_2wiki_adds_aliases_and_demonyms(tmp_path: Path) -> None:
-    twowiki = BENCHMARKS["2wikimultihopqa"]
+    twowiki = questions.BENCHMARKS["2wikimultihopqa"]
     path = write_json(tmp_path / "x.json", [twowiki_row(), twowiki_row(2)])
     first = next(iter(twowiki.read(path)))
     assert first.paragraphs == PARAGRAPHS, "the space between sentences is restored"
     names = {"Q_id": "Q0", "aliases": ["Harbour", "Port 0"], "demonyms": ["Porter", ""]}
-    named = with_aliases(twowiki, write_lines(tmp_path / "id_aliases.json", [names]))
+    named = questions.with_aliases(twowiki, write_lines(tmp_path / "id_aliases.json", [names]))
     answers = [row.question.answers for row in named.read(path)]
     assert answers == [("Port 0", "Harbour", "Porter"), ("Port 2",)]
 
@@ -70,7 +70,7 @@ def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
     path = write_lines(
         tmp_path / "x", [sample("musique"), sample("musique", answerable=False), twice]
     )
-    rows = list(BENCHMARKS["musique"].read(path))
+    rows = list(questions.BENCHMARKS["musique"].read(path))
     assert rows[0].question.answers == ("Port 0", "Harbour 0")
     assert rows[0].question.metadata == {"type": "2hop", "hops": 2}
     gold = [(paragraph.title, paragraph.gold) for paragraph in rows[0].paragraphs]
@@ -87,7 +87,7 @@ def test_read_rows_replaces_lone_surrogates_and_ignores_a_byte_order_mark(tmp_pa
 
 
 def test_find_prefers_the_official_file_and_needs_all_shards(tmp_path: Path) -> None:
-    hotpotqa = get_benchmark("hotpotqa")
+    hotpotqa = questions.get_benchmark("hotpotqa")
     with pytest.raises(DataError, match=r"looked for hotpot_train_v1\.1\.json, .*Give the file"):
         hotpotqa.find("train", tmp_path)
     folder = tmp_path / "hotpotqa"
@@ -108,7 +108,7 @@ def test_find_prefers_the_official_file_and_needs_all_shards(tmp_path: Path) -> 
 def test_web_question_has_answers_and_attributes(
     tmp_path: Path, benchmark: str, row: Any, answers: list[str], metadata: dict[str, Any]
 ) -> None:
-    (found,) = WEB_BENCHMARKS[benchmark].read(write_lines(tmp_path / "x", [row]))
+    (found,) = questions.WEB_BENCHMARKS[benchmark].read(write_lines(tmp_path / "x", [row]))
     assert [*found.question.answers] == answers
     assert found.question.metadata.items() >= metadata.items()
 
@@ -116,7 +116,7 @@ def test_web_question_has_answers_and_attributes(
 def test_encrypted_web_questions_raise(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "x", [{"query_id": "7", "query": "x" * 50}])
     with pytest.raises(DataError, match=r"row 1: .*'query' is encrypted"):
-        list(WEB_BENCHMARKS["browsecomp_plus"].read(path))
+        list(questions.WEB_BENCHMARKS["browsecomp_plus"].read(path))
 
 
 def load(tmp_path: Path, *rows: dict[str, Any]) -> list[Task]:
@@ -236,3 +236,36 @@ def test_memagent_rows_are_read_in_all_forms(
     assert (task.id, task.source, task.context) == (f"{source}-00000", source, CONTEXT)
     assert [question.answers for question in task.questions] == answers
     assert [question.text for question in task.questions] == PAIR[: len(answers)]
+
+
+def oolong_row(answer: str, kind: str = "", **changes: Any) -> dict[str, Any]:
+    """Return an invented row in the layout of the synthetic or, without a kind, the real set."""
+    row = {"id": 7, "context_window_id": 3, "context_window_text": "Lines.", "question": "Which?"}
+    group = {"task_group": "user", "answer_type": f"ANSWER_TYPE.{kind}"}
+    return {**row, "answer": answer, **(group if kind else {"question_type": "rolls"}), **changes}
+
+
+def read(folder: Path, row: dict[str, Any]) -> Any:
+    return load_tasks(write_lines(folder / "test.jsonl", [row]))[0]
+
+
+SCORES = yaml.safe_load(Path(__file__).with_name("oolong_scores.yaml").read_text())
+
+
+@pytest.mark.parametrize(("gold", "kind", "answer", "official"), SCORES)
+def test_oolong_score_equals_the_official_one(
+    gold: str, kind: str, answer: str, official: float, tmp_path: Path
+) -> None:
+    task = read(tmp_path, oolong_row(gold, kind))
+    assert score_question(task.questions[0], answer, task.source)["oolong"] == official
+
+
+def test_oolong_rows_share_the_cluster_of_their_text(tmp_path: Path) -> None:
+    task = read(tmp_path, oolong_row("[datetime.date(2024, 3, 5)]", "DATE"))
+    assert (task.id, task.source, task.context) == ("oolong-7", "oolong", "Lines.")
+    assert task.metadata["sample_id"] == "3"
+    (question,) = task.questions
+    assert (question.answers, question.metadata["type"]) == (("2024-03-05",), "user")
+    assert read(tmp_path, oolong_row("5", id="x")).source == "oolong_real"
+    with pytest.raises(DataError, match="answer"):
+        read(tmp_path, oolong_row("spam", "LABEL"))

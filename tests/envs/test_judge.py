@@ -8,8 +8,15 @@ import httpx
 import pytest
 import yaml
 
-from atommem.envs.scoring.judge import JudgeConfig, LLMJudge, judge_prompt, judge_settings, quoted
-from atommem.envs.scoring.verdicts import Verdict, read_verdict
+from atommem.envs.scoring.judge import (
+    JudgeConfig,
+    LLMJudge,
+    Verdict,
+    judge_prompt,
+    judge_settings,
+    quoted,
+    read_verdict,
+)
 from atommem.envs.task import Question, Task
 from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, JudgeError, OutageError

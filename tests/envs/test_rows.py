@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from atommem.envs.benchmarks.long_texts import parse_locomo
-from atommem.envs.benchmarks.multihop import BENCHMARKS
+from atommem.envs.benchmarks.questions import BENCHMARKS
 from atommem.envs.benchmarks.rows import Row, Text, read_rows
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import load_tasks

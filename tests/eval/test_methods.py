@@ -21,7 +21,7 @@ from atommem.envs.task import Document, Question, Task, joined_text
 from atommem.episode import Episode, StopReason, episode_sums, means
 from atommem.errors import OutageError, PromptTooLongError
 from atommem.eval.methods import METHODS, make_method
-from atommem.eval.methods.generative_agents import stream_scores
+from atommem.eval.methods.notes import stream_scores
 from atommem.eval.runner import evaluate
 from atommem.memory.log import replay
 from atommem.policy.contract import Sampling

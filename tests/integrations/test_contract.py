@@ -18,7 +18,7 @@ from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.episode import Episode
 from atommem.errors import DataError, OutageError
-from atommem.integrations.engine import EnginePolicy, Episodes
+from atommem.integrations.engine import EnginePolicy, Episodes, read_sampling, vllm_params
 from atommem.policy.contract import Sampling
 from atommem.train.objective.rows import (
     EpisodeSize,
@@ -98,6 +98,7 @@ def test_engine_policy_samples_the_engines_ids_and_its_outages_fail(data: str) -
     assert (failed.failed, failed.reward) == (True, None)
     with pytest.raises(DataError, match=r"task 'A': not in the data"):
         episodes.task("A")
+    assert vllm_params(read_sampling(PARAMS, 8)) == {**PARAMS, "max_tokens": 8}
 
 
 def test_skyrl_trains_on_our_weights(data: str) -> None:

@@ -13,11 +13,18 @@ from typing import Any, TypeVar
 
 from atommem.config import EmbedderConfig, check_choice, without_addresses
 from atommem.embedding import make_embedder
+from atommem.envs.web.corpus.indexes import Ranked, VectorIndex, WordIndex
 from atommem.envs.web.corpus.pages import Page, PageStore
-from atommem.envs.web.corpus.vectors import VectorIndex
-from atommem.envs.web.corpus.words import Ranked, WordIndex
-from atommem.envs.web.page_texts import named_titles, snippet
-from atommem.envs.web.tools import Link, PageError, ToolResult, ToolSource, search_result, text_tool
+from atommem.envs.web.tools import (
+    Link,
+    PageError,
+    ToolResult,
+    ToolSource,
+    named_titles,
+    search_result,
+    snippet,
+    text_tool,
+)
 from atommem.errors import ConfigError, DataError
 from atommem.files import file_digest, write_json
 

@@ -55,17 +55,14 @@ def _build(argv: list[str]) -> int:
         "Make a corpus of files, or add files to one.",
         usage="atommem corpus build --input FILE ... --output_dir DIR [--SETTING]",
     )
+    add = parser.add_argument
     rows = "JSON, JSON Lines or parquet; a row has text (or contents), and maybe title, url, id."
-    parser.add_argument("--input", type=Path, nargs="+", required=True, metavar="FILE", help=rows)
-    parser.add_argument(
-        "--recording", action="store_true", help="Take the pages that recorded calls have read."
-    )
-    parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="The corpus.")
+    add("--input", type=Path, nargs="+", required=True, metavar="FILE", help=rows)
+    add("--recording", action="store_true", help="Take the pages that recorded calls have read.")
+    add("--output_dir", type=Path, required=True, metavar="DIR", help="The corpus.")
     longest = "Longest passage in the index; pages are read whole (%(default)s)."
-    parser.add_argument("--passage_characters", type=int, default=PASSAGE_CHARACTERS, help=longest)
-    parser.add_argument(
-        "--embedder", choices=EMBEDDERS, help="For dense and hybrid search (default: words alone)."
-    )
+    add("--passage_characters", type=int, default=PASSAGE_CHARACTERS, help=longest)
+    add("--embedder", choices=EMBEDDERS, help="For dense and hybrid search (default: words alone).")
     parser.add_settings("embedder", EmbedderConfig, leave_out=["embedder"])
     args = parser.parse_args(argv)
     check_writable("output_dir", args.output_dir, folder=True)
@@ -82,12 +79,11 @@ def _build(argv: list[str]) -> int:
 
 def _serve(argv: list[str]) -> int:
     parser = Parser("atommem corpus serve", "Serve a corpus over HTTP.")
-    parser.add_argument("folder", type=Path, metavar="DIR", help="Folder of the corpus.")
-    parser.add_argument("--host", default="127.0.0.1", help="Address to listen on (%(default)s).")
-    parser.add_argument("--port", type=int, default=8000, help="Port (%(default)s).")
-    parser.add_argument(
-        "--mode", choices=MODES, help="Kind of search (default: hybrid if it has vectors)."
-    )
+    add = parser.add_argument
+    add("folder", type=Path, metavar="DIR", help="Folder of the corpus.")
+    add("--host", default="127.0.0.1", help="Address to listen on (%(default)s).")
+    add("--port", type=int, default=8000, help="Port (%(default)s).")
+    add("--mode", choices=MODES, help="Kind of search (default: hybrid if it has vectors).")
     parser.add_settings("embedder", EmbedderConfig, leave_out=["embedder"])
     args = parser.parse_args(argv)
     import uvicorn
@@ -142,11 +138,9 @@ def make_app(corpus: Corpus, mode: str | None = None) -> Starlette:
         status = 400 if isinstance(error, ValidationError) else 503
         return JSONResponse({"error": str(error)}, status)
 
-    served = (("/retrieve", retrieve), ("/access", access))
-    routes = [Route(path, answer, methods=["POST"]) for path, answer in served]
-    return Starlette(
-        routes=routes, exception_handlers={ValidationError: refuse, OutageError: refuse}
-    )
+    routes = [Route(f"/{one.__name__}", one, methods=["POST"]) for one in (retrieve, access)]
+    refused = dict.fromkeys((ValidationError, OutageError), refuse)
+    return Starlette(routes=routes, exception_handlers=refused)
 
 
 def _hit(hit: Found, scored: bool) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atommem.envs.benchmarks.rows import read_rows
-from atommem.envs.web.page_texts import core, fold
-from atommem.envs.web.sqlite_file import SqliteFile
+from atommem.envs.web.recording import SqliteFile
+from atommem.envs.web.tools import core, fold
 from atommem.text_safety import clean
 
 _IDS = ("docid", "id", "_id")

@@ -20,8 +20,15 @@ from atommem.envs.web.net.extraction import (
     read_pdf,
     read_text,
 )
-from atommem.envs.web.net.guard import GuardedBackend, Resolve, Rule, is_public, resolve
-from atommem.envs.web.net.hosts import HostRules, parse_address
+from atommem.envs.web.net.guard import (
+    GuardedBackend,
+    HostRules,
+    Resolve,
+    Rule,
+    is_public,
+    parse_address,
+    resolve,
+)
 from atommem.envs.web.tools import PageError, ToolResult, ToolSource, visit_tool
 from atommem.errors import ConfigError
 

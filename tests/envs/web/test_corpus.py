@@ -12,11 +12,11 @@ from starlette.testclient import TestClient
 
 from atommem.config import EmbedderConfig
 from atommem.environment import environment_config
-from atommem.envs.web.corpus import Corpus, Page, build_corpus, read_pages
 from atommem.envs.web.corpus import corpus as corpus_module
-from atommem.envs.web.corpus import vectors as vectors_module
-from atommem.envs.web.corpus.corpus import fuse
-from atommem.envs.web.corpus.vectors import VectorIndex
+from atommem.envs.web.corpus import indexes
+from atommem.envs.web.corpus.corpus import Corpus, build_corpus, fuse
+from atommem.envs.web.corpus.indexes import VectorIndex
+from atommem.envs.web.corpus.pages import Page, read_pages
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, ToolResult
 from atommem.errors import ConfigError, DataError
@@ -120,7 +120,7 @@ def test_vectors_are_searched_alone_and_fused_with_words(tmp_path: Path) -> None
 def test_vector_index_above_the_flat_size_reaches_the_recall_and_covers_new_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vectors_module, "FLAT_BELOW", 2000)
+    monkeypatch.setattr(indexes, "FLAT_BELOW", 2000)
     rows = np.random.default_rng(0).standard_normal((6100, 16)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     index = VectorIndex(tmp_path, 16)

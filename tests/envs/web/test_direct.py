@@ -19,8 +19,7 @@ from atommem.environment import environment_config
 from atommem.envs.web.net import direct
 from atommem.envs.web.net.direct import Direct, Fetched
 from atommem.envs.web.net.extraction import read_html, read_pdf, read_text
-from atommem.envs.web.net.guard import is_public
-from atommem.envs.web.net.hosts import HostRules, default_denied_hosts
+from atommem.envs.web.net.guard import HostRules, default_denied_hosts, is_public
 from atommem.envs.web.tools import Link, PageError, ToolResult
 from atommem.episode import StopReason
 from atommem.errors import ConfigError, OutageError

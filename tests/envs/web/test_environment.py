@@ -3,16 +3,19 @@
 import asyncio
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atommem.dialects import get_dialect
 from atommem.environment import environment_config
-from atommem.envs.synthetic.prose import get_prose
+from atommem.envs.synthetic.world import WorldConfig, get_prose
 from atommem.envs.task import Document
 from atommem.envs.web.environment import injection_followed
+from atommem.envs.web.net.providers import Retrieve, Serper
 from atommem.envs.web.site import (
     BrowsingExpert,
     BrowsingFaults,
@@ -23,10 +26,11 @@ from atommem.envs.web.site import (
 from atommem.envs.web.task_pages import TaskPages
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource, text_tool
 from atommem.episode import Episode, StopReason
-from atommem.errors import OutageError
+from atommem.errors import ConfigError, OutageError
 from atommem.memory.log import Source
 from tests.envs.test_synthetic import em, run_expert
 from tests.envs.web.browsing import ANSWER, PAGES, call, make_runner, make_task, play, web
+from tests.envs.web.test_sources import ENGINE
 
 
 def texts(episode: Episode) -> list[list[Any]]:
@@ -227,3 +231,46 @@ def test_obeying_an_injection_is_measured(obey: float) -> None:
     for task, episode in zip(generate_sites(config, 16, seed=5), episodes, strict=True):
         assert injection_followed(task, episode) == {"injection_followed": obey}
     assert em(episodes) == 1.0 - obey
+
+
+def untyped(place):  # type: ignore[no-untyped-def]
+    """Has no annotations."""
+
+
+class Misdescribed(ToolSource):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        schema = {"type": "object", "properties": {"q": {"pattern": "("}}}
+        self.tools = [Tool("bad", "", schema, lambda arguments, task: None)]  # type: ignore
+
+
+def searched(kind: Callable[[Any], object], url: str) -> object:
+    return kind(environment_config("web", search_url=url))
+
+
+SETTINGS: list[tuple[Callable[[], object], str]] = [
+    (lambda: environment_config("longdoc", judge_url="http://x"), "give both or none"),
+    (lambda: environment_config("longdoc", reward="judge"), "reward=judge"),
+    (lambda: web(tools=["task", "task"]), "called search"),
+    (lambda: web(tools=["tests.envs.web.test_environment:untyped"]), "untyped: not a tool"),
+    (
+        lambda: web(tools=["tests.envs.web.test_environment:Misdescribed"]),
+        "bad: invalid JSON schema",
+    ),
+    (lambda: web(user_agent="Über"), "use printable ASCII"),
+    (lambda: web(tools=[ENGINE], call_budget=1), "need recording"),
+    (lambda: web(tools=["searxng"]), "tools=searxng: search_url"),
+    (lambda: searched(Retrieve, "http://["), "not a server URL"),
+    (lambda: searched(Serper, "http://search.test"), "plain http to another machine"),
+    (lambda: WorldConfig(hops=(1, 3), questions=(1, 2), capacity=5), "Give at least 6"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), SETTINGS, ids=[message for _, message in SETTINGS])
+def test_setting_that_is_invalid_is_named(
+    make: Callable[[], object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ATOMMEM_SERPER_API_KEY", "my-key")
+    with pytest.raises(ConfigError, match=message):
+        make()
