@@ -137,22 +137,17 @@ class Parser(jsonargparse.ArgumentParser):
         text: str = super().format_help()
         if show_all or text.count("\n") <= 40:
             return text
-        common_names, common, rest = _COMMON.split(), [], 0
-        for action in map(copy, self._actions):
-            if action.help == argparse.SUPPRESS:
-                continue
-            if action.dest in common_names or not action.option_strings:
-                action.help = re.sub(_MORE, "", action.help or "")
-                common.append(action)
-            else:
-                rest += 1
+        shown = [copy(action) for action in self._actions if action.help != argparse.SUPPRESS]
+        common = [one for one in shown if one.dest in _COMMON.split() or not one.option_strings]
+        for action in common:
+            action.help = re.sub(_MORE, "", action.help or "")
         brief = _HelpFormatter(self.prog)
         brief.add_usage(self.usage, common, [])
         brief.add_text(self.description)
         brief.start_section("settings")
         brief.add_arguments(common)
         brief.end_section()
-        return f"{brief.format_help()}\n{rest} more settings: --help-all\n"
+        return f"{brief.format_help()}\n{len(shown) - len(common)} more settings: --help-all\n"
 
     def read(
         self,
@@ -237,8 +232,7 @@ def make(config: type[_Config], parsed: argparse.Namespace | Mapping[str, Any]) 
 
 def find_flag(argv: Sequence[str], name: str) -> str | None:
     """Return the first value of ``--name`` in a command line that is not parsed yet."""
-    values = pop_flags(argv, [name])[0].get(name)
-    return values[0] if values else None
+    return next(iter(pop_flags(argv, [name])[0].get(name, ())), None)
 
 
 def given_flags(argv: Sequence[str], parsed: argparse.Namespace) -> dict[str, Any]:

@@ -46,7 +46,8 @@ from atommem.tokens import Tokenizer
 _MEMORY = "memory."
 """Prefix of the names of memory's own pieces: an environment may use the same names."""
 _MEMORY_PIECES = ("scratchpad", "query", "memory", "entry", "capacity_notice")
-_MEMORY_NUMBERS = ("handle", "size", "capacity")
+_NUMBERS = {"handle": "{handle:d}", "size": "{size:d}", "capacity": "{capacity:d}"}
+"""Of memory's pieces; an environment marks its numbers itself."""
 _NO_NOTICE = f"{_MEMORY}unlimited"
 _EMPTY = f"{_MEMORY}empty"
 _UNGUARDED = (_NO_NOTICE, _EMPTY)  # variants of pieces, which bring no heading of their own
@@ -246,15 +247,9 @@ class PromptBuilder:
             memory["past"] = self._templates.past or f"Past {memory['entry']}"
         memory["unlimited"] = memory["memory"].replace("{capacity_notice}", "").rstrip()
         memory["empty"] = self._templates.empty
-        templates = {f"{_MEMORY}{name}": text for name, text in memory.items()}
+        templates = {f"{_MEMORY}{name}": fill(text, _NUMBERS) for name, text in memory.items()}
         templates |= self._section.pieces
-        parts = {name: split_template(fill(text, self._tags)) for name, text in templates.items()}
-        for name in memory:  # an environment marks its numbers itself
-            parts[_MEMORY + name] = [
-                part._replace(is_number=part.is_number or part.placeholder in _MEMORY_NUMBERS)
-                for part in parts[_MEMORY + name]
-            ]
-        return parts
+        return {name: split_template(fill(text, self._tags)) for name, text in templates.items()}
 
     def _instructions(self, actions: Sequence[ActionSpec]) -> str:
         templates, section = self._templates, self._section
@@ -297,9 +292,7 @@ class PromptBuilder:
             return [shown(item) for item in value] if isinstance(value, list | tuple) else value
 
         tools = {}
-        for spec in actions:
-            if not spec.is_tool:
-                continue
+        for spec in (spec for spec in actions if spec.is_tool):
             if not _TOOL_NAME.fullmatch(spec.name) or spec.name in OUR_KINDS:
                 raise ConfigError(
                     f"tool={spec.name[:200]!r}: a name has at most 128 letters, digits, '_', '.', "

@@ -9,8 +9,17 @@ from typing import Any
 from atommem.config import MemoryConfig, drawn_capacity
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.expert import Expert, Faults
-from atommem.envs.synthetic.prose import KINDS, RELATIONS, Prose, Statement, get_prose
-from atommem.envs.synthetic.world import WorldConfig, generate, make_task, task_name
+from atommem.envs.synthetic.world import (
+    KINDS,
+    RELATIONS,
+    Prose,
+    Statement,
+    WorldConfig,
+    generate,
+    get_prose,
+    make_task,
+    task_name,
+)
 from atommem.envs.task import Task
 from atommem.envs.web.site import (
     DIRECTORY,

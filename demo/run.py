@@ -29,8 +29,7 @@ from atommem.envs.task_files import save_tasks
 from atommem.envs.web.site import refuse_orders
 from atommem.episode import Episode
 from atommem.errors import ConfigError
-from atommem.eval.output import TRACES
-from atommem.eval.runner import evaluate
+from atommem.eval.runner import TRACES, evaluate
 from atommem.files import write_json
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.local import LocalPolicy

@@ -9,15 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from atommem.envs.benchmarks import long_texts
 from atommem.envs.benchmarks.formats import decoded
-from atommem.envs.benchmarks.long_texts import (
-    parse_beam,
-    parse_locomo,
-    parse_longmemeval,
-    parse_memagent,
-    parse_oolong,
-    parse_ruler,
-)
 from atommem.envs.benchmarks.rows import Row, listed, read_rows
 from atommem.envs.task import Document, Task
 from atommem.errors import ConfigError, DataError, check_writable
@@ -26,13 +19,13 @@ from atommem.files import file_digest, replacing, write_json
 _TASKS_PER_GROUP = 64
 """Tasks of a parquet row group, so that neither side holds much of a file in memory."""
 _FORMATS: tuple[tuple[set[str], Callable[[Row], Iterable[Task]]], ...] = (
-    ({"context", "prompt", "reward_model"}, parse_memagent),
-    ({"context", "input", "answers"}, parse_memagent),
-    ({"input", "outputs"}, parse_ruler),
-    ({"context_window_text", "question", "answer"}, parse_oolong),
-    ({"conversation", "qa"}, parse_locomo),
-    ({"question_id", "haystack_sessions"}, parse_longmemeval),
-    ({"chat", "probing_questions"}, parse_beam),
+    ({"context", "prompt", "reward_model"}, long_texts.parse_memagent),
+    ({"context", "input", "answers"}, long_texts.parse_memagent),
+    ({"input", "outputs"}, long_texts.parse_ruler),
+    ({"context_window_text", "question", "answer"}, long_texts.parse_oolong),
+    ({"conversation", "qa"}, long_texts.parse_locomo),
+    ({"question_id", "haystack_sessions"}, long_texts.parse_longmemeval),
+    ({"chat", "probing_questions"}, long_texts.parse_beam),
 )
 """The fields by which rows of a benchmark are recognised, and their reader."""
 

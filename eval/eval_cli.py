@@ -7,10 +7,9 @@ from atommem.environment import find_environment
 from atommem.envs.scoring.records import EvalResult
 from atommem.errors import BudgetSpentError, check_writable
 from atommem.eval import eval_config
-from atommem.eval.output import SUMMARY, trace_path
 from atommem.eval.reporting.results import make_results, read_evaluation
 from atommem.eval.reporting.tables import make_tables
-from atommem.eval.runner import evaluate
+from atommem.eval.runner import SUMMARY, evaluate, trace_path
 
 
 def main(argv: list[str]) -> int:
@@ -35,7 +34,8 @@ def main(argv: list[str]) -> int:
         return eval_config.EXIT_BUDGET_SPENT
     _print_summary(result, Path(config.output_dir))
     count, most = len(result.records), config.max_failed_fraction
-    for number, kind in ((result.failed, "failed"), (result.overflowed, "overflowed")):
+    overflowed = sum(record.overflowed for record in result.records)
+    for number, kind in ((result.failed, "failed"), (overflowed, "overflowed")):
         if number > most * count:
             eval_config.print_error(
                 f"{number} of {count} episodes {kind}: more than --max_failed_fraction {most:g}. "

@@ -20,10 +20,9 @@ from atommem.envs.task_files import describe_file
 from atommem.errors import AtomMemError, BudgetSpentError, ConfigError, check_writable
 from atommem.eval import eval_config
 from atommem.eval.eval_config import EXIT_BUDGET_SPENT, EXIT_REFUSED, EXIT_TOO_MANY_FAILED
-from atommem.eval.output import MANIFEST, OutputFolder
 from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.reporting.results import Evaluation, read_evaluation
-from atommem.eval.runner import evaluate, make_manifest
+from atommem.eval.runner import MANIFEST, OutputFolder, evaluate, make_manifest
 from atommem.eval.suite import Column, Suite, SuiteRun, expand, load_suite
 
 ALIASES = "id_aliases.json"  # 2WikiMultihopQA's names, which count as right if it is there

@@ -31,16 +31,17 @@ from atommem.demo.tiny_policy import EOS, PAD, UNK, make_model, pretrain_copying
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.envs.synthetic.expert import Expert, ExpertPolicy, Faults
-from atommem.envs.synthetic.prose import (
+from atommem.envs.synthetic.world import (
     KINDS,
     LINKS,
     MOST_NAMES,
     PROSES,
     Prose,
     Statement,
+    WorldConfig,
+    generate,
     get_prose,
 )
-from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Task
 from atommem.rollout import EpisodeRunner
 from atommem.tokens import ApproximateTokenizer

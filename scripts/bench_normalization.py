@@ -31,7 +31,7 @@ from atommem.demo.run import Demo
 from atommem.dialects import get_dialect
 from atommem.envs.scoring.records import EvalResult, compare
 from atommem.envs.synthetic.expert import ExpertPolicy
-from atommem.eval.output import EPISODES, parse_records
+from atommem.eval.runner import EPISODES, parse_records
 from atommem.rollout import EpisodeRunner
 from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.objective.rows import QUARTERS, EpisodeSize, gradient_shares, group_advantages

@@ -14,12 +14,14 @@ import numpy as np
 
 from atommem.cli import main as atommem
 from atommem.config import MemoryConfig
+from atommem.dialects import get_dialect
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, environment_config, make_factory
 from atommem.envs.longdoc.environment import chunk_observation, question_observation
 from atommem.envs.task import Question, Task
 from atommem.episode import Observation
 from atommem.policy.contract import Completion, Policy, Sampling, completion_text
+from atommem.prompts import PromptBuilder
 from atommem.rollout import Agent, EpisodeRunner
 
 
@@ -164,6 +166,14 @@ def longdoc(tokenizer: Any, **settings: Any) -> EnvironmentFactory:
     return make_factory(
         environment_config("longdoc", **{"chunking": "documents", **settings}), tokenizer
     )
+
+
+def prompt_builder(
+    tokenizer: Any = None, chat_template_kwargs: dict[str, Any] | None = None, **memory: Any
+) -> PromptBuilder:
+    tokenizer, config = tokenizer or WordTokenizer(), MemoryConfig(**memory)
+    dialect, factory = get_dialect(config.dialect, config.templates), longdoc(tokenizer)
+    return PromptBuilder.of(tokenizer, dialect, config, factory, chat_template_kwargs)
 
 
 def make_episode_runner(**settings: Any) -> EpisodeRunner:

@@ -14,16 +14,14 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 
 from atommem.arguments import load_yaml
-from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, load_templates
 from atommem.eval.eval_config import parse_arguments
 from atommem.eval.suite import expand, load_suite
-from atommem.prompts import PromptBuilder
 from atommem.run import make_run, stored_settings
 from atommem.train.dry_run.shapes import read_launch
 from atommem.train.settings import parse
 from atommem.train.train_cli import main
-from tests.fakes import WordTokenizer, longdoc
+from tests.fakes import prompt_builder
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 TRAIN = sorted((CONFIGS / "train").glob("*.yaml"))
@@ -159,11 +157,12 @@ def test_slurm_example_launches_valid_commands(tmp_path: Path, name: str, nodes:
 
 
 def test_examples_in_the_chatml_templates_parse() -> None:
-    config = MemoryConfig(templates=str(CONFIGS / "templates" / "chatml_examples.yaml"))
-    dialect = get_dialect("paper", config.templates)
-    system = PromptBuilder.of(WordTokenizer(), dialect, config, longdoc(WordTokenizer())).system
+    templates = str(CONFIGS / "templates" / "chatml_examples.yaml")
+    system = prompt_builder(templates=templates).system
     turns = [turn.partition("\n") for turn in system.split("<|im_start|>")]
-    parsed = [dialect.grammar().parse(text) for role, _, text in turns if role == "assistant"]
+    parsed = [
+        get_dialect("paper").grammar().parse(text) for role, _, text in turns if role == "assistant"
+    ]
     kinds = [[str(action.kind) for action in one.actions] for one in parsed]
     assert kinds == [["create", "scratchpad", "read"], ["answer"]]
     assert all(not one.problems for one in parsed)

@@ -150,12 +150,7 @@ class EpisodeConfig(StageConfig):
         return [url.strip() for url in urls.split(",") if url.strip()]
 
     def __post_init__(self) -> None:
-        check_least(self, per_device_train_batch_size=1)
-        if not self.num_generations or self.num_generations < 2:
-            raise ConfigError(
-                f"num_generations={self.num_generations}: a group compares at least 2 episodes. "
-                "Give 2 or more."
-            )
+        check_least(self, per_device_train_batch_size=1, num_generations=2)
         self.num_generations_eval = self.num_generations_eval or 1
         # Held-out episodes run all at once; TRL only checks that the two fit.
         self.per_device_eval_batch_size = self.num_generations_eval
@@ -235,7 +230,7 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         check_least(self, dynamic_sampling=0)
         check_least(self, steps_per_generation=1, num_iterations=1)
         episodes = self.per_device_train_batch_size * (self.steps_per_generation or 1)
-        if self.dynamic_sampling and episodes % (self.num_generations or 1):
+        if self.dynamic_sampling and episodes % self.num_generations:
             raise ConfigError(
                 f"per_device_train_batch_size={self.per_device_train_batch_size}, "
                 f"num_generations={self.num_generations}: dynamic_sampling needs each group on one "

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from atommem.actions import STOP_ACTION
 from atommem.config import check_probabilities, field_names, setting
 from atommem.dialects import Dialect
-from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
+from atommem.envs.synthetic.world import RELATIONS, Prose, Statement
 from atommem.episode import Observation
 from atommem.errors import PolicyError
 from atommem.memory.log import MemoryView

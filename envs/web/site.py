@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from atommem.config import check_least, check_probabilities, field_names, setting
 from atommem.envs.synthetic.expert import ScriptedExpert
-from atommem.envs.synthetic.prose import MOST_NAMES, Statement, get_prose
+from atommem.envs.synthetic.world import MOST_NAMES, Statement, get_prose
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Observation
 from atommem.errors import ConfigError
@@ -66,8 +66,7 @@ class SiteConfig:
 
 
 def generate_sites(config: SiteConfig, count: int, seed: int) -> Iterator[Task]:
-    for index in range(count):
-        yield make_site(config, seed, index)
+    return (make_site(config, seed, index) for index in range(count))
 
 
 def make_site(config: SiteConfig, seed: int, index: int) -> Task:

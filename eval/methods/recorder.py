@@ -9,15 +9,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from atommem.actions import (
-    ANSWERS_ACTION,
-    Action,
-    ActionSpec,
-    Body,
-    Problem,
-    ProblemReason,
-    answers_in,
-)
+from atommem import actions
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.environment import EnvironmentFactory
 from atommem.envs.longdoc.environment import MOST_AT_ONCE, questions_label
@@ -35,7 +27,7 @@ from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
 
 Found = Sequence[tuple[int, float]]  # ids of entries and their scores, best first
-_JSON_REPLY = ActionSpec("reply", Body.TEXT)
+_JSON_REPLY = actions.ActionSpec("reply", actions.Body.TEXT)
 
 
 @dataclass(frozen=True)
@@ -116,7 +108,7 @@ class Recorder:
         episode.steps.append(step)
         return step
 
-    def parse(self, step: Step, spec: ActionSpec) -> tuple[Action, ...]:
+    def parse(self, step: Step, spec: actions.ActionSpec) -> tuple[actions.Action, ...]:
         """Parse the latest completion, without its thinking, as one action, and note problems."""
         parsed = parse_whole(step.text, spec, self.thinking)
         step.problems = parsed.problems
@@ -138,7 +130,9 @@ class Recorder:
             value = None
         if isinstance(value, dict):
             return step, value
-        step.problems += (Problem(ProblemReason.NOT_JSON, "json", 0, len(step.text)),)
+        step.problems += (
+            actions.Problem(actions.ProblemReason.NOT_JSON, "json", 0, len(step.text)),
+        )
         return step, {}
 
     async def hold(self, texts: Sequence[str]) -> None:
@@ -196,8 +190,8 @@ class Recorder:
     ) -> Step:
         """Ask questions from `text`, `view` or nothing, and store the boxed answers."""
         step = await self.ask(self.asking(asked, text), view)
-        step.actions = self.parse(step, ANSWERS_ACTION)
-        self.answers[asked.start : asked.stop] = answers_in(step.actions, len(asked))
+        step.actions = self.parse(step, actions.ANSWERS_ACTION)
+        self.answers[asked.start : asked.stop] = actions.answers_in(step.actions, len(asked))
         return step
 
     def asking(self, asked: range, text: str | None = None) -> Observation:

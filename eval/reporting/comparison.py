@@ -13,8 +13,8 @@ from atommem.envs.scoring.records import (
     question_scores,
 )
 from atommem.errors import ConfigError, check_writable, shorten
-from atommem.eval.output import trace_path
 from atommem.eval.reporting.results import Evaluation, label, ordered, read_evaluation
+from atommem.eval.runner import trace_path
 from atommem.files import write_json
 
 

@@ -13,10 +13,10 @@ import vl_convert
 from rich.console import Console
 
 from atommem.envs.scoring.records import compare
-from atommem.eval.output import file_stem
 from atommem.eval.reporting.comparison import changed_tasks
 from atommem.eval.reporting.results import Evaluation, Results, first_tests, label, scores_by_key
 from atommem.eval.reporting.tables import Table, format_estimate
+from atommem.eval.runner import file_stem
 from atommem.trace import Trace, read_trace
 from atommem.trace_view import render_trace
 

@@ -22,7 +22,7 @@ from atommem.envs.scoring.records import (
 from atommem.envs.scoring.statistics import holm, seed_spread
 from atommem.envs.task import Question
 from atommem.errors import ConfigError, DataError, suggest_path
-from atommem.eval.output import EPISODES, MANIFEST, SUMMARY, parse_records
+from atommem.eval.runner import EPISODES, MANIFEST, SUMMARY, parse_records
 from atommem.files import load_beside
 from atommem.text_safety import clean
 

@@ -14,7 +14,7 @@ import numpy as np
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder, Vectors
-from atommem.envs.synthetic.prose import RELATIONS, Statement, get_prose
+from atommem.envs.synthetic.world import RELATIONS, Statement, get_prose
 from atommem.envs.task import Task
 from atommem.errors import DataError
 from atommem.memory.log import Source

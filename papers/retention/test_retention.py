@@ -12,8 +12,7 @@ import pytest
 
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
-from atommem.envs.synthetic.prose import get_prose
-from atommem.envs.synthetic.world import WorldConfig, generate
+from atommem.envs.synthetic.world import WorldConfig, generate, get_prose
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError
 from atommem.memory.log import Entry, Source

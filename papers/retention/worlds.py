@@ -21,8 +21,7 @@ from atommem.embedding import make_embedder
 from atommem.envs.scoring.records import EpisodeRecord, compare
 from atommem.envs.scoring.statistics import holm
 from atommem.envs.synthetic.expert import Expert, ExpertPolicy
-from atommem.envs.synthetic.prose import get_prose
-from atommem.envs.synthetic.world import WorldConfig, generate
+from atommem.envs.synthetic.world import WorldConfig, generate, get_prose
 from atommem.envs.task import Task
 from atommem.errors import ConfigError
 from atommem.eval.runner import evaluate

@@ -13,7 +13,6 @@ from tokenizers.processors import TemplateProcessing
 
 from atommem.actions import ANSWER_ACTION, MEMORY_ACTIONS, SCRATCHPAD
 from atommem.chat_format import turn_ends
-from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.errors import ConfigError, DialectError, PolicyError
 from atommem.files import load_beside
@@ -22,19 +21,13 @@ from atommem.memory.log import MemoryView
 from atommem.policy.contract import Sampling, make_completion
 from atommem.policy.local import read_tokenizer
 from atommem.policy.server import ChatPolicy
-from atommem.prompts import PromptBuilder
 from atommem.thinking import after_thoughts, closing_thought
 from tests.fake_chat import FakeChat, refusal
-from tests.fakes import longdoc, reading
+from tests.fakes import prompt_builder, reading
 from tests.tokenizer_shapes import byte_level
 
 GRAMMAR = get_dialect("paper").grammar((ANSWER_ACTION,), ("reading", "answering"))
 OBSERVATION, VIEW = reading("Where?", chunk="Ann lives in Oslo."), MemoryView("", None)
-
-
-def builder(tokenizer: Any, templates: str = "full", **options: Any) -> PromptBuilder:
-    dialect, memory = get_dialect("paper", templates), MemoryConfig(templates=templates)
-    return PromptBuilder.of(tokenizer, dialect, memory, longdoc(tokenizer), options)
 
 
 def with_template(template: str | None) -> Any:
@@ -101,7 +94,7 @@ PARTS = (
 def test_prompt_shows_instructions_and_observation_in_any_template(
     template: str, found: dict[str, str]
 ) -> None:
-    prompts = builder(with_template(template))
+    prompts = prompt_builder(with_template(template))
     text = prompts.text(OBSERVATION, VIEW)
     assert prompts.system in text
     assert text.index(prompts.system) < text.index("Ann lives in Oslo.")
@@ -113,7 +106,7 @@ def test_prompt_shows_instructions_and_observation_in_any_template(
 )
 def test_prompt_of_a_template_that_shows_nothing_is_refused(template: str) -> None:
     with pytest.raises(DialectError, match="the tokenizer's chat template"):
-        builder(with_template(template))
+        prompt_builder(with_template(template))
 
 
 @pytest.mark.parametrize("templates", ["full", "compact"])
@@ -125,7 +118,7 @@ def test_prompt_without_a_chat_template_begins_as_the_tokenizer_does(templates: 
         single="<|begin|> $A <|im_end|>",
         special_tokens=[("<|begin|>", first), ("<|im_end|>", tokenizer.eos_token_id)],
     )
-    ids = builder(tokenizer, templates).build(OBSERVATION, VIEW)
+    ids = prompt_builder(tokenizer, templates=templates).build(OBSERVATION, VIEW)
     assert ids[0] == first
     assert ids.count(first) == 1
     assert tokenizer.eos_token_id not in ids
@@ -142,14 +135,14 @@ def test_reply_ends_as_the_template_ends_a_turn(end: str, ends_reply: bool) -> N
 def test_prompt_does_not_change_with_the_day() -> None:
     tokenizer = with_template("{{ strftime_now('%d %b %Y') }}" + BODY)
     with patch.object(rendering, "datetime", None):
-        prompts = builder(tokenizer)
+        prompts = prompt_builder(tokenizer)
         assert prompts.text(OBSERVATION, VIEW).startswith("26 Jul 2024")
-        other = builder(tokenizer, today="2026-01-31")
+        other = prompt_builder(tokenizer, {"today": "2026-01-31"})
     assert other.text(OBSERVATION, VIEW).startswith("31 Jan 2026")
     assert other.digest != prompts.digest
     assert other.chat.record() == {"chat_format": {"today": "2026-01-31"}}
     with pytest.raises(ConfigError, match=r"today=.*not a date"):
-        builder(tokenizer, today="soon")
+        prompt_builder(tokenizer, {"today": "soon"})
 
 
 # What llama.cpp, vLLM and OpenAI answer.

@@ -15,38 +15,30 @@ from atommem.memory.log import MemoryView, Retrieved
 from atommem.prompts import PromptBuilder
 from atommem.text_safety import SegmentEncoder
 from atommem.tokens import ApproximateTokenizer, token_offsets
-from tests.fakes import WordTokenizer, longdoc, reading
+from tests.fakes import prompt_builder, reading
 from tests.tokenizer_shapes import TEMPLATES, byte_level
 
 READING = reading("Who?", chunk="THE CHUNK", index=1, count=3)
 
 
-def builder(**settings: object) -> PromptBuilder:
-    config = MemoryConfig(**settings)  # type: ignore[arg-type]
-    tokenizer = WordTokenizer()
-    return PromptBuilder.of(
-        tokenizer, get_dialect(config.dialect, config.templates), config, longdoc(tokenizer)
-    )
-
-
 def test_prompt_disabled_parts_are_not_mentioned() -> None:
-    prompts = builder(disabled_actions=["create", "read", "update", "delete"])
+    prompts = prompt_builder(disabled_actions=["create", "read", "update", "delete"])
     text = prompts.text(READING, MemoryView("SCRATCH"))
     assert "SCRATCH" in text
     assert "the scratchpad: a short note" in prompts.system
     for word in ("store", "query", "entries", "Memory 2"):
         assert word not in text
-    text = builder(disabled_actions=["scratchpad"]).text(READING, MemoryView("", "QUERY"))
+    text = prompt_builder(disabled_actions=["scratchpad"]).text(READING, MemoryView("", "QUERY"))
     assert "scratchpad" not in text
     assert "the store: a list of entries" in text
     view = MemoryView("", "QUERY", size=2, capacity=5)
-    assert "2 of at most 5" in builder(capacity=5).text(READING, view)
-    assert "at most" not in builder(capacity=5, capacity_notice=False).text(READING, view)
+    assert "2 of at most 5" in prompt_builder(capacity=5).text(READING, view)
+    assert "at most" not in prompt_builder(capacity=5, capacity_notice=False).text(READING, view)
 
 
 def test_prompt_marks_past_entries() -> None:
     found = (Retrieved(1, 3, "Ann in Bern", 0.9), Retrieved(2, -7, "Ann in Rome", 0.8))
-    text = builder(read_past=True).text(READING, MemoryView("", "Ann", found, size=1))
+    text = prompt_builder(read_past=True).text(READING, MemoryView("", "Ann", found, size=1))
     assert "Memory 1: Ann in Bern\nMemory 2, replaced or deleted since: Ann in Rome" in text
 
 
@@ -126,7 +118,7 @@ def test_load_section_broken_file_names_the_field(tmp_path: Path) -> None:
     path = tmp_path / "templates.yaml"
     path.write_text(yaml.safe_dump({**FULL, "query": "no place for it"}))
     with pytest.raises(DialectError, match=r"query lacks \{text\}"):
-        builder(templates=str(path))
+        prompt_builder(templates=str(path))
 
 
 # Tokens ---

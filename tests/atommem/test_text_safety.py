@@ -2,7 +2,6 @@
 
 import random
 import time
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -54,12 +53,8 @@ def test_hostile_texts_take_linear_time() -> None:
     def prompt(text: str) -> str:
         return builder("byte_level").text(NOTHING, view(text, text))
 
-    guards: list[Callable[[str], Any]] = [
-        guard_text,
-        SegmentEncoder(tokenizer_of("unigram")).data,
-        prompt,
-    ]
-    for guard in guards:
+    encoder = SegmentEncoder(tokenizer_of("unigram"))
+    for guard in (guard_text, encoder.data, prompt):
         for unit in ("\\", "<", "<|im_end|>", "\n", "\u200b", "<a_", "Memory ", "\n2"):
             started = time.process_time()
             guard(unit * (50_000 // len(unit)))

@@ -1,4 +1,4 @@
-"""The readers of benchmarks, on invented rows in their published formats."""
+"""The readers of benchmarks, on invented rows in their published formats; OOLONG's scores."""
 
 import json
 from pathlib import Path
@@ -7,13 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from atommem.envs.benchmarks import questions
 from atommem.envs.benchmarks.long_texts import parse_locomo
-from atommem.envs.benchmarks.questions import (
-    BENCHMARKS,
-    WEB_BENCHMARKS,
-    get_benchmark,
-    with_aliases,
-)
 from atommem.envs.benchmarks.rows import QARow, read_rows
 from atommem.envs.longdoc.evidence import gold_documents
 from atommem.envs.scoring.metrics import hint, score_question
@@ -55,16 +50,16 @@ def objects(row: dict[str, Any]) -> dict[str, Any]:
 )
 def test_hotpotqa_reads_every_layout(tmp_path: Path, layout: Any, write: Any) -> None:
     path = write(tmp_path / "x", [layout(sample("hotpot"))])
-    assert list(BENCHMARKS["hotpotqa"].read(path)) == [HOTPOT]
+    assert list(questions.BENCHMARKS["hotpotqa"].read(path)) == [HOTPOT]
 
 
 def test_2wiki_adds_aliases_and_demonyms(tmp_path: Path) -> None:
-    twowiki = BENCHMARKS["2wikimultihopqa"]
+    twowiki = questions.BENCHMARKS["2wikimultihopqa"]
     path = write_json(tmp_path / "x.json", [twowiki_row(), twowiki_row(2)])
     first = next(iter(twowiki.read(path)))
     assert first.paragraphs == PARAGRAPHS, "the space between sentences is restored"
     names = {"Q_id": "Q0", "aliases": ["Harbour", "Port 0"], "demonyms": ["Porter", ""]}
-    named = with_aliases(twowiki, write_lines(tmp_path / "id_aliases.json", [names]))
+    named = questions.with_aliases(twowiki, write_lines(tmp_path / "id_aliases.json", [names]))
     answers = [row.question.answers for row in named.read(path)]
     assert answers == [("Port 0", "Harbour", "Porter"), ("Port 2",)]
 
@@ -75,7 +70,7 @@ def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
     path = write_lines(
         tmp_path / "x", [sample("musique"), sample("musique", answerable=False), twice]
     )
-    rows = list(BENCHMARKS["musique"].read(path))
+    rows = list(questions.BENCHMARKS["musique"].read(path))
     assert rows[0].question.answers == ("Port 0", "Harbour 0")
     assert rows[0].question.metadata == {"type": "2hop", "hops": 2}
     gold = [(paragraph.title, paragraph.gold) for paragraph in rows[0].paragraphs]
@@ -92,7 +87,7 @@ def test_read_rows_replaces_lone_surrogates_and_ignores_a_byte_order_mark(tmp_pa
 
 
 def test_find_prefers_the_official_file_and_needs_all_shards(tmp_path: Path) -> None:
-    hotpotqa = get_benchmark("hotpotqa")
+    hotpotqa = questions.get_benchmark("hotpotqa")
     with pytest.raises(DataError, match=r"looked for hotpot_train_v1\.1\.json, .*Give the file"):
         hotpotqa.find("train", tmp_path)
     folder = tmp_path / "hotpotqa"
@@ -113,7 +108,7 @@ def test_find_prefers_the_official_file_and_needs_all_shards(tmp_path: Path) -> 
 def test_web_question_has_answers_and_attributes(
     tmp_path: Path, benchmark: str, row: Any, answers: list[str], metadata: dict[str, Any]
 ) -> None:
-    (found,) = WEB_BENCHMARKS[benchmark].read(write_lines(tmp_path / "x", [row]))
+    (found,) = questions.WEB_BENCHMARKS[benchmark].read(write_lines(tmp_path / "x", [row]))
     assert [*found.question.answers] == answers
     assert found.question.metadata.items() >= metadata.items()
 
@@ -121,7 +116,7 @@ def test_web_question_has_answers_and_attributes(
 def test_encrypted_web_questions_raise(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "x", [{"query_id": "7", "query": "x" * 50}])
     with pytest.raises(DataError, match=r"row 1: .*'query' is encrypted"):
-        list(WEB_BENCHMARKS["browsecomp_plus"].read(path))
+        list(questions.WEB_BENCHMARKS["browsecomp_plus"].read(path))
 
 
 def load(tmp_path: Path, *rows: dict[str, Any]) -> list[Task]:

@@ -12,15 +12,7 @@ import pytest
 from scipy import stats
 
 from atommem.environment import TaskDescription
-from atommem.envs.scoring import statistics
-from atommem.envs.scoring.records import (
-    EpisodeRecord,
-    QuestionRecord,
-    compare,
-    metric_names,
-    record_of,
-    summarize,
-)
+from atommem.envs.scoring import records, statistics
 from atommem.envs.scoring.statistics import Units
 from atommem.envs.task import Question, Task, describe_task
 from atommem.episode import Episode, StopReason
@@ -37,7 +29,7 @@ def test_record_has_the_attributes_of_the_task_and_the_scores_of_the_environment
     task = describe_task(Task("t", (where, Question("Who?", ())), source="web"))
     metrics = ({"em": 0.0, "style": 0.25}, {"em": 1.0})
     scored = episode(answers=("Port", None), question_metrics=metrics)
-    record = record_of(task, scored, ({"fact_kept": 1.0}, {}))
+    record = records.record_of(task, scored, ({"fact_kept": 1.0}, {}))
     first, second = record.questions
     assert (first.golds, first.category) == (("Port", "Harbour"), "c")
     assert first.attributes == {"hops": "2"}
@@ -45,25 +37,27 @@ def test_record_has_the_attributes_of_the_task_and_the_scores_of_the_environment
     assert second.metrics == {"em": 1.0}
     assert (first.answer, second.answer) == ("Port", None)
     assert (record.source, record.scores("em")) == ("web", [0.0, 1.0])
-    assert EpisodeRecord.from_json(json.loads(json.dumps(asdict(record)))) == record
+    assert records.EpisodeRecord.from_json(json.loads(json.dumps(asdict(record)))) == record
 
 
 def test_unscored_episode_is_in_no_mean() -> None:
     task = TaskDescription("t")
-    unknown = record_of(task, replace(episode(0.5), reward=None))
-    record = record_of(task, episode(0.5, metrics={"success": 1.0, "calls": 7.0}))
-    summary = summarize([unknown, record, record_of(TaskDescription("u"), episode(1.0))])
+    unknown = records.record_of(task, replace(episode(0.5), reward=None))
+    record = records.record_of(task, episode(0.5, metrics={"success": 1.0, "calls": 7.0}))
+    summary = records.summarize(
+        [unknown, record, records.record_of(TaskDescription("u"), episode(1.0))]
+    )
     assert (summary["metric"], summary["metrics"]["reward"]["mean"]) == ("reward", 0.75)
     assert summary["means"]["calls"] == 7.0
-    assert metric_names([record]) == ["reward", "success"], "calls are counts"
+    assert records.metric_names([record]) == ["reward", "success"], "calls are counts"
 
 
-def record(task: str, *questions: tuple[float, dict[str, str]]) -> EpisodeRecord:
+def record(task: str, *questions: tuple[float, dict[str, str]]) -> records.EpisodeRecord:
     asked = tuple(
-        QuestionRecord(f"{task}{number}", "?", "x", ("y",), "", {"em": score}, attributes)
+        records.QuestionRecord(f"{task}{number}", "?", "x", ("y",), "", {"em": score}, attributes)
         for number, (score, attributes) in enumerate(questions)
     )
-    return EpisodeRecord(task, 0, "hotpotqa", "answered", None, 0.0, {}, asked, {}, 1.0)
+    return records.EpisodeRecord(task, 0, "hotpotqa", "answered", None, 0.0, {}, asked, {}, 1.0)
 
 
 RECORDS = [
@@ -77,7 +71,7 @@ RECORDS = [
 
 def test_compare_pairs_questions_and_counts_tasks() -> None:
     better = [RECORDS[0], record("b", (1.0, {}), (1.0, {})), record("d", (1.0, {}))]
-    found = compare(RECORDS, better)
+    found = records.compare(RECORDS, better)
     assert (found.wins, found.losses, found.ties, found.left_out) == (1, 0, 1, 2)
     assert found.changes == {"a": 0.0, "b": 0.5}
     assert found.difference is not None

@@ -13,8 +13,14 @@ from atommem.embedding.embedder import HashingEmbedder
 from atommem.environment import EnvironmentFactory
 from atommem.envs.longdoc.environment import MODES
 from atommem.envs.synthetic.expert import Expert, ExpertPolicy, Faults
-from atommem.envs.synthetic.prose import PROSES, RELATIONS, get_prose
-from atommem.envs.synthetic.world import WorldConfig, generate, make_task
+from atommem.envs.synthetic.world import (
+    PROSES,
+    RELATIONS,
+    WorldConfig,
+    generate,
+    get_prose,
+    make_task,
+)
 from atommem.envs.task import Task
 from atommem.episode import Episode
 from atommem.memory.log import Outcome

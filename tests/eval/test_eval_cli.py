@@ -1,4 +1,4 @@
-"""`atommem eval`: settings, output, exit statuses; on models, servers, a corpus, others' files."""
+"""`atommem eval`: settings, records, exit statuses; on models, servers, a corpus; continued."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ from atommem.envs.web.corpus.corpus import Corpus, build_corpus
 from atommem.envs.web.corpus.pages import Page
 from atommem.errors import ConfigError, DataError, PolicyError, PromptTooLongError
 from atommem.eval.eval_config import parse_arguments
-from atommem.eval.output import OutputFolder, file_stem
+from atommem.eval.runner import OutputFolder, file_stem
 from atommem.policy.opening import policy_identity
 from atommem.trace import read_trace
 from tests.eval.toys import GONE, ToyPolicy, evaluated, make_task

@@ -31,12 +31,12 @@ from atommem.train.packing.micro_batch import widths
 from atommem.train.settings import parse
 from atommem.train.train_cli import main
 
-MINIMUM = ["--model_name_or_path", "Qwen/Qwen3-8B", "--data", "nowhere.parquet"]
+MINIMUM = "--model_name_or_path Qwen/Qwen3-8B --data nowhere.parquet"
 
 
-def dry(tmp_path: Path, *flags: str) -> dict[str, Any]:
+def dry(tmp_path: Path, flags: str) -> dict[str, Any]:
     out = tmp_path / "plan.json"
-    assert main(["grpo", "--dry_run", "--dry_run_json", str(out), *flags]) == 0
+    assert main(["grpo", "--dry_run", "--dry_run_json", str(out), *flags.split()]) == 0
     return json.loads(out.read_text())
 
 
@@ -44,30 +44,20 @@ def dry(tmp_path: Path, *flags: str) -> dict[str, Any]:
 def test_dry_run_needs_no_weights_data_or_network(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = ["--dry_run_processes", "8", "--per_device_train_batch_size", "32"]
-    plan = dry(tmp_path, *MINIMUM, *sizes)
+    sizes = "--dry_run_processes 8 --per_device_train_batch_size 32"
+    plan = dry(tmp_path, f"{MINIMUM} {sizes}")
     assert plan["run"]["model"]["parameters"] == 8_190_735_360
     assert plan["memory"]["parts"]["embedder"] == 2 * 595_776_512
     assert "exceeds the 80 GB of h100" in " ".join(plan["warnings"])
     assert "unique tokens" in capsys.readouterr().out
     (tmp_path / "t.jsonl").write_text('{"id": "a", "context": "b", "questions": [{"text": "c"}]}')
     with pytest.raises(DataError, match="task 'a': no gold answer"):
-        dry(tmp_path, *MINIMUM[:3], str(tmp_path / "t.jsonl"))
-    served = dry(
-        tmp_path,
-        *MINIMUM,
-        *sizes,
-        "--use_vllm",
-        "--vllm_mode",
-        "server",
-        "--dry_run_device",
-        "H100",
-    )
-    name = served["timelines"][0]["name"]
-    assert name == "this run: 1 sample, 8 train, in turn"
+        dry(tmp_path, f"{MINIMUM} --data {tmp_path}/t.jsonl")
+    served = dry(tmp_path, f"{MINIMUM} {sizes} --use_vllm --vllm_mode server --dry_run_device H100")
+    assert served["timelines"][0]["name"] == "this run: 1 sample, 8 train, in turn"
     assert "of 256 episodes" in capsys.readouterr().out
-    vllm = ["--use_vllm", "--vllm_gpu_memory_utilization", "0.3", "--vllm_mode", "colocate"]
-    colocated = dry(tmp_path, *MINIMUM, *vllm)
+    vllm = "--use_vllm --vllm_gpu_memory_utilization 0.3 --vllm_mode colocate"
+    colocated = dry(tmp_path, f"{MINIMUM} {vllm}")
     assert colocated["memory"]["parts"]["rollout"] == pytest.approx(24e9)
     # Its weights have 32.8 GB in float32.
     assert any("a vLLM engine needs" in line for line in colocated["warnings"])
@@ -107,7 +97,7 @@ def test_parallelism_that_splits_rows_or_layers_is_refused(
         read_launch(str(launcher), None)
     monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
     with pytest.raises(ConfigError, match="parallelism_config_cp_size=2: only 1"):
-        parse("grpo", [*MINIMUM, "--use_cpu"])
+        parse("grpo", f"{MINIMUM} --use_cpu".split())
 
 
 def test_settings_that_others_saw_diverge_are_named() -> None:

@@ -25,7 +25,7 @@ from atommem.train.loops.models import load_model
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
 from atommem.train.loops.update_step import Batch, batch_of
 from atommem.train.objective.rows import has_variance
-from atommem.train.rollout.backends import Backend
+from atommem.train.rollout.backends import Backend, make_local_policy
 from atommem.train.rollout.rollouts import Rollouts, TaskOrder
 from atommem.train.rollout.server_backend import make_server_backend, make_server_pool
 from atommem.train.rollout.weight_sync import check_servable, named_weights
@@ -195,10 +195,5 @@ def make_runner(rollouts: Rollouts, model_path: str, device: Any) -> EpisodeRunn
     args: Any = rollouts.args
     if args.use_vllm:
         return rollouts.runner(make_server_pool(rollouts, timeout=args.request_timeout))
-    copy = CopyPolicy(
-        load_model(model_path, args).to(device),
-        rollouts.tokenizer,
-        max_batch_size=args.rollout_batch_size,
-        max_batch_tokens=args.max_batch_tokens,
-    )
-    return rollouts.runner(copy)
+    model = load_model(model_path, args).to(device)
+    return rollouts.runner(make_local_policy(rollouts, model, CopyPolicy))

@@ -51,8 +51,7 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         make_backend: Callable[[Any], Backend],
         **kwargs: Any,
     ) -> None:
-        self._group_size = args.num_generations or 1
-        groups = (args.generation_batch_size or 0) // self._group_size
+        groups = (args.generation_batch_size or 0) // args.num_generations
         self._order = TaskOrder(len(tasks), groups, bool(args.shuffle_dataset), args.seed)
         update = {
             "token_budget": args.token_budget,
@@ -94,8 +93,8 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         rank's episodes, one advantage per step of each, and the sizes of all ranks' episodes.
         """
         args, started = self.args, time.perf_counter()
-        size = self._order.groups_per_update * self._group_size // self.accelerator.num_processes
-        rank = self.accelerator.process_index
+        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        size = self._order.groups_per_update * args.num_generations // ranks
         own = range(rank * size, (rank + 1) * size)
         groups = plan_groups(args, self._order, self.tasks, rollout, own)
         self._rollout_log.sums([])  # an evaluation's time is not its
@@ -107,7 +106,7 @@ class MemoryGRPOTrainer(EpisodeTrainer):
         every = [e for group in groups for e in (*group.episodes, *group.replaced)]
         sums = gather_object([self._rollout_log.sums(every)])
         self.log_rollout(sums, every, rewards, log)
-        advantages = group_advantages(rewards, self._group_size, str(args.scale_rewards))
+        advantages = group_advantages(rewards, args.num_generations, str(args.scale_rewards))
         self.log_with_update(gradient_shares(sizes, advantages, args.normalization))
         episodes = [episode for group in groups for episode in group.episodes]
         return episodes, advantages_of_steps(advantages[own.start : own.stop], episodes), sizes

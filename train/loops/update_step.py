@@ -164,14 +164,14 @@ class UpdateStep:
                     with self._accumulating(model, last):
                         found = self._backward(model, rows, batch.normalizer, corrected)
                 except torch.OutOfMemoryError as error:
-                    if not alone and (last or not by_rank):
-                        raise
                     shortage = str(error)
+                    if alone:
+                        self._check_memory(shortage)
+                    if last or not by_rank:
+                        raise
                 else:
                     for name, value in found.items():
                         sums[name] += value
-        if alone:
-            self._check_memory(shortage)
         loss = sums["loss"]
         if not micro_batches:
             return loss, {}

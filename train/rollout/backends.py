@@ -11,7 +11,6 @@ from trl.models import unwrap_model_for_generation
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.rollouts import Rollouts
-from atommem.train.train_config import TrainConfig
 
 
 class Backend:
@@ -75,13 +74,13 @@ def _unsharded(trainer: Any) -> Iterator[None]:
             module.set_reshard_after_forward(reshard, recurse=False)
 
 
+def make_local_policy(
+    rollouts: Rollouts, model: Any, kind: type[LocalPolicy] = LocalPolicy
+) -> LocalPolicy:
+    args = rollouts.args
+    limits = {"max_batch_size": args.rollout_batch_size, "max_batch_tokens": args.max_batch_tokens}
+    return kind(model, rollouts.tokenizer, autocast=bool(args.bf16), **limits)
+
+
 def make_local_backend(rollouts: Rollouts, model: Any) -> LocalBackend:
-    args: TrainConfig = rollouts.args
-    policy = LocalPolicy(
-        model,
-        rollouts.tokenizer,
-        max_batch_size=args.rollout_batch_size,
-        max_batch_tokens=args.max_batch_tokens,
-        autocast=bool(args.bf16),
-    )
-    return LocalBackend(rollouts.runner(policy))
+    return LocalBackend(rollouts.runner(make_local_policy(rollouts, model)))

@@ -91,7 +91,7 @@ def plan_groups(
 
     Every rank and a resumed run draw the same replacements, and no task twice.
     """
-    count, size = order.groups_per_update, args.num_generations or 1
+    count, size = order.groups_per_update, args.num_generations
     planned = [tasks[order.task(update * count + place)] for place in range(count)]
     others: list[Any] = []
     if args.dynamic_sampling:
@@ -139,7 +139,7 @@ def gather_outcomes(
         for e in group.episodes
     ]
     rewards, sizes, replaced = (list(column) for column in zip(*gather_object(own), strict=True))
-    size = args.num_generations or 1
+    size = args.num_generations
     starts = range(0, len(rewards), size)
     flat = [bool(replaced[i]) or not has_variance(rewards[i : i + size]) for i in starts]
     log = {"frac_reward_zero_std": sum(flat) / len(flat)}

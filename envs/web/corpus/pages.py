@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atommem.envs.benchmarks.rows import read_rows
-from atommem.envs.web.sqlite_file import SqliteFile
+from atommem.envs.web.recording import SqliteFile
 from atommem.envs.web.tools import core, fold
 from atommem.text_safety import clean
 

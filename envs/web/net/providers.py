@@ -5,16 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlencode
 
+from atommem.envs.web import tools
 from atommem.envs.web.net.guard import HostRules, parse_address
-from atommem.envs.web.tools import (
-    Link,
-    PageError,
-    ToolResult,
-    ToolSource,
-    search_result,
-    text_tool,
-    visit_tool,
-)
 from atommem.errors import ConfigError, OutageError
 from atommem.servers.client import RefusedError, ServerClient, Service, key_variable
 
@@ -23,7 +15,7 @@ _REQUEST_STATUSES = (400, 413, 414, 415, 422, 431, 451, 502)
 Request = tuple[str, dict[str, Any] | None]  # a path, and the body to post to it; None to get it
 
 
-class ProviderSource(ToolSource):
+class ProviderSource(tools.ToolSource):
     """The tool of one provider; `service` names its key, too (``ATOMMEM_SERPER_API_KEY``)."""
 
     service: ClassVar[Service]
@@ -75,7 +67,9 @@ class ProviderSource(ToolSource):
             answer = await (client.get(path) if body is None else client.post(path, body))
         except RefusedError as error:
             if error.status in _REQUEST_STATUSES and not error.of_account:
-                raise PageError(f"{error.message[:300]} ({error.status})", error.status) from error
+                raise tools.PageError(
+                    f"{error.message[:300]} ({error.status})", error.status
+                ) from error
             check = self.to_check or f"{key_variable(self.service)}, the account and the URL"
             raise OutageError(
                 f"{self._url} refuses {self.service} requests ({error}): check {check}."
@@ -102,10 +96,10 @@ def _hit(title: Any, url: Any, text: Any) -> Hit:
     return Hit(title or url or "-", url, text)
 
 
-def _page(text: Any, title: Any, url: Any, links: Iterable[tuple[Any, Any]]) -> ToolResult:
+def _page(text: Any, title: Any, url: Any, links: Iterable[tuple[Any, Any]]) -> tools.ToolResult:
     """Return a page by its fields, which may be null; `links` are pairs of name and URL."""
-    shown = tuple(Link(str(name or target).strip(), str(target)) for name, target in links)
-    return ToolResult(str(text or ""), False, str(title or url), shown, str(url))
+    shown = tuple(tools.Link(str(name or target).strip(), str(target)) for name, target in links)
+    return tools.ToolResult(str(text or ""), False, str(title or url), shown, str(url))
 
 
 class SearchSource(ProviderSource):
@@ -116,13 +110,15 @@ class SearchSource(ProviderSource):
         self.backend = f"{self.backend} {config.search_results}"
         self._hosts = HostRules.of(config)
         words = "Words to look for."
-        self.tools = [text_tool("search", "Searches the web.", "query", words, self._search)]
+        self.tools = [tools.text_tool("search", "Searches the web.", "query", words, self._search)]
 
-    async def _search(self, query: str, task: Any) -> ToolResult:
+    async def _search(self, query: str, task: Any) -> tools.ToolResult:
         allowed = [hit for hit in await self.ask(query) if self._hosts.allows(hit.url)]
         hits = allowed[: self.config.search_results]
         lines = [" ".join(f"{hit.title}: {hit.url} {hit.text}".split()) for hit in hits]
-        return search_result(query, lines, [Link(hit.title, hit.url) for hit in hits if hit.url])
+        return tools.search_result(
+            query, lines, [tools.Link(hit.title, hit.url) for hit in hits if hit.url]
+        )
 
 
 class Serper(SearchSource):
@@ -191,7 +187,7 @@ class ReaderSource(ProviderSource):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.tools = [visit_tool(self.ask)]
+        self.tools = [tools.visit_tool(self.ask)]
 
 
 class Jina(ReaderSource):
@@ -209,10 +205,10 @@ class Jina(ReaderSource):
     def request(self, text: str) -> Request:
         return "/", {"url": str(parse_address(text))}
 
-    def parse(self, answer: Any, text: str) -> ToolResult:
+    def parse(self, answer: Any, text: str) -> tools.ToolResult:
         page = answer["data"]
         if "returned error" in (warning := str(page.get("warning") or "")):
-            raise PageError(warning[:300])
+            raise tools.PageError(warning[:300])
         links = (page.get("links") or {}).items()
         return _page(page.get("content"), page.get("title"), page.get("url") or text, links)
 
@@ -226,10 +222,10 @@ class Access(ReaderSource):
     def request(self, text: str) -> Request:
         return "/access", {"urls": [text]}
 
-    def parse(self, answer: Any, text: str) -> ToolResult:
+    def parse(self, answer: Any, text: str) -> tools.ToolResult:
         (page,) = answer["result"]
         if page is None:
-            raise PageError(f"there is no page {text}.")
+            raise tools.PageError(f"there is no page {text}.")
         texts = [page[name] for name in ("text", "contents", "page") if name in page]
         content = next(filter(None, texts), texts[0])
         links = [(one.get("title"), one["url"]) for one in page.get("links") or ()]

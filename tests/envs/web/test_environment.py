@@ -1,4 +1,4 @@
-"""The web environment through the episode loop, and the synthetic site that needs its memory."""
+"""The web environment through the episode loop, its site that needs memory, invalid settings."""
 
 import asyncio
 import hashlib
@@ -12,8 +12,7 @@ import pytest
 
 from atommem.dialects import get_dialect
 from atommem.environment import environment_config
-from atommem.envs.synthetic.prose import get_prose
-from atommem.envs.synthetic.world import WorldConfig
+from atommem.envs.synthetic.world import WorldConfig, get_prose
 from atommem.envs.task import Document
 from atommem.envs.web.environment import injection_followed
 from atommem.envs.web.net.providers import Retrieve, Serper
