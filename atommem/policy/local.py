@@ -141,7 +141,7 @@ def read_tokenizer(name: str | Path, revision: str | None = None) -> Any:
     except Exception as error:  # tokenizers raises bare exceptions
         failure = error
     expected = _encoding_of_file(name, found)
-    if expected is not None and (tokenizer is None or expected != _encoding(tokenizer)):
+    if expected not in (None, tokenizer and _encoding(tokenizer)):
         kind = "its tokenizer class" if tokenizer is None else type(tokenizer).__name__
         try:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(name, **found)
@@ -167,18 +167,14 @@ def read_tokenizer(name: str | Path, revision: str | None = None) -> Any:
 
 def _encoding_of_file(name: str | Path, found: Mapping[str, Any]) -> tuple[list[int], str] | None:
     from huggingface_hub import hf_hub_download
-    from tokenizers import Tokenizer as Backend
+    from transformers import PreTrainedTokenizerFast
 
     folder, file = Path(name), "tokenizer.json"
     try:
         path = folder / file if folder.is_dir() else hf_hub_download(str(name), file, **found)
-        backend = Backend.from_file(str(path))
+        return _encoding(PreTrainedTokenizerFast(tokenizer_file=str(path)))
     except Exception:  # there is none, or the hub is out of reach
         return None
-    backend.no_truncation()
-    backend.no_padding()
-    ids = backend.encode(_PROBE, add_special_tokens=False).ids
-    return ids, backend.decode(ids, skip_special_tokens=False)
 
 
 def _encoding(tokenizer: Any) -> tuple[list[int], str] | None:
