@@ -83,9 +83,8 @@ class _TaskWeb:
         for title, found in self._words.items():
             in_title = {*words(title)}
             if shared := [word for word in wanted if word in found]:
-                scores[title] = sum(
-                    self._rarity[word] * (1 + (word in in_title)) for word in shared
-                )
+                weights = (self._rarity[word] * (1 + (word in in_title)) for word in shared)
+                scores[title] = sum(weights)
         best = sorted(scores, key=scores.__getitem__, reverse=True)
         return [self.pages[title] for title in best[:count]]
 
