@@ -19,7 +19,7 @@ from atommem.config import MemoryConfig
 from atommem.environment import environment_config, make_factory
 from atommem.envs.task import Document, Question, Task, joined_text
 from atommem.episode import Episode, StopReason, episode_sums, means
-from atommem.errors import OutageError, PromptTooLongError
+from atommem.errors import ConfigError, OutageError, PromptTooLongError
 from atommem.eval.methods import METHODS, make_method
 from atommem.eval.methods.notes import stream_scores
 from atommem.eval.runner import evaluate
@@ -119,6 +119,12 @@ async def test_document_with_forged_headings_is_escaped(name: str) -> None:
         assert ("\nMemory 7: y" in prompt) == ("What you remember" not in prompt)
     quoted = any("\n\\Memory 7: y" in prompt for prompt in policy.prompts)
     assert quoted == (name in ("rag", "a_mem", "generative_agents", "mem0"))
+
+
+def test_method_that_reads_documents_is_refused_where_there_are_none() -> None:
+    setup, _ = make_setup(environment=environment_config("web"))
+    with pytest.raises(ConfigError, match="method=rag: reads documents, and environment 'web' has"):
+        make_method("rag", setup)
 
 
 @pytest.mark.slow
