@@ -6,6 +6,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import asdict, replace
 from functools import wraps
 from pathlib import Path
@@ -79,7 +80,7 @@ class _Contents:
         return f"{type(self).__name__}({len(self.entries())} entries after {self.steps} steps)"
 
 
-class AsyncMemory(_Contents):
+class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
     """A memory that a policy fills by reading and answers from; `open` and `load` make one.
 
     Every step is one of a `Session`, with the prompts of the policy's training, token for token.
@@ -320,9 +321,6 @@ class AsyncMemory(_Contents):
         """Free the policy and the embedder, for forks too."""
         await self._runtime.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
@@ -352,7 +350,7 @@ def _waiting(
     return wait
 
 
-class Memory(_Contents):
+class Memory(_Contents, AbstractContextManager["Memory"]):
     """A memory that a policy fills by reading and answers from.
 
     Its methods `read`, `ask`, `search`, `edit`, `forget`, `scope`, `fork`, `at`, `save`, `load` and
@@ -387,9 +385,6 @@ class Memory(_Contents):
 
     def at(self, step: int) -> Self:
         return type(self)(wait_for(self._memory.at(step)))
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -232,8 +232,7 @@ def make(config: type[_Config], parsed: argparse.Namespace | Mapping[str, Any]) 
 
 def find_flag(argv: Sequence[str], name: str) -> str | None:
     """Return the first value of ``--name`` in a command line that is not parsed yet."""
-    values = pop_flags(argv, [name])[0].get(name)
-    return values[0] if values else None
+    return next(iter(pop_flags(argv, [name])[0].get(name, ())), None)
 
 
 def given_flags(argv: Sequence[str], parsed: argparse.Namespace) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from atommem.dialects import Dialect, get_dialect
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.environment import GROUP, EnvironmentConfig, EnvironmentFactory, find_environment
 from atommem.episode import Episode, StopReason
+from atommem.errors import AtomMemError, ConfigError
 from atommem.memory.log import MemoryView
 from atommem.plugins import names
 from atommem.policy.contract import Completion, Policy, Sampling
@@ -37,13 +38,9 @@ _TEXTS = (
 _MALFORMED = ("{{{", "null", '{"name": "no_such_tool", "arguments": {}}', '{"name": 7}')
 
 
-class _BrokenError(Exception):
-    """A contract does not hold: what, and how to mend it, unless the check's docstring tells."""
-
-
-def _require(holds: Any, *detail_and_fix: str) -> None:
+def _require(holds: Any, problem: str) -> None:
     if not holds:
-        raise _BrokenError(*detail_and_fix)
+        raise ConfigError(problem)
 
 
 class ProbePolicy(Policy):
@@ -121,7 +118,7 @@ class _Checker:
     async def read_tasks(self) -> None:
         """Give each task a string `id` of its own, the same as describe()'s."""
         tasks = self.factory.read_tasks(self.data or "")
-        _require(tasks, "the file has no task", "Give a file with tasks.")
+        _require(tasks, "the file has no task. Give a file with tasks")
         for task in tasks:
             same = isinstance(task.id, str) and self.factory.describe(task).id == task.id
             _require(same, f"id {task.id!r}")
@@ -158,19 +155,19 @@ class _Checker:
             sampling=Sampling(seed=0, max_completion_length=sys.maxsize),
         )
         episode = await EpisodeRunner(agent, limits=Limits(max_steps=self.max_steps)).run(task)
-        _require(not episode.failed, f"an outage: {episode.error}", "Check again later.")
+        _require(not episode.failed, f"an outage: {episode.error}. Check again later")
         return episode
 
     def _check_episode(self, task: Any, episode: Episode) -> None:
         phases = {step.observation.phase for step in episode.steps}
         unknown = ", ".join(phases - {*self.factory.phases})
-        _require(not unknown, f"phase {unknown!r}", "List it in `phases`.")
+        _require(not unknown, f"phase {unknown!r}. List it in `phases`")
         questions, reward = self.factory.describe(task).questions, episode.reward
         asked = any(question.golds for question in questions)
-        fix = "Return a reward from 0 to 1; None where no question has a gold answer."
-        _require(0 <= reward <= 1 if reward is not None else not asked, f"reward={reward!r}", fix)
-        fix, count = "Return one answer for each question, or none.", len(episode.answers)
-        _require(count in (0, len(questions)), f"{count} answers", fix)
+        problem = f"reward={reward!r}. Return 0 to 1, or None where no question has a gold answer"
+        _require(0 <= reward <= 1 if reward is not None else not asked, problem)
+        problem = f"{len(episode.answers)} answers. Return one for each question, or none"
+        _require(len(episode.answers) in (0, len(questions)), problem)
         self.factory.diagnose(task, episode)
 
 
@@ -190,12 +187,11 @@ async def check_environment(
     for check in declarations if data is None else declarations + played:
         try:
             await check()
-        except _BrokenError as broken:
-            return f"{check.__name__}: {'. '.join((*broken.args, check.__doc__ or '')[:2])}"
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
-            return f"{check.__name__}: {where}: {str(error)[:300]}. {check.__doc__}"
+            where = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}: "
+            where = "" if isinstance(error, AtomMemError) else where
+            return f"{check.__name__}: {where}{str(error)[:300].rstrip('.')}. {check.__doc__}"
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import sqrt
@@ -131,11 +131,6 @@ def written_and_cut(step: Step) -> tuple[int, int]:
         if operation.reason == "cut"
     ]
     return sum(map(len, texts)), sum(cut)
-
-
-def cut_share(counts: Sequence[tuple[int, int]]) -> float:
-    """Return the share of the texts that limits cut, from counts of `written_and_cut`."""
-    return sum(cut for _, cut in counts) / max(1, sum(written for written, _ in counts))
 
 
 @dataclass(slots=True)

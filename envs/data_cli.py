@@ -24,8 +24,7 @@ from atommem.envs.benchmarks.questions import (
     listed_rows,
     with_aliases,
 )
-from atommem.envs.benchmarks.rows import Benchmark, read_rows
-from atommem.envs.benchmarks.tables import Columns, find_rows, read_table
+from atommem.envs.benchmarks.rows import Benchmark, Columns, find_rows, read_rows, read_table
 from atommem.envs.synthetic import ledger, ruler, told
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.synthetic.writing import SPLITS as TEXT_SPLITS

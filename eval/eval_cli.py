@@ -34,7 +34,8 @@ def main(argv: list[str]) -> int:
         return eval_config.EXIT_BUDGET_SPENT
     _print_summary(result, Path(config.output_dir))
     count, most = len(result.records), config.max_failed_fraction
-    for number, kind in ((result.failed, "failed"), (result.overflowed, "overflowed")):
+    overflowed = sum(record.overflowed for record in result.records)
+    for number, kind in ((result.failed, "failed"), (overflowed, "overflowed")):
         if number > most * count:
             eval_config.print_error(
                 f"{number} of {count} episodes {kind}: more than --max_failed_fraction {most:g}. "

@@ -18,7 +18,7 @@ from atommem.actions import CREATE, DELETE, STOP_ACTION, UPDATE, first
 from atommem.answering import Answer, answer_steps
 from atommem.config import EmbedderConfig, MemoryConfig, is_server, load_config, shipped_policy
 from atommem.environment import find_environment
-from atommem.episode import Observation, Step, cut_share, written_and_cut
+from atommem.episode import Observation, Step, written_and_cut
 from atommem.errors import ConfigError
 from atommem.memory.log import Outcome
 from atommem.policy.opening import fingerprint
@@ -116,18 +116,20 @@ class Written:
     """Counts what steps wrote: entries created, updated and deleted, and what limits cut of it."""
 
     def __init__(self) -> None:
-        self.steps, self._cut, self._kinds = 0, list[tuple[int, int]](), Counts[str]()
+        self.steps, self._texts, self._kinds = 0, Counts[str](), Counts[str]()
 
     def add(self, step: Step) -> None:
         self.steps += 1
-        self._cut.append(written_and_cut(step))
+        written, cut = written_and_cut(step)
+        self._texts.update(written=written, cut=cut)
         done = [each.kind for each in step.operations if each.outcome is Outcome.APPLIED]
         self._kinds.update(done)
 
     def report(self) -> dict[str, Any]:
         """Return the counts, of steps too, and the share of texts that limits cut."""
         written = {kind: self._kinds[kind] for kind in (CREATE, UPDATE, DELETE)}
-        return {"steps": self.steps, "written": written, "cut": cut_share(self._cut)}
+        cut = self._texts["cut"] / max(1, self._texts["written"])
+        return {"steps": self.steps, "written": written, "cut": cut}
 
 
 async def ask_once(

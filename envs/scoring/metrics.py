@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 from atommem.envs.task import Question
@@ -307,19 +308,13 @@ def gaia_score(answer: str | None, golds: Sequence[str]) -> float:
     return float(any(_gaia_equal(answer, gold) for gold in golds))
 
 
-def _gaia_equal(answer: str, gold: str) -> bool:
+def _gaia_equal(answer: str, gold: str, dropped: Any = _NO_PUNCTUATION) -> bool:
     with suppress(ValueError):
         return float(gold) == _gaia_number(answer)
     if re.search("[,;]", gold):
         given, right = re.split("[,;]", answer), re.split("[,;]", gold)
-        return len(given) == len(right) and all(map(_gaia_equal_part, given, right))
-    return _squeeze(answer.translate(_NO_PUNCTUATION)) == _squeeze(gold.translate(_NO_PUNCTUATION))
-
-
-def _gaia_equal_part(answer: str, gold: str) -> bool:
-    with suppress(ValueError):
-        return float(gold) == _gaia_number(answer)
-    return _squeeze(answer) == _squeeze(gold)
+        return len(given) == len(right) and all(map(_gaia_equal, given, right, repeat({})))
+    return _squeeze(answer.translate(dropped)) == _squeeze(gold.translate(dropped))
 
 
 def _gaia_number(answer: str) -> float:

@@ -249,10 +249,6 @@ class EvalResult:
         return sum(record.failed for record in self.records)
 
     @property
-    def overflowed(self) -> int:
-        return sum(record.overflowed for record in self.records)
-
-    @property
     def em(self) -> float:
         return self.mean("em")
 

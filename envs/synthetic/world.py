@@ -213,8 +213,7 @@ class _Chain:
 
 def generate(config: WorldConfig, count: int, seed: int) -> Iterator[Task]:
     """Yield `count` tasks. Task i depends on `config`, `seed` and i only."""
-    for index in range(count):
-        yield make_task(config, seed, index)
+    return (make_task(config, seed, index) for index in range(count))
 
 
 def task_name(seed: int, index: int) -> str:

@@ -66,8 +66,7 @@ class SiteConfig:
 
 
 def generate_sites(config: SiteConfig, count: int, seed: int) -> Iterator[Task]:
-    for index in range(count):
-        yield make_site(config, seed, index)
+    return (make_site(config, seed, index) for index in range(count))
 
 
 def make_site(config: SiteConfig, seed: int, index: int) -> Task:

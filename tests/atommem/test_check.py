@@ -48,7 +48,7 @@ async def endless(self: Any, step: Step) -> StepResult:
         ({"step": endless}, "episodes: a goes on after"),
         ({"step": AsyncMock(side_effect=OutageError("gone"))}, "episodes: an outage: gone"),
         ({"step": AsyncMock(side_effect=KeyError("x"))}, "episodes: KeyError at "),
-        ({"score": AsyncMock(return_value=Score(1.5))}, "episodes: reward=1.5. Return a reward"),
+        ({"score": AsyncMock(return_value=Score(1.5))}, "episodes: reward=1.5. Return 0 to 1"),
         ({"step": shuffle}, "repeatable: a went another way"),
     ],
 )

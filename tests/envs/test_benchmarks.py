@@ -1,4 +1,4 @@
-"""The readers of benchmarks, on invented rows in their published formats."""
+"""The readers of benchmarks, on invented rows in their published formats; OOLONG's scores."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`atommem eval`: settings, output, exit statuses; on models, servers, a corpus, others' files."""
+"""`atommem eval`: settings, records, exit statuses; on models, servers, a corpus; continued."""
 
 import json
 import subprocess

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from posixpath import normpath
 from typing import Any
@@ -113,6 +113,7 @@ class GuardedBackend(httpcore.AnyIOBackend):
 
 
 _MAX_URL = 4096
+_PUBLISH_ANSWERS: list[str] = load_beside(__file__, "denied_hosts.yaml")
 _HOST = re.compile(rb"[a-z0-9._-]+|[0-9a-f:.]+")  # readers disagree on the meaning of others
 
 
@@ -131,12 +132,6 @@ def parse_address(url: str) -> httpx.URL:
     return parsed
 
 
-@cache
-def default_denied_hosts() -> tuple[str, ...]:
-    """Return the hosts that publish benchmark answers (``denied_hosts.yaml``)."""
-    return tuple(load_beside(__file__, "denied_hosts.yaml"))
-
-
 class HostRules:
     """Allowed and denied hosts, each with or without a path prefix (``huggingface.co/datasets``).
 
@@ -151,7 +146,7 @@ class HostRules:
     @classmethod
     def of(cls, config: Any) -> HostRules:
         """Return the rules of a `WebConfig`, including the hosts that are denied by default."""
-        return cls(config.allow_hosts, [*default_denied_hosts(), *config.deny_hosts])
+        return cls(config.allow_hosts, [*_PUBLISH_ANSWERS, *config.deny_hosts])
 
     def allows(self, name: str) -> bool:
         """Return whether a URL may be visited; a title or id is checked against `deny` only."""

@@ -19,7 +19,7 @@ from atommem.environment import environment_config
 from atommem.envs.web.net import direct
 from atommem.envs.web.net.direct import Direct, Fetched
 from atommem.envs.web.net.extraction import read_html, read_pdf, read_text
-from atommem.envs.web.net.guard import HostRules, default_denied_hosts, is_public
+from atommem.envs.web.net.guard import HostRules, is_public
 from atommem.envs.web.tools import Link, PageError, ToolResult
 from atommem.episode import StopReason
 from atommem.errors import ConfigError, OutageError
@@ -169,7 +169,7 @@ def test_unknown_host_is_a_page_error_and_silent_resolver_an_outage() -> None:
 @pytest.mark.parametrize(
     ("rules", "allowed"),
     [
-        (HostRules(deny=default_denied_hosts()), CASES["answers"]),
+        (HostRules.of(environment_config("web")), CASES["answers"]),
         (HostRules(allow=["a.test", "b.test/docs"], deny=["a.test/no"]), CASES["listed"]),
     ],
 )

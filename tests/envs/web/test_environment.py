@@ -1,4 +1,4 @@
-"""The web environment through the episode loop, and the synthetic site that needs its memory."""
+"""The web environment through the episode loop, its site that needs memory, invalid settings."""
 
 import asyncio
 import hashlib
