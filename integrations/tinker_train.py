@@ -191,7 +191,7 @@ class TinkerTrainer:
         seed = self._order.seed(update * self._order.groups_per_update)
         groups = plan_groups(args, self._order, self.tasks, update, range(count))
         with clock.busy(SYNC):
-            self.publish()
+            self.sampler = self.client.save_weights_and_get_sampling_client()
         sampling = replace(self.runner.agent.sampling, seed=seed)
         with clock.busy(EPISODES):
             self._run(run_groups(self.runner.copy(sampling=sampling), groups))
@@ -201,9 +201,6 @@ class TinkerTrainer:
         _, _, log = gather_outcomes(groups, args)
         log["seconds/rollout"] = time.perf_counter() - started
         return episodes, rollout_entry(self.state, [sums], log)
-
-    def publish(self) -> None:
-        self.sampler = self.client.save_weights_and_get_sampling_client()
 
     async def sample(
         self, prompt_ids: list[int], sampling: Sampling
@@ -246,15 +243,13 @@ class TinkerTrainer:
             log[name] = float((tokens.weights * values).sum() / tokens.weights.sum())
         return log | {"loss": float(loss / over)}
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self) -> None:
         """Run and score episodes on the held-out tasks; every evaluation has the same seeds."""
-        self.publish()
+        self.sampler = self.client.save_weights_and_get_sampling_client()
         jobs = held_out_jobs(self.held_out, self.args)
         records = self._run(run_held_out(self.runner, jobs, self.args))
         self._rollout_log.sums([])  # its time is not the next update's
-        metrics = held_out_metrics(records, self.args)
-        self.log(metrics)
-        return metrics
+        self.log(held_out_metrics(records, self.args))
 
     def _run(self, work: Any) -> Any:
         result = self._loop.run(self.stop_request.guard(work))

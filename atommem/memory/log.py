@@ -155,9 +155,18 @@ class Contents:
     def _change(self, operation: Operation) -> None:
         match operation.kind:
             case "create":
-                self._create(operation)
+                new = operation.entry_id
+                if new is None or new <= self.newest_id:
+                    raise _misfit(operation, f"its new id is {new}, after {self.newest_id}")
+                step = operation.step
+                self.entries[new] = _rewritten(
+                    Entry(new, "", created=step, updated=step), operation
+                )
+                self.newest_id = new
             case "update":
-                self._update(operation)
+                entry = self._addressed(operation)
+                self._keep(operation, entry)
+                self.entries[entry.id] = _rewritten(entry, operation)
             case "delete":
                 entry = self._addressed(operation)
                 if (key := operation.entry_id or 0) < 0:
@@ -175,34 +184,6 @@ class Contents:
                 self._note_scores(operation)
             case _:
                 raise _misfit(operation, f"{operation.kind!r} is not a memory operation")
-
-    def _create(self, operation: Operation) -> None:
-        new, step = operation.entry_id, operation.step
-        if new is None or new <= self.newest_id:
-            raise _misfit(operation, f"its new id is {new}, after {self.newest_id}")
-        self.entries[new] = Entry(
-            new,
-            _written(operation),
-            created=step,
-            updated=step,
-            source=operation.source or Source(step),
-            score=operation.score,
-            details=operation.details,
-        )
-        self.newest_id = new
-
-    def _update(self, operation: Operation) -> None:
-        entry = self._addressed(operation)
-        self._keep(operation, entry)
-        self.entries[entry.id] = replace(
-            entry,
-            text=_written(operation),
-            updated=operation.step,
-            source=operation.source or Source(operation.step),
-            outcome=None,
-            score=operation.score,
-            details=operation.details or entry.details,
-        )
 
     def _keep(self, operation: Operation, entry: Entry) -> None:
         """Keep an entry in `past`; what the user corrects or deletes does not come back."""
@@ -249,6 +230,18 @@ class Contents:
         if entry is None:
             raise _misfit(operation, f"entry {entry_id} does not exist")
         return entry
+
+
+def _rewritten(entry: Entry, operation: Operation) -> Entry:
+    return replace(
+        entry,
+        text=_written(operation),
+        updated=operation.step,
+        source=operation.source or Source(operation.step),
+        outcome=None,
+        score=operation.score,
+        details=operation.details or entry.details,
+    )
 
 
 def _running_mean(mean: float | None, value: float, count: int) -> float:

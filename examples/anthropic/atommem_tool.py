@@ -67,12 +67,18 @@ class AtomMemTool(BetaLocalFilesystemMemoryTool):
             items.delete(ids[name], conversation_id=self.conversation)
         return result
 
+    def clear_all_memory(self) -> str:
+        """Delete all files, and what was remembered of them."""
+        for item in self._load()[1].values():
+            self._client.conversations.items.delete(item, conversation_id=self.conversation)
+        return super().clear_all_memory()
+
     def _load(self) -> tuple[dict[str, str], dict[str, str]]:
         """Write the present files to the folder; return text and id of each.
 
         Leaves out texts of other clients whose names cannot be files.
         """
-        self.clear_all_memory()
+        super().clear_all_memory()
         texts, ids = dict[str, str](), dict[str, str]()
         query = {"name": "/memories/"}
         for item in self._client.conversations.items.list(

@@ -5,7 +5,7 @@ A peer is tested where it is installed: see scripts/engine_env.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,9 +60,12 @@ def own_weights(scale: Callable[[list[float]], float] = lambda rewards: 1.0) -> 
 
 
 class Client:
-    def __init__(self, tokenizer: WordTokenizer, error: Exception | None = None) -> None:
-        self.error = error
-        self.ids = [*tokenizer.encode("<answer> Rome </answer>"), 0]
+    """Samples the same answer, or fails with `error`."""
+
+    def __init__(self) -> None:
+        self.tokenizer = WordTokenizer()
+        self.error: Exception | None = None
+        self.ids = [*self.tokenizer.encode("<answer> Rome </answer>"), 0]
         self.requests: list[Any] = []
 
     async def __call__(self, prompt_ids: list[int], sampling: Sampling) -> Any:
@@ -70,6 +73,13 @@ class Client:
         if self.error is not None:
             raise self.error
         return self.ids, [-0.5] * len(self.ids), True
+
+    def check(self, prompts: Iterable[Any], completions: Iterable[Any], affinity: str) -> None:
+        """Assert that these are the rows that it sampled; then break the connection."""
+        assert sorted(prompts) == sorted(ids for ids, _ in self.requests)
+        assert list(completions) == [self.ids] * len(self.requests)
+        assert {sampling.affinity for _, sampling in self.requests} == {affinity}
+        self.error = ConnectionResetError("reset")
 
 
 @pytest.fixture
@@ -84,17 +94,11 @@ PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 
 
 def test_engine_policy_samples_the_engines_ids_and_its_outages_fail(data: str) -> None:
-    tokenizer = WordTokenizer()
-    episodes = Episodes.read(data, "", SETTINGS)
-    client = Client(tokenizer)
-    runner = episodes.runner(EnginePolicy(tokenizer, client), tokenizer)
-    episode = asyncio.run(runner.run(episodes.task("a"), 0))
-    assert not episode.failed
-    assert [step.token_ids for step in episode.steps] == [client.ids] * len(episode.steps)
-    assert [step.prompt_ids for step in episode.steps] == [ids for ids, _ in client.requests]
-    assert client.requests[0][1].affinity == "a"
-    gone = Client(tokenizer, ConnectionRefusedError("refused"))
-    failed = asyncio.run(runner.copy(policy=EnginePolicy(tokenizer, gone)).run(episodes.task("a")))
+    episodes, client = Episodes.read(data, "", SETTINGS), Client()
+    runner = episodes.runner(EnginePolicy(client.tokenizer, client), client.tokenizer)
+    steps = asyncio.run(runner.run(episodes.task("a"), 0)).steps
+    client.check((step.prompt_ids for step in steps), (step.token_ids for step in steps), "a")
+    failed = asyncio.run(runner.run(episodes.task("a")))
     assert (failed.failed, failed.reward) == (True, None)
     with pytest.raises(DataError, match=r"task 'A': not in the data"):
         episodes.task("A")
@@ -110,7 +114,7 @@ def test_skyrl_trains_on_our_weights(data: str) -> None:
     from skyrl.train.trainer import RayPPOTrainer
     from skyrl.train.utils.trainer_utils import validate_generator_output
 
-    from atommem.integrations.skyrl import SkyRLGenerator
+    from atommem.integrations.skyrl import SkyRLGenerator, read_arguments
 
     generator = SkyRLGenerator(Episodes.read(data, "", SETTINGS), None, WordTokenizer())
     runner: Any = WrittenRunner(written)
@@ -127,18 +131,9 @@ def test_skyrl_trains_on_our_weights(data: str) -> None:
     validate_generator_output(len(names), output, step_wise=True)
     assert sum(output["is_last_step"]) == len(names)
 
-    algorithm = SimpleNamespace(
-        **{"advantage_estimator": "grpo", "grpo_norm_by_std": False, "gamma": 1.0, "lambd": 1.0},
-        **{"zero_variance_filter": True, "zero_variance_filter_tol": 1e-6, "max_seq_len": None},
-        off_policy_correction=SimpleNamespace(tis_ratio_type=None, sequence_mask_metric=None),
-    )
-    stepwise = {"step_wise_trajectories": True, "merge_stepwise_output": False}
-    sizes = {"train_batch_size": len(TASKS), "policy_mini_batch_size": len(TASKS)}
-    critic = SimpleNamespace(model=SimpleNamespace(path=None))
-    cfg = SimpleNamespace(
-        generator=SimpleNamespace(**stepwise, n_samples_per_prompt=SAMPLES),
-        trainer=SimpleNamespace(algorithm=algorithm, critic=critic, **sizes),
-    )
+    cfg, _ = read_arguments(["--config", "skyrl_qwen3_8b"])
+    cfg.generator.n_samples_per_prompt = SAMPLES
+    cfg.trainer.train_batch_size = cfg.trainer.policy_mini_batch_size = len(TASKS)
     trainer = SimpleNamespace(
         cfg=cfg,
         all_metrics={},
@@ -151,7 +146,8 @@ def test_skyrl_trains_on_our_weights(data: str) -> None:
     inputs["values"] = None
     inputs = RayPPOTrainer.compute_advantages_and_returns(trainer, inputs)
     both = inputs["advantages"], inputs["loss_mask"]
-    weights = apply_loss_reduction_to_advantages_minibatch(*both, "token_mean", 1, 0).numpy()
+    reduction = cfg.trainer.algorithm.loss_reduction
+    weights = apply_loss_reduction_to_advantages_minibatch(*both, reduction, 1, 0).numpy()
     masks = inputs["loss_mask"].numpy().astype(bool)
     found: Weights = {}
     rows = zip(output["prompt_token_ids"], output["response_ids"], weights, masks, strict=True)
@@ -176,8 +172,7 @@ def test_skyrl_client_samples_rows_of_real_episodes(data: str) -> None:
 
     from atommem.integrations.skyrl import SkyRLGenerator
 
-    tokenizer = WordTokenizer()
-    client = Client(tokenizer)
+    client = Client()
 
     async def generate(batch: dict[str, Any]) -> dict[str, Any]:
         (prompt_ids,), params = batch["prompt_token_ids"], batch["sampling_params"]
@@ -186,17 +181,14 @@ def test_skyrl_client_samples_rows_of_real_episodes(data: str) -> None:
         return {"response_ids": [ids], "response_logprobs": [logprobs], "stop_reasons": ["stop"]}
 
     engine = SimpleNamespace(generate=generate)
-    generator = SkyRLGenerator(Episodes.read(data, "", SETTINGS), engine, tokenizer)
+    generator = SkyRLGenerator(Episodes.read(data, "", SETTINGS), engine, client.tokenizer)
     batch = {
         "trajectory_ids": [TrajectoryID("a", 0), TrajectoryID("a", 1)],
         "sampling_params": {**PARAMS, "max_tokens": 8},
         "batch_metadata": BatchMetadata(1, "train"),
     }
     output = asyncio.run(generator.generate(batch))
-    assert output["response_ids"] == [client.ids] * len(client.requests)
-    assert sorted(output["prompt_token_ids"]) == sorted(ids for ids, _ in client.requests)
-    assert {sampling.affinity for _, sampling in client.requests} == {"a"}
-    client.error = ConnectionResetError("reset")
+    client.check(output["prompt_token_ids"], output["response_ids"], "a")
     with pytest.raises(OutageError, match="every episode of the batch failed: the engine does not"):
         asyncio.run(generator.generate(batch))
 
@@ -261,8 +253,7 @@ def test_verl_agent_loop_runs_real_episodes(data: str, monkeypatch: pytest.Monke
 
     from atommem.integrations.verl import MemoryAgentLoop, TaskDataset
 
-    tokenizer = WordTokenizer()
-    client = Client(tokenizer)
+    client = Client()
 
     async def generate(request_id: str, *, prompt_ids: Any, sampling_params: Any) -> Any:
         assert (sampling_params["top_k"], sampling_params["logprobs"]) == (-1, True)
@@ -270,7 +261,7 @@ def test_verl_agent_loop_runs_real_episodes(data: str, monkeypatch: pytest.Monke
         return SimpleNamespace(token_ids=ids, log_probs=logprobs, stop_reason="completed")
 
     def make(loop: Any) -> None:
-        loop.tokenizer = tokenizer
+        loop.tokenizer = client.tokenizer
         loop.server_manager = SimpleNamespace(generate=generate)
         lengths = {"max_model_len": None, "prompt_length": 4096, "response_length": 8}
         loop.rollout_config = SimpleNamespace(**lengths)
@@ -278,9 +269,7 @@ def test_verl_agent_loop_runs_real_episodes(data: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(AgentLoopBase, "__init__", make)
     loop = MemoryAgentLoop(data=data, model="", settings=SETTINGS)
     outputs = asyncio.run(loop.run(PARAMS, task="a", session_id=1))
-    assert [output.response_ids for output in outputs] == [client.ids] * len(client.requests)
-    assert [output.prompt_ids for output in outputs] == [ids for ids, _ in client.requests]
-    client.error = ConnectionResetError("reset")
+    client.check((row.prompt_ids for row in outputs), (row.response_ids for row in outputs), "a")
     with pytest.raises(OutageError, match="task 'a': the engine does not answer"):
         asyncio.run(loop.run(PARAMS, task="a"))
 
@@ -322,7 +311,7 @@ def test_openenv_session_trains_on_our_weights_divided_by_the_deviation(
     from atommem.integrations import openenv
 
     PartialState(cpu=True)  # TRL logs by process
-    policy = EnginePolicy(WordTokenizer(), Client(WordTokenizer()))
+    policy = EnginePolicy(WordTokenizer(), Client())
     monkeypatch.setattr(openenv, "open_policy", lambda config: policy)
     sessions = openenv.MemorySessions(data, "", "http://gpu:8000", SETTINGS)
     sessions.runner = SimpleNamespace(run=run_written)  # type: ignore[assignment]
@@ -357,19 +346,18 @@ def test_openenv_sessions_run_real_episodes(data: str, monkeypatch: pytest.Monke
     pytest.importorskip("openenv.core.harness")
     from atommem.integrations import openenv
 
-    tokenizer = WordTokenizer()
-    client = Client(tokenizer)
-    monkeypatch.setattr(openenv, "open_policy", lambda config: EnginePolicy(tokenizer, client))
+    client = Client()
+    policy = EnginePolicy(client.tokenizer, client)
+    monkeypatch.setattr(openenv, "open_policy", lambda config: policy)
     sampling = {"temperature": 0.5}
     sessions = openenv.MemorySessions(data, "", "http://gpu:8000", SETTINGS, sampling=sampling)
     session = sessions.create([{"role": "user", "content": "a"}])
     assert session.wait_for_completion() == 0
     turns = session.fetch_training_trace().turns
-    assert [turn.prompt_token_ids for turn in turns] == [ids for ids, _ in client.requests]
-    assert [turn.completion_token_ids for turn in turns] == [client.ids] * len(client.requests)
+    rows = [(turn.prompt_token_ids, turn.completion_token_ids) for turn in turns]
+    client.check(*zip(*rows, strict=True), "a")
     assert {sampling.temperature for _, sampling in client.requests} == {0.5}
     assert session.verify([]).env_reward == 0.0  # without a box
-    client.error = ConnectionResetError("reset")
     failed = sessions.create("a")
     assert failed.wait_for_completion() == 1
     assert (failed.fetch_training_trace().turns, failed.verify([]).env_reward) == ([], None)

@@ -63,7 +63,7 @@ def test_make_data_gives_the_server_our_loss_and_gradient(
     for prompt, length, episode, advantage in ((5, 6, 0, 0.7), (8, 3, 0, 0.7), (3, 4, 1, -0.4)):
         weight = token_weight(length, sizes[episode], args.normalization)
         logprobs = random.uniform(-3, 0, length)
-        rows.append(Row(range(prompt), range(length), logprobs, episode, advantage, weight))
+        rows.append(Row(range(prompt), range(length), logprobs, advantage, weight))
     over = normalizer(sizes, args.normalization, 16)
     tokens = Tokens.of(rows, torch.device("cpu"))
     start = tokens.logprobs.double() + torch.from_numpy(random.normal(0, 0.4, 13))
@@ -99,7 +99,12 @@ class Service:
     """A Tinker server in memory, whose samples depend on their seed and the updates so far."""
 
     def __init__(self, tokenizer: Any, base_model: str) -> None:
-        self.tokenizer, self.base_model = tokenizer, base_model
+        self.tokenizer = tokenizer
+        served = SimpleNamespace(model_name=base_model, max_context_length=None)
+        self.get_server_capabilities = lambda: SimpleNamespace(supported_models=[served])
+        url = done(SimpleNamespace(url="http://127.0.0.1/archive"))
+        self.get_checkpoint_archive_url = lambda run, name: url
+        self.create_rest_client = self.save_weights_and_get_sampling_client = lambda: self
         self.states: dict[str, int] = {}
         self.sent: list[Any] = []
         self.sampled: list[list[int]] = []
@@ -107,23 +112,12 @@ class Service:
         self.breaks = False
         self.reply_metrics = {"loss:sum": 0.0}
 
-    def get_server_capabilities(self) -> Any:
-        model = SimpleNamespace(model_name=self.base_model, max_context_length=None)
-        return SimpleNamespace(supported_models=[model])
-
     def create_lora_training_client(self, **settings: Any) -> Self:
         assert settings["rank"] == 8
         return self
 
     def create_training_client_from_state_with_optimizer(self, path: str) -> Self:
         self.updates = self.states[path]
-        return self
-
-    def create_rest_client(self) -> Any:
-        url = SimpleNamespace(url="http://127.0.0.1/archive")
-        return SimpleNamespace(get_checkpoint_archive_url=lambda run, name: done(url))
-
-    def save_weights_and_get_sampling_client(self) -> Self:
         return self
 
     async def sample_async(self, prompt: Any, count: int, settings: Any) -> Any:

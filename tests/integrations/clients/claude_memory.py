@@ -64,13 +64,9 @@ run(ours, {"command": "rename", "old_path": "/memories/many", "new_path": "/memo
 assert "20 sings." in run(ours, {"command": "view", "path": "/memories/songs/20.md"})[1]
 run(ours, {"command": "delete", "path": "/memories/songs"})
 ours.clear_all_memory()
-for path in ("/memories/a.md", "/memories/notes/b.md", "/memories/notes"):
-    run(ours, {"command": "delete", "path": path})
-run(ours, {"command": "create", "path": "/memories/ann.md", "file_text": "Ann lives in Rome."})
-run(
-    ours,
-    {"command": "str_replace", "path": "/memories/ann.md", "old_str": "Rome", "new_str": "Bern"},
-)
+ann = {"path": "/memories/ann.md"}
+run(ours, {"command": "create", **ann, "file_text": "Ann lives in Rome."})
+run(ours, {"command": "str_replace", **ann, "old_str": "Rome", "new_str": "Bern"})
 client = OpenAI(base_url=f"{URL}/v1", api_key="none")
 outside = ours.memory_root.parent / "outside"
 other: Any = [{"content": "x", "name": f"/memories/../{outside.name}"}]
