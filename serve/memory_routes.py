@@ -170,15 +170,14 @@ def export(call: ThisCall, scope: Scope) -> StreamingResponse:
 
     def lines() -> Iterator[str]:
         for info in call.log.conversations(call.owner, where=scope, prefix=""):
-            contents, _ = call.log.memory_at(info.id)
             items = call.log.items(info.id)
             found = {
+                **retrieve_memory(info, call),
+                **wire.conversation_object(info),
                 "items": [{**item_of(item), "created_at": item.created_at} for item in items],
-                "scratchpad": contents.scratchpad,
-                "entries": [wire.entry_object(entry) for entry in contents.entries.values()],
                 "operations": call.log.operations(info.id),
             }
-            yield json.dumps({**wire.conversation_object(info), **found}) + "\n"
+            yield json.dumps(found) + "\n"
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
 

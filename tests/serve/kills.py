@@ -84,7 +84,7 @@ def postgres(folder: Path) -> Iterator[Database]:
     assert POSTGRES is not None
     port, data = free_port(), str(folder / "data")
     initdb = [f"{POSTGRES}/initdb", "-D", data, "-A", "trust", "-U", "postgres", "--no-sync"]
-    subprocess.run([*as_user(folder), *initdb], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    subprocess.run([*_as_user(folder), *initdb], check=True, cwd=folder, stdout=subprocess.DEVNULL)
     server = [f"{POSTGRES}/postgres", "-D", data, "-p", str(port), "-k", str(folder)]
     url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
 
@@ -96,7 +96,7 @@ def postgres(folder: Path) -> Iterator[Database]:
             os.kill(random.choice(found), signal.SIGKILL)
             while True:
                 own.execute("SELECT 1")
-        until(partial(connects, url), 60)
+        until(partial(_connects, url), 60)
 
     server += ["-c", "listen_addresses=127.0.0.1", "-c", "hot_standby=off"]
     process = _start(server, folder, url)
@@ -136,7 +136,7 @@ def pgbouncer(folder: Path) -> Iterator[Database]:
             processes[0].wait()
 
 
-def as_user(folder: Path) -> list[str]:
+def _as_user(folder: Path) -> list[str]:
     if os.geteuid() != 0:
         return []
     shutil.chown(folder, "postgres")  # PostgreSQL and pgbouncer refuse to run as root
@@ -146,13 +146,13 @@ def as_user(folder: Path) -> list[str]:
 def _start(command: list[str], folder: Path, url: str) -> subprocess.Popen[bytes]:
     streams: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     streams |= {"cwd": folder, "start_new_session": True}
-    process = subprocess.Popen([*as_user(folder), *command], **streams)
+    process = subprocess.Popen([*_as_user(folder), *command], **streams)
 
-    until(partial(connects, url), 60)
+    until(partial(_connects, url), 60)
     return process
 
 
-def connects(url: str) -> bool:
+def _connects(url: str) -> bool:
     with suppress(psycopg.OperationalError):
         psycopg.connect(url, connect_timeout=5).close()
         return True
