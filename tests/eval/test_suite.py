@@ -89,10 +89,8 @@ def test_expand_gives_rows_their_policy_and_one_embedder(tmp_path: Path) -> None
     runs, _ = suites.expand(unnamed.with_policies({"base": base}), ["--policy", trained], tmp_path)
     assert [run.evaluation.policy.policy for run in runs] == [[base], [trained]]
     found = [run.evaluation.run for run in runs]
-    assert [(one.memory.retrieve_k, one.embedder.embedder) for one in found] == [
-        (5, "random"),
-        (2, "random"),
-    ]
+    assert [one.memory.retrieve_k for one in found] == [5, 2]
+    assert {one.embedder.embedder for one in found} == {"random"}
 
 
 def test_row_without_rl_differs_from_the_trained_one_in_its_policy_alone(tmp_path: Path) -> None:
