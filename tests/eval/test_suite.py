@@ -14,8 +14,8 @@ from atommem.envs.task_files import save_tasks
 from atommem.errors import BudgetSpentError, ConfigError, PolicyError
 from atommem.eval import eval_cli
 from atommem.eval import suite as suites
+from atommem.eval.eval_cli import column_file, load_columns
 from atommem.eval.reporting.report_cli import paper_tables
-from atommem.eval.suite_cli import column_file, load_columns
 from tests.envs.benchmark_rows import sample, write_json
 from tests.eval.toys import GONE, ToyPolicy, make_task
 from tests.pages import blocks
