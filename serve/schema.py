@@ -139,10 +139,6 @@ class Event:
         """The name that entries have as the source of text from this item."""
         return str(self.body.get("item", {}).get("name") or self.item)
 
-    def has_source(self, name: str) -> bool:
-        """Whether `name` is its source, or the whole whose part it is."""
-        return self.source == name or self.source.startswith(f"{name}, ")
-
 
 LISTED = "conv_"
 ITEMS = ("item", "ask", "answer")  # the events that are listed
@@ -235,14 +231,6 @@ def insert_conversation(
     return info
 
 
-def time_of(conversation: str) -> int:
-    """Return when a conversation was created, by its id."""
-    try:
-        return int(conversation.partition("_")[2][:8], 16)
-    except ValueError:
-        raise NotFoundError(f"there is no conversation {conversation!r}.") from None
-
-
 def find_conversation(
     connection: sa.Connection, conversation: str, owner: str, *, lock: bool = False
 ) -> ConversationInfo:
@@ -271,8 +259,7 @@ def record_request(
 
 def insert_of(connection: sa.Connection, table: sa.Table) -> Any:
     """Return an insert that can say what to do on a conflict."""
-    dialect: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
-    return dialect.insert(table)
+    return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
 
 
 def find_request(connection: sa.Connection, request: RequestKey | None) -> sa.Row[Any] | None:

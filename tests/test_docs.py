@@ -27,14 +27,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         yield reader
 
 
-@pytest.mark.slow
-def test_train_page_leaves_policies(reader: Reader) -> None:
-    made = {path.name for path in Path("runs/demo").iterdir()}
-    assert {"cold_start", "grpo", "eval", "heldout.parquet"} <= made
-    assert reader.known["memory"].readings[0].chunks == len(reader.known["task"].documents)
-    assert reader.known["answer"].steps
-
-
 def test_picture_shows_what_the_tutorial_prints() -> None:
     """tests/test_wheel.py compares the tutorial's print with what the shipped adapter does."""
     page = (ROOT / FOLDER / "letter.md").read_text(encoding="utf-8")

@@ -22,7 +22,7 @@ import httpx
 import psycopg
 
 from atommem.serve.app import make_app, run
-from atommem.serve.schema import Event
+from atommem.serve.items import item_of
 from atommem.servers.vllm_process import free_port
 from tests.serve.servers import event_kinds, items, make_conversations, new_conversation, until
 
@@ -242,7 +242,8 @@ def _compare(url: str, paths: list[str], ids: Mapping[int, set[str]]) -> dict[st
     for place, path in enumerate(paths):
         name = path.rpartition("/")[2]
         found["answer", name] = event_kinds(conversations, path).count("answer")
-        texts = {event.version: text_of(event) for event in log.items(name, ("item", "ask"))}
+        asked = log.items(name, ("item", "ask"))
+        texts = {event.version: item_of(event)["content"][0]["text"] for event in asked}
         found += Counter(("written", text) for text in texts.values())
         memory, _ = log.memory_at(name)
         found += Counter(("read", entry.text) for entry in memory.entries.values())
@@ -257,7 +258,3 @@ def _compare(url: str, paths: list[str], ids: Mapping[int, set[str]]) -> dict[st
     log.engine.dispose()
     others = sum(len(names) - 1 for names in ids.values())
     return {"lost": (expected - found).total(), "doubled": (found - expected).total() + others}
-
-
-def text_of(event: Event) -> str:
-    return str(event.body["item"]["content"][0]["text"])

@@ -85,9 +85,8 @@ def test_full_disk_refuses_a_text_and_loses_none(tmp_path: Path) -> None:
 
 def test_key_belongs_to_one_request_of_one_owner_and_happens_once(tmp_path: Path) -> None:
     once = {"Idempotency-Key": "8e03978e-40d5-43dd-bc93-6894a57f9324"}
-    owners = {key: owner for owner, key in KEYS.items()}
     with (
-        running(make_conversations(tmp_path / "log.db"), owners) as server,
+        running(make_conversations(tmp_path / "log.db"), KEYS) as server,
         server.http(KEYS["ann"]) as ann,
         server.http(KEYS["bob"]) as bob,
     ):
