@@ -193,7 +193,7 @@ def test_installed_wheel_runs_the_readme_and_every_tutorial(
     (tmp_path / "tests").mkdir()
     for name in ("pages.py", "pages.yaml"):
         shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
-    for name in ("README.md", "docs", "examples"):
+    for name in ("README.md", "docs", "examples", "scripts"):
         (tmp_path / name).symlink_to(ROOT / name)
     reader = tmp_path / "reader"
     shutil.copytree(demo, reader / "runs" / "demo")
