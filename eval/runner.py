@@ -198,12 +198,8 @@ def make_manifest(
             "sampling": asdict(runner.agent.sampling),
             "limits": asdict(runner.limits),
         }
-    described = {"count": len(tasks), "sha256": tasks_digest(tasks)}
-    return {**settings, "tasks": described, "num_generations": num_generations, **method}
-
-
-def tasks_digest(tasks: Sequence[Any]) -> str:
     digest = hashlib.sha256()
     for task in tasks:
         digest.update(repr(task).encode("utf-8", "surrogatepass") + b"\n")
-    return digest.hexdigest()
+    described = {"count": len(tasks), "sha256": digest.hexdigest()}
+    return {**settings, "tasks": described, "num_generations": num_generations, **method}

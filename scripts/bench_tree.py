@@ -83,7 +83,7 @@ def branching_rows(rng: random.Random, vocabulary: int) -> list[Row]:
         prompts.append(prompt[: rng.randint(1, len(prompt))] + tokens(0, 20))
     completions = [tokens(1, 20) for _ in prompts]
     pairs = zip(prompts, completions, strict=True)
-    return [Row(prompt, sampled, [0.0] * len(sampled), 0, 1.0, 1.0) for prompt, sampled in pairs]
+    return [Row(prompt, sampled, [0.0] * len(sampled), 1.0, 1.0) for prompt, sampled in pairs]
 
 
 def score(model: Any, rows: Sequence[Row], packed: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,7 +137,7 @@ def group_rows(shape: Shape) -> list[Row]:
 
     shared = tokens(shape.shared)
     prompts = [shared + tokens(shape.own) for _ in range(shape.rows)]
-    return [Row(prompt, tokens(shape.completion), [], 0, 1.0, 1.0) for prompt in prompts]
+    return [Row(prompt, tokens(shape.completion), [], 1.0, 1.0) for prompt in prompts]
 
 
 def run_passes(model: Any, rows: list[Row], packed: bool, size: int) -> None:

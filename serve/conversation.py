@@ -318,7 +318,8 @@ class Conversation:
         """
         kinds, ids = (ITEMS, [item]) if item else (("item", "ask"), [])
         items = await run_in_threadpool(self._log.items, self.id, kinds, ids=ids)
-        if found := [each for each in items if item or each.has_source(source)]:
+        whole = f"{source}, "  # of a part of a text, too
+        if found := [each for each in items if item or f"{each.source}, ".startswith(whole)]:
             new = await self._deleted(found, source or found[0].source)
         else:
             written = await self.session.memory.forget(source, self._last_step) if source else ()

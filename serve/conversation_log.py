@@ -28,7 +28,6 @@ from atommem.serve.schema import (
 )
 from atommem.session_state import SessionState
 
-_MADE = ("created_at", "checkpoint", "embedder")
 _Create = Callable[[sa.Connection], ConversationInfo]
 _Write = tuple[Callable[[sa.Connection], None], "Future[None]"]
 
@@ -112,13 +111,12 @@ class ConversationLog:
         columns = conversations.c
         query = sa.select(conversations).where(columns.owner == owner).limit(limit)
         query = query.where(columns.id.startswith(prefix, autoescape=True))
-        query = query.order_by(columns.created_at.desc(), columns.id.desc())
+        query = query.order_by(columns.id.desc())  # an id begins with its time
         for name, value in where.items():
             found = columns.metadata[name].as_string()
             query = query.where(found.is_(None) if value is None else found == value)
-        if after:
-            place = sa.tuple_(schema.time_of(after), after)  # it may be erased meanwhile
-            query = query.where(sa.tuple_(columns.created_at, columns.id) < place)
+        if after:  # it may be erased meanwhile
+            query = query.where(columns.id < after)
         return [ConversationInfo(*tuple(row)) for row in self._rows(query)]
 
     def update(
@@ -324,9 +322,9 @@ class ConversationLog:
                 raise DataError(f"at={at}: this conversation has {(at or 0) - left} operations.")
             body = {"reason": "the copy ends before it", "unread": True}
             for parent in () if at is None else (*state.unread, *state.asked):
-                stop = Event("stopped", body, parent=parent, version=found[-1].version + 1)
-                made = {name: getattr(found[-1], name) for name in _MADE}
-                found.append(replace(stop, **made))
+                last = vars(found[-1])
+                made = {name: last[name] for name in ("created_at", "checkpoint", "embedder")}
+                found.append(Event("stopped", body, parent=parent, version=len(found) + 1, **made))
             return _copy(connection, conversation, found, owner, source.metadata, schema.LISTED)
 
         return self._create(owner, request, fork)
@@ -358,8 +356,7 @@ class ConversationLog:
             for row in self._rows(schema.events_of(conversation, *columns))
             for operation in row.operations
         ]
-        end = len(found) if limit is None else first + limit
-        return [{"seq": seq, **row} for seq, row in enumerate(found[first:end], first)]
+        return [{"seq": seq, **row} for seq, row in enumerate(found[first:][:limit], first)]
 
     def memory_at(self, conversation: str, length: int | None = None) -> tuple[Contents, int]:
         """Replay the memory after `length` operations (unset: all); also return how many it has."""

@@ -22,23 +22,13 @@ from starlette.routing import BaseRoute, Route
 from atommem.answering import Answer
 from atommem.errors import DataError
 from atommem.saved_memory import SCOPE
+from atommem.serve import wire
 from atommem.serve.conversation import Conversation
 from atommem.serve.conversations import Conversations
 from atommem.serve.items import text_item
 from atommem.serve.middleware import LOCAL, LOGGER, error_location
 from atommem.serve.openai_routes import response_id
 from atommem.serve.schema import NotFoundError, RequestKey
-from atommem.serve.wire import (
-    CLEAN,
-    SERVE_ERRORS,
-    ConversationId,
-    Name,
-    NonBlank,
-    Text,
-    Value,
-    public_error,
-    scope_of,
-)
 
 PATH = "/mcp"
 _INSTRUCTIONS = (
@@ -48,14 +38,16 @@ _INSTRUCTIONS = (
     "an entry; forget deletes an entry, or all that came from one text."
 )
 _Id = Annotated[
-    ConversationId,
+    wire.ConversationId,
     Field(description="The conversation id that remember returned; or give a scope."),
 ]
 _Scope = Annotated[
-    Value, Field(description="Of a scope, instead of a conversation: the same in all calls.")
+    wire.Value, Field(description="Of a scope, instead of a conversation: the same in all calls.")
 ]
-_Text = Annotated[Text, Field(description="The text: a message, a page, a whole document.")]
-_NewId = Annotated[ConversationId, Field(description="Where; empty starts a new conversation.")]
+_Text = Annotated[wire.Text, Field(description="The text: a message, a page, a whole document.")]
+_NewId = Annotated[
+    wire.ConversationId, Field(description="Where; empty starts a new conversation.")
+]
 _Goal = Annotated[
     str,
     Field(
@@ -63,14 +55,20 @@ _Goal = Annotated[
         description="For a new conversation: the questions that matter, one a line. "
         "A policy that was trained with the questions in view needs it.",
     ),
-    CLEAN,
+    wire.CLEAN,
 ]
 _AsIs = Annotated[bool, Field(description="Store the text as an entry as it is.")]
-_SourceName = Annotated[Name, Field(description="Name of the text in sources, and for forget.")]
-_Query = Annotated[str, Field(min_length=1, description="What the entries should be about."), CLEAN]
+_SourceName = Annotated[
+    wire.Name, Field(description="Name of the text in sources, and for forget.")
+]
+_Query = Annotated[
+    str, Field(min_length=1, description="What the entries should be about."), wire.CLEAN
+]
 _Entry = Annotated[int, Field(description="The id of an entry.")]
-_Reason = Annotated[Name, Field(description="Why; the log keeps it.")]
-_Source = Annotated[Name, Field(description="Or the name of a text, with all that came from it.")]
+_Reason = Annotated[wire.Name, Field(description="Why; the log keeps it.")]
+_Source = Annotated[
+    wire.Name, Field(description="Or the name of a text, with all that came from it.")
+]
 _EMPTY = "nothing was remembered in exactly this scope."
 _Context = Context[Any, Any]
 
@@ -161,7 +159,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         async with _tool_errors():
             if not text.strip():
                 raise DataError("text: it is blank. Give the text to read.")
-            owner, scope = owner_of(context), scope_of(user, agent, session)
+            owner, scope = owner_of(context), wire.scope_of(user, agent, session)
             key = await request_key(
                 "remember", owner, conversation, goal, name, text, verbatim, *scope.items()
             )
@@ -192,7 +190,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         session: _Scope = "",
     ) -> list[dict[str, Any]]:
         """Return the entries for a query; calls no model. A scope has those of all that match."""
-        scope = scope_of(user, agent, session)
+        scope = wire.scope_of(user, agent, session)
         if scope and not conversation:
             async with _tool_errors():
                 found = await server.recall(owner_of(context), scope, query)
@@ -213,7 +211,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
     @mcp.tool()
     async def correct(
         entry: _Entry,
-        text: NonBlank,
+        text: wire.NonBlank,
         context: _Context,
         conversation: _Id = "",
         user: _Scope = "",
@@ -222,7 +220,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         reason: _Reason = "",
     ) -> dict[str, Any]:
         """Replace the text of an entry. The log keeps what it was, and the reason."""
-        async with use(context, conversation, scope_of(user, agent, session)) as memory:
+        async with use(context, conversation, wire.scope_of(user, agent, session)) as memory:
             await memory.edit(entry, text, reason)
             return {"id": entry, "text": memory.session.memory.contents.entries[entry].text}
 
@@ -240,14 +238,14 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         """Delete an entry, or all that was written while a text was read. The log keeps both."""
         if (entry is None) == (not source):
             raise ToolError("give an entry's id or a source's name, and not both.")
-        async with use(context, conversation, scope_of(user, agent, session)) as memory:
+        async with use(context, conversation, wire.scope_of(user, agent, session)) as memory:
             deletes = memory.forget(source) if entry is None else memory.edit(entry, None, reason)
             done = await deletes
         return {"entries": [item["entry_id"] for item in done if item["kind"] == "delete"]}
 
     @mcp.tool()
     async def ask(
-        question: NonBlank,
+        question: wire.NonBlank,
         context: _Context,
         conversation: _Id = "",
         user: _Scope = "",
@@ -258,7 +256,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
 
         A `note` says why an answer may not be one from memory.
         """
-        scope = scope_of(user, agent, session)
+        scope = wire.scope_of(user, agent, session)
         async with _tool_errors():
             if scope and not await place(context, conversation, scope):
                 return {"answer": None, "note": _EMPTY, "entries": []}
@@ -305,9 +303,9 @@ async def _tool_errors(conversation: str = "") -> AsyncIterator[None]:
     """Turn errors of ours into messages for the caller, and log the place of others."""
     try:
         yield
-    except SERVE_ERRORS as error:
+    except wire.SERVE_ERRORS as error:
         place = f" (conversation {conversation})" if conversation else ""
-        raise ToolError(public_error(error)[2] + place) from error
+        raise ToolError(wire.public_error(error)[2] + place) from error
     except Exception as error:
         LOGGER.error({"event": "mcp", **error_location(error)})
         raise

@@ -15,28 +15,16 @@ from starlette.responses import StreamingResponse
 from atommem.documents import extract
 from atommem.episode import Step
 from atommem.errors import DataError
+from atommem.serve import wire
 from atommem.serve.items import item_of, listed, text_item
 from atommem.serve.openai_routes import Info, NeededScope, PageLimit, Scope, ThisCall
-from atommem.serve.wire import (
-    CLEAN,
-    ConversationId,
-    EntryCreate,
-    EntryUpdate,
-    FileExtract,
-    Name,
-    Number,
-    Text,
-    conversation_object,
-    entry_object,
-    page,
-)
 
 msgspec.json.Decoder(Step)  # in one thread, as in atommem.memory.log
 
 router = APIRouter(prefix="/v1/conversations/{conversation}")
 general = APIRouter(prefix="/v1")
 _SECONDS = 60  # bounds the extraction of a text: a file may be made to take forever
-At = Annotated[Number | None, Query(description="Number of operations; default: all.")]
+At = Annotated[wire.Number | None, Query(description="Number of operations; default: all.")]
 
 
 @router.get("/memory")
@@ -51,17 +39,17 @@ def retrieve_memory(info: Info, call: ThisCall, at: At = None) -> dict[str, Any]
         "scratchpad": contents.scratchpad,
         "query": contents.query,
         "shown": [{"entry": entry, "score": score} for entry, score in contents.shown],
-        "entries": [entry_object(entry) for entry in contents.entries.values()],
+        "entries": [wire.entry_object(entry) for entry in contents.entries.values()],
     }
 
 
 @router.get("/recall")
 async def recall(
-    conversation: ConversationId,
-    query: Annotated[str, Query(min_length=1, max_length=4000), CLEAN],
+    conversation: wire.ConversationId,
+    query: Annotated[str, Query(min_length=1, max_length=4000), wire.CLEAN],
     call: ThisCall,
     k: Annotated[int | None, Query(ge=1, le=10_000)] = None,
-    source: Name = "",
+    source: wire.Name = "",
     items: bool = False,
 ) -> dict[str, Any]:
     """Return the entries that the policy would be shown for a query, without calling a model.
@@ -71,7 +59,7 @@ async def recall(
     """
     async with call.use(conversation) as held:
         found = await held.recall(query, k, source)
-    shown = page([entry_object(entry, score=score) for entry, score in found])
+    shown = wire.page([wire.entry_object(entry, score=score) for entry, score in found])
     if items:
         pieces = [entry.source.piece or "" for entry, _ in found if entry.source]
         sources = {piece.rpartition(", ")[0] for piece in pieces}
@@ -82,15 +70,18 @@ async def recall(
 
 @router.get("/operations")
 def list_operations(
-    info: Info, call: ThisCall, after: Number = 0, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+    info: Info,
+    call: ThisCall,
+    after: wire.Number = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:
     """List the operation log from number `after`."""
-    return page(call.log.operations(info.id, after, limit + 1), limit)
+    return wire.page(call.log.operations(info.id, after, limit + 1), limit)
 
 
 @router.get("/steps")
 def list_steps(
-    info: Info, call: ThisCall, after: Number = 0, limit: PageLimit = 20
+    info: Info, call: ThisCall, after: wire.Number = 0, limit: PageLimit = 20
 ) -> dict[str, Any]:
     """List the steps after version `after`, with observation, whole prompt, completion, tokens."""
     events = call.log.events(info.id, ("step",), after=after, limit=limit + 1)
@@ -100,18 +91,18 @@ def list_steps(
         prompt = call.server.model.agent.prompts.text(step.observation, step.view)
         made = {"version": event.version, "created_at": event.created_at}
         found.append({**event.body, "prompt": prompt, **made, "checkpoint": event.checkpoint})
-    return page(found, limit)
+    return wire.page(found, limit)
 
 
 @router.post("/fork")
 def fork(info: Info, call: ThisCall, at: At = None) -> dict[str, Any]:
     """Copy the conversation as it was after `at` operations."""
-    return conversation_object(call.log.fork(info.id, info.owner, at, call.key))
+    return wire.conversation_object(call.log.fork(info.id, info.owner, at, call.key))
 
 
 @router.post("/entries")
 async def create_entry(
-    conversation: ConversationId, body: EntryCreate, call: ThisCall
+    conversation: wire.ConversationId, body: wire.EntryCreate, call: ThisCall
 ) -> dict[str, Any]:
     """Store a text as an entry as it is, without the policy, as the actor ``user``.
 
@@ -119,32 +110,34 @@ async def create_entry(
     """
     async with call.use(conversation) as held:
         text = text_item(body.text, body.name)
-        return page(await held.keep(text, call.key, body.replace))
+        return wire.page(await held.keep(text, call.key, body.replace))
 
 
 @router.post("/entries/{entry}")
 async def update_entry(
-    conversation: ConversationId, entry: Number, body: EntryUpdate, call: ThisCall
+    conversation: wire.ConversationId, entry: wire.Number, body: wire.EntryUpdate, call: ThisCall
 ) -> dict[str, Any]:
     """Replace the text of an entry, as an operation of the actor ``user``."""
     async with call.use(conversation) as held:
-        return page(await held.edit(entry, body.text, body.reason, call.key))
+        return wire.page(await held.edit(entry, body.text, body.reason, call.key))
 
 
 @router.delete("/entries/{entry}")
 async def delete_entry(
-    conversation: ConversationId, entry: Number, call: ThisCall, reason: Name = ""
+    conversation: wire.ConversationId, entry: wire.Number, call: ThisCall, reason: wire.Name = ""
 ) -> dict[str, Any]:
     """Delete an entry; the log keeps its text until the conversation is deleted."""
     async with call.use(conversation) as held:
-        return page(await held.edit(entry, None, reason))
+        return wire.page(await held.edit(entry, None, reason))
 
 
 @router.delete("/sources/{name:path}")
-async def delete_source(conversation: ConversationId, name: Text, call: ThisCall) -> dict[str, Any]:
+async def delete_source(
+    conversation: wire.ConversationId, name: wire.Text, call: ThisCall
+) -> dict[str, Any]:
     """Delete the texts with this name (or id), with what was written while they were read."""
     async with call.use(conversation) as held:
-        return page(await held.forget(name))
+        return wire.page(await held.forget(name))
 
 
 @router.delete("/items/{item}")
@@ -152,20 +145,20 @@ async def delete_item(info: Info, item: str, call: ThisCall) -> dict[str, Any]:
     """Delete a text, with what was written while it was read."""
     async with call.use(info.id) as held:
         await held.forget(item=item)
-    return conversation_object(info)
+    return wire.conversation_object(info)
 
 
 @general.get("/recall")
 async def recall_scope(
-    query: Annotated[str, Query(min_length=1, max_length=4000), CLEAN],
+    query: Annotated[str, Query(min_length=1, max_length=4000), wire.CLEAN],
     call: ThisCall,
     scope: NeededScope,
     k: Annotated[int | None, Query(ge=1, le=10_000)] = None,
 ) -> dict[str, Any]:
     """Return the best entries of all conversations of a scope, each with its conversation."""
     found = await call.server.recall(call.owner, scope, query, k)
-    objects = (entry_object(hit, score=score, conversation=name) for name, hit, score in found)
-    return page([*objects])
+    objects = (wire.entry_object(hit, score=score, conversation=name) for name, hit, score in found)
+    return wire.page([*objects])
 
 
 @general.get("/export")
@@ -177,21 +170,20 @@ def export(call: ThisCall, scope: Scope) -> StreamingResponse:
 
     def lines() -> Iterator[str]:
         for info in call.log.conversations(call.owner, where=scope, prefix=""):
-            contents, _ = call.log.memory_at(info.id)
             items = call.log.items(info.id)
             found = {
+                **retrieve_memory(info, call),
+                **wire.conversation_object(info),
                 "items": [{**item_of(item), "created_at": item.created_at} for item in items],
-                "scratchpad": contents.scratchpad,
-                "entries": [entry_object(entry) for entry in contents.entries.values()],
                 "operations": call.log.operations(info.id),
             }
-            yield json.dumps({**conversation_object(info), **found}) + "\n"
+            yield json.dumps(found) + "\n"
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
 
 
 @general.post("/extract")
-async def extract_text(body: FileExtract) -> dict[str, Any]:
+async def extract_text(body: wire.FileExtract) -> dict[str, Any]:
     """Return the text of a file, whose content is `data` in base64, and what it leaves out."""
     name = body.name
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -139,10 +138,6 @@ class Event:
         """The name that entries have as the source of text from this item."""
         return str(self.body.get("item", {}).get("name") or self.item)
 
-    def has_source(self, name: str) -> bool:
-        """Whether `name` is its source, or the whole whose part it is."""
-        return self.source == name or self.source.startswith(f"{name}, ")
-
 
 LISTED = "conv_"
 ITEMS = ("item", "ask", "answer")  # the events that are listed
@@ -235,14 +230,6 @@ def insert_conversation(
     return info
 
 
-def time_of(conversation: str) -> int:
-    """Return when a conversation was created, by its id."""
-    try:
-        return int(conversation.partition("_")[2][:8], 16)
-    except ValueError:
-        raise NotFoundError(f"there is no conversation {conversation!r}.") from None
-
-
 def find_conversation(
     connection: sa.Connection, conversation: str, owner: str, *, lock: bool = False
 ) -> ConversationInfo:
@@ -271,8 +258,7 @@ def record_request(
 
 def insert_of(connection: sa.Connection, table: sa.Table) -> Any:
     """Return an insert that can say what to do on a conflict."""
-    dialect: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
-    return dialect.insert(table)
+    return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
 
 
 def find_request(connection: sa.Connection, request: RequestKey | None) -> sa.Row[Any] | None:
@@ -303,11 +289,10 @@ def text_vectors(embedder: str, rows: Sequence[Any]) -> TextVectors:
     return TextVectors(embedder, digests, found)
 
 
-def open_database(url: str, seconds: float = 30.0) -> sa.Engine:
+def open_database(url: str) -> sa.Engine:
     """Open ``sqlite:///FILE`` or ``postgresql://USER@HOST/NAME`` (psycopg 3); make its tables.
 
-    Waits some `seconds` for a PostgreSQL that starts or recovers. Raises ConfigError if it is
-    unreachable or of another version.
+    Raises ConfigError if it is unreachable or of another version.
     """
     try:
         address = sa.make_url(url)
@@ -321,7 +306,7 @@ def open_database(url: str, seconds: float = 30.0) -> sa.Engine:
             options: dict[str, Any] = {"connect_args": {"prepare_threshold": None}}
             options |= {"pool_size": 8, "max_overflow": 8, "pool_pre_ping": True}
             engine = sa.create_engine(address, **options)
-        found = _create_tables(engine, seconds)
+        found = _create_tables(engine)
     except (sa.exc.SQLAlchemyError, ModuleNotFoundError, OSError) as error:
         reason = getattr(error, "orig", None) or error
         raise ConfigError(
@@ -360,30 +345,16 @@ def _sqlite(address: sa.URL) -> sa.Engine:
     return engine
 
 
-_REFUSED = re.compile("authentication|does not exist|pg_hba")  # the server is there
-
-
-def _create_tables(engine: sa.Engine, seconds: float) -> int | None:
-    """Create the tables if there are none; return their version (None: it was not recorded).
-
-    Tries again for `seconds` while a PostgreSQL does not accept connections.
-    """
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            with engine.execution_options(writes=True).begin() as connection:
-                if connection.dialect.name == "postgresql":  # gateways that start at the same time
-                    connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7061)")
-                tables = sa.inspect(connection).get_table_names()
-                if schema_version.name in tables:
-                    return connection.scalar(sa.select(schema_version.c.version))
-                if conversations.name in tables:
-                    return None
-                metadata.create_all(connection)
-                connection.execute(schema_version.insert().values(version=VERSION))
-                return VERSION
-        except sa.exc.OperationalError as error:
-            final = engine.dialect.name == "sqlite" or _REFUSED.search(str(error.orig))
-            if final or time.monotonic() > end:
-                raise
-        time.sleep(0.5)
+def _create_tables(engine: sa.Engine) -> int | None:
+    """Create the tables if there are none; return their version (None: it was not recorded)."""
+    with engine.execution_options(writes=True).begin() as connection:
+        if connection.dialect.name == "postgresql":  # gateways that start at the same time
+            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7061)")
+        tables = sa.inspect(connection).get_table_names()
+        if schema_version.name in tables:
+            return connection.scalar(sa.select(schema_version.c.version))
+        if conversations.name in tables:
+            return None
+        metadata.create_all(connection)
+        connection.execute(schema_version.insert().values(version=VERSION))
+        return VERSION

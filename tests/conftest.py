@@ -39,9 +39,9 @@ def _frozen_leftovers() -> Iterator[None]:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make reports without charts, which take a tenth of a second each."""
-    from atommem.eval.reporting import charts
+    from atommem.eval.reporting import page
 
-    monkeypatch.setattr(charts, "make_charts", lambda results: {})
+    monkeypatch.setattr(page, "make_charts", lambda results: {})
 
 
 @pytest.fixture(scope="session", autouse=True)

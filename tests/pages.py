@@ -9,18 +9,17 @@ import runpy
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 from typing import Any, Self
 
-import httpx
 import pytest
 import yaml
 
 from atommem import cli, plugins
 from atommem.servers.vllm_process import free_port
+from scripts.common import started
 
 ROOT = Path(__file__).parents[1]
 SHORTER = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
@@ -84,7 +83,7 @@ class Reader:
         self._packages = folder / "installed"
         self._packages.mkdir()
         self.known: dict[str, Any] = {}
-        self._servers: list[subprocess.Popen[bytes]] = []
+        self._servers = contextlib.ExitStack()
         self.address = f"127.0.0.1:{free_port()}"
 
     def __enter__(self) -> Self:
@@ -104,14 +103,9 @@ class Reader:
     def follow(self, page: str) -> dict[str, Any]:
         """Run all blocks of a page; return the names that its Python blocks defined."""
         names: dict[str, Any] = {"__name__": "reader"}
-        try:
+        with self._servers:
             for kind, block in blocks(page):
                 self.do(kind, block, names, page)
-        finally:
-            while self._servers:
-                server = self._servers.pop()
-                server.kill()
-                server.wait()
         return names
 
     def do(self, kind: str, block: str, names: dict[str, Any], page: str) -> None:
@@ -176,16 +170,6 @@ class Reader:
     def _serve(self, arguments: list[str]) -> None:
         path = os.pathsep.join([str(self._packages), str(self.folder), str(ROOT)])
         command = [sys.executable, "-m", "atommem.cli", *arguments]
-        log = (self.folder / "server.log").open("wb")
+        url, log = f"http://{self.address}/v1/models", self.folder / "server.log"
         env = os.environ | {"PYTHONPATH": path}
-        self._servers.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
-        ends = time.monotonic() + 300
-        while True:
-            try:
-                httpx.get(f"http://{self.address}/v1/models", timeout=5).raise_for_status()
-                return
-            except httpx.TransportError:
-                written = (self.folder / "server.log").read_text()
-                assert self._servers[-1].poll() is None, written
-                assert time.monotonic() < ends, written
-                time.sleep(0.2)
+        self._servers.enter_context(started(command, url, log, env=env))

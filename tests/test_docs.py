@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from atommem import cli, completion, dialects
+from atommem import completion, dialects
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
@@ -25,14 +25,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     with Reader(tmp_path_factory.mktemp("reader")) as reader:
         reader.known = reader.follow("docs/train.md")
         yield reader
-
-
-@pytest.mark.slow
-def test_train_page_leaves_policies(reader: Reader) -> None:
-    made = {path.name for path in Path("runs/demo").iterdir()}
-    assert {"cold_start", "grpo", "eval", "heldout.parquet"} <= made
-    assert reader.known["memory"].readings[0].chunks == len(reader.known["task"].documents)
-    assert reader.known["answer"].steps
 
 
 def test_picture_shows_what_the_tutorial_prints() -> None:
@@ -124,54 +116,6 @@ def test_examples_run(
     last = f"chunk {len(documents)} of {len(documents)}"
     for text in (last, "Where ? - ", "EM 0.", "kept:", "ask again: "):
         assert text in printed
-
-
-@pytest.fixture(scope="module")
-def atlas(reader: Reader) -> Path:
-    names = reader.follow(f"{FOLDER}/own_environment.md")
-    # Two updates teach it little: sometimes it uses up its turns and gives no answer.
-    assert names["answer"].status in ("completed", "incomplete")
-    assert names["answer"].output
-    return reader.folder / "runs" / "atlas"
-
-
-@pytest.mark.slow
-def test_own_environment_is_trained_evaluated_traced_and_reported(
-    atlas: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = (atlas / "grpo" / "metrics.jsonl").read_text().splitlines()
-    updates = [entry for entry in map(json.loads, lines) if "loss" in entry]
-    assert [entry["step"] for entry in updates] == [1, 2]
-    for entry in updates:
-        assert 0 <= entry["overlap"] == pytest.approx(entry["reward"])
-        assert entry["actions/lookup"] > 0
-        assert entry["sampling/sampling_logp_difference/mean"] < 1e-4
-    summary = json.loads((atlas / "after" / "summary.json").read_text())
-    assert summary["episodes"] == 6
-    assert set(summary["metrics"]) >= {"em", "overlap"}
-    assert cli.main(["trace", str(min((atlas / "guide" / "traces").iterdir()))]) == 0
-    folders = [str(atlas / name) for name in ("before", "after")]
-    assert cli.main(["compare", *folders, "--metric", "overlap"]) == 0
-    printed = capsys.readouterr().out
-    for text in ("step 2, acting", "call: lookup", "'overlap': ", "overlap on the 6 tasks"):
-        assert text in printed
-    assert cli.main(["report", *folders, "--output_dir", str(atlas / "report")]) == 0
-    tables = (atlas / "report" / "tables.md").read_text()
-    assert all(word in tables for word in ("overlap", "lookup"))
-
-
-@pytest.mark.slow
-def test_own_environment_without_documents_or_shape_is_refused_by_name(
-    atlas: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tasks = f"eval --policy {atlas}/sft --data train.atlas"
-    evaluation = f"{tasks} --output_dir {atlas}/rag --method rag"
-    assert cli.main(evaluation.split()) == 2
-    message = "method=rag: reads documents, and environment 'atlas' has none"
-    assert message in capsys.readouterr().err
-    plan = f"train grpo --model_name_or_path {atlas}/sft --data train.atlas --dry_run"
-    assert cli.main(plan.split()) == 2
-    assert "Atlas has no `shape`" in capsys.readouterr().err
 
 
 TASK: dict[str, Any] = {

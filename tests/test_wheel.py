@@ -3,6 +3,7 @@
 The environment sees the libraries of the one that runs the tests, and no other AtomMem.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -192,7 +193,7 @@ def test_installed_wheel_runs_the_readme_and_every_tutorial(
     (tmp_path / "tests").mkdir()
     for name in ("pages.py", "pages.yaml"):
         shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
-    for name in ("README.md", "docs", "examples"):
+    for name in ("README.md", "docs", "examples", "scripts"):
         (tmp_path / name).symlink_to(ROOT / name)
     reader = tmp_path / "reader"
     shutil.copytree(demo, reader / "runs" / "demo")
@@ -201,7 +202,16 @@ def test_installed_wheel_runs_the_readme_and_every_tutorial(
     printed = run([python, "-c", PAGES, tmp_path, base, *TUTORIALS], reader, timeout=900)
     assert printed.splitlines()[-1].endswith(("completed", "incomplete"))
     assert (reader / "runs" / "mine" / "model.safetensors").is_file()
-    assert (reader / "runs" / "atlas" / "grpo" / "model.safetensors").is_file()
+    atlas = reader / "runs" / "atlas"
+    assert (atlas / "grpo" / "model.safetensors").is_file()
+    lines = (atlas / "grpo" / "metrics.jsonl").read_text().splitlines()
+    updates = [entry for entry in map(json.loads, lines) if "loss" in entry]
+    assert [entry["step"] for entry in updates] == [1, 2]
+    for entry in updates:
+        assert 0 <= entry["overlap"] == pytest.approx(entry["reward"])
+        assert entry["actions/lookup"] > 0
+        assert entry["sampling/sampling_logp_difference/mean"] < 1e-4
+    assert "lookup" in (atlas / "report" / "tables.md").read_text()
 
 
 def test_core_without_the_extras_works_and_names_what_is_missing(

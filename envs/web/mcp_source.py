@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
 from threading import Thread
 from typing import Any
 
@@ -160,12 +160,11 @@ class _Server:
 
     async def _answers(self, client: asyncio.Future[Any]) -> bool:
         """Whether its session is alive: what a server says of one that it forgot has no form."""
-        try:
+        with suppress(Exception):
             async with asyncio.timeout(self._seconds):
                 await (await asyncio.shield(client)).list_tools(cursor=None)
-        except Exception:
-            return False
-        return True
+                return True
+        return False
 
     async def _drop(self, client: asyncio.Future[Any]) -> None:
         if self._client is client:  # the first call that finds it broken replaces it

@@ -4,13 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from atommem.config import check_choice
-from atommem.eval.methods.agents import (
-    AgenticSearch,
-    BrowsingRAG,
-    ReAct,
-    RecursiveReader,
-    Summarising,
-)
+from atommem.eval.methods.agents import AGENTS
 from atommem.eval.methods.baseline import (
     FullContext,
     Method,
@@ -55,9 +49,8 @@ def _memagent(setup: Setup) -> EpisodeRunner:
 
 
 _READERS = (FullContext, VanillaRAG, GenerativeAgents, AMem, Mem0, NoMemory, Oracle)
-_AGENTS = (AgenticSearch, RecursiveReader, ReAct, Summarising, BrowsingRAG)
 _MAKERS: dict[str, Callable[[Setup], Method]] = {"atommem": _atommem, "memagent": _memagent}
-_MAKERS |= {method.name: method for method in (*_READERS, *_AGENTS)}
+_MAKERS |= {method.name: method for method in (*_READERS, *AGENTS)}
 METHODS = tuple(_MAKERS)
 
 

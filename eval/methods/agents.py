@@ -290,3 +290,6 @@ async def _show(arguments: Mapping[str, Any], task: Task) -> ToolResult:
         return ToolResult(f"There are only documents 1 to {len(task.documents)}.", is_error=True)
     texts = [f"{document.title}\n{document.text}" for document in task.documents[first - 1 : last]]
     return ToolResult("\n\n".join(texts))
+
+
+AGENTS = (AgenticSearch, RecursiveReader, ReAct, Summarising, BrowsingRAG)

@@ -61,8 +61,8 @@ class Probe:
 
         found = trainer.run_async(sample())
         rows = [
-            Row(prompt, done.token_ids, done.logprobs, index, 1.0, 1.0)
-            for index, (prompt, done) in enumerate(zip(prompts, found, strict=True))
+            Row(prompt, done.token_ids, done.logprobs, 1.0, 1.0)
+            for prompt, done in zip(prompts, found, strict=True)
         ]
         sampled = torch.cat([torch.tensor(done.logprobs) for done in found])
         scored = self.score(trainer, rows)

@@ -91,7 +91,7 @@ def make_group(
 
     start = tokens(shared)
     made = []
-    for index in range(rows):
+    for _ in range(rows):
         sampled = tokens(about(completion))
-        made.append(Row(start + tokens(about(own)), sampled, [0.0] * len(sampled), index, 1.0, 1.0))
+        made.append(Row(start + tokens(about(own)), sampled, [0.0] * len(sampled), 1.0, 1.0))
     return made

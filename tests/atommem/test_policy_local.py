@@ -12,21 +12,18 @@ from atommem.policy import decoding
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.decoding import Row, draw, sampling_settings
 from atommem.policy.local import LocalPolicy, evaluating
+from tests.fakes import word_level
 
 torch = pytest.importorskip("torch")
 VOCABULARY = 50
 PROMPTS = [[2 + (7 * i + 3 * j) % 48 for j in range(3 + i)] for i in range(8)]
 
 
-class NumberTokenizer:
-    """Token 7 is the word "7"; `eos_token_id` ends a sequence and is special."""
-
-    def __init__(self, eos_token_id: int = 1) -> None:
-        self.eos_token_id = eos_token_id
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        shown = (i for i in token_ids if not (skip_special_tokens and i == self.eos_token_id))
-        return " ".join(map(str, shown))
+def number_tokenizer(eos_token_id: int = 1) -> Any:
+    """Token 7 is the word "7"."""
+    tokenizer = word_level([*map(str, range(VOCABULARY)), "<eos>", "<pad>"])
+    tokenizer.eos_token = str(eos_token_id)
+    return tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +41,7 @@ def model() -> Any:
 
 @pytest.fixture
 def policy(model: Any) -> LocalPolicy:
-    return LocalPolicy(model, NumberTokenizer())
+    return LocalPolicy(model, number_tokenizer())
 
 
 def complete_all(
@@ -125,7 +122,7 @@ def test_seeded_request_samples_the_same_in_any_batch(policy: LocalPolicy) -> No
 def test_end_of_sequence_is_in_the_ids_and_not_in_the_text(model: Any) -> None:
     def greedy(*most: int, eos: int = 1) -> list[Completion]:
         samplings = [Sampling(temperature=0, max_completion_length=count) for count in most]
-        policy = LocalPolicy(model, NumberTokenizer(eos))
+        policy = LocalPolicy(model, number_tokenizer(eos))
         return complete_all(policy, samplings, [PROMPTS[0]] * len(most))
 
     path = greedy(8)[0].token_ids

@@ -75,15 +75,14 @@ async def test_reads_before_an_answer_are_bounded() -> None:
 async def test_stopped_reading_asks_at_once_and_costs_less() -> None:
     stop = [Action("stop")]
     answers = [answer("Rome"), answer("42")]
-    seen, score = await play([stop, *answers], early_stop=True, step_cost=0.5)
+    costly: dict[str, Any] = {"early_stop": True, "step_cost": 0.5}
+    seen, score = await play([stop, *answers], **costly)
     assert [o.values("chunk") for o in seen[:3]] == [["one"], [], []]
     assert seen[1].closing[0].name == "asked"  # the text may go on
     assert (score.reward, score.metrics["em"]) == (0.75, 1.0)
-    _, score = await play([[], [], *answers], early_stop=True, step_cost=0.5)
-    assert score.reward == 0.5
-    _, score = await play([stop, answer("Oslo"), answer("41")], early_stop=True, step_cost=0.5)
-    assert score.reward == 0.0
-    seen, score = await play([stop, answers[0], [], [], answers[1]], early_stop=True, step_cost=0.5)
+    for steps, reward in (([[], [], *answers], 0.5), ([stop, answer("Oslo"), answer("41")], 0.0)):
+        assert (await play(steps, **costly))[1].reward == reward
+    seen, score = await play([stop, answers[0], [], [], answers[1]], **costly)
     assert [o.values("chunk") for o in seen[2:4]] == [[], ["two"]]  # without an answer it reads on
     assert (asked(seen[4]), score.reward) == (["Second?"], 0.5)
     seen, _ = await play([stop, READ, answers[0], [], [], answers[1]], early_stop=True, max_reads=1)

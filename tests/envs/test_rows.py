@@ -36,21 +36,19 @@ Rows = list[dict[str, Any]]
 
 def json_columns(rows: Rows, kind: Any) -> Any:
     """Return a table whose lists have items of JSON, of an Arrow type, as `datasets` makes them."""
-    columns: dict[str, Any] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = [row.get(name) for row in rows]
+
+    def column(values: list[Any]) -> Any:
         lists = [value for value in values if isinstance(value, list)]
         if any(isinstance(item, list | dict) for value in lists for item in value):
             texts = [value and [*map(json.dumps, value)] for value in values]
-            columns[name] = pyarrow.array(texts, pyarrow.list_(pyarrow.string())).cast(
-                pyarrow.list_(kind)
-            )
-        elif any(isinstance(value, dict) for value in values):
+            return pyarrow.array(texts, pyarrow.list_(pyarrow.string())).cast(pyarrow.list_(kind))
+        if any(isinstance(value, dict) for value in values):
             texts = [None if value is None else json.dumps(value) for value in values]
-            columns[name] = pyarrow.array(texts, pyarrow.string()).cast(kind)
-        else:
-            columns[name] = pyarrow.array(values)
-    return pyarrow.table(columns)
+            return pyarrow.array(texts, pyarrow.string()).cast(kind)
+        return pyarrow.array(values)
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pyarrow.table({name: column([row.get(name) for row in rows]) for name in names})
 
 
 def write_datasets(path: Path, rows: Rows, kind: Any = None) -> Path:

@@ -55,10 +55,9 @@ def test_answer_follows_from_the_documents(prose: str, hops: int) -> None:
 
 
 def test_task_depends_on_config_seed_and_index_only() -> None:
-    config = WorldConfig()
-    assert list(generate(config, 5, seed=3)) == list(generate(config, 9, seed=3))[:5]
-    assert make_task(config, 3, 4) == list(generate(config, 5, seed=3))[4]
-    assert make_task(config, 4, 4).documents != make_task(config, 3, 4).documents
+    tasks = list(generate(WorldConfig(), 9, seed=3))
+    assert list(generate(WorldConfig(), 5, seed=3)) == tasks[:5]
+    assert make_task(WorldConfig(), 4, 4).documents != tasks[4].documents
 
 
 def run_expert(
@@ -110,27 +109,28 @@ def test_expert_without_faults_answers_every_question(
     assert {o.outcome for step in steps for o in step.operations} == {Outcome.APPLIED}
 
 
+def stopping(faults: Faults, **knobs: Any) -> tuple[list[Task], list[Episode]]:
+    """Tasks, and the episodes of an expert that stops reading, all right in the end."""
+    tasks = list(generate(WorldConfig(prose="compact", corrections=0.0, **knobs), 8, seed=11))
+    expert = Expert(get_prose("compact"), get_dialect("paper"), faults)
+    episodes = run_expert(expert, longdoc(WordTokenizer(), max_reads=0, early_stop=True), tasks)
+    assert em(episodes) == 1.0
+    return tasks, episodes
+
+
 @pytest.mark.parametrize(
     ("evidence", "least", "most"), [("early", 0.1, 0.5), ("late", 0.85, 1.0), ("mixed", 0.5, 0.85)]
 )
 def test_expert_that_stops_reads_as_far_as_the_evidence(
     evidence: str, least: float, most: float
 ) -> None:
-    config = WorldConfig(prose="compact", corrections=0.0, distractors=9, evidence=evidence)
-    tasks = list(generate(config, 8, seed=11))
-    expert = Expert(get_prose("compact"), get_dialect("paper"), Faults(stop=0.0))
-    episodes = run_expert(expert, longdoc(WordTokenizer(), max_reads=0, early_stop=True), tasks)
-    assert em(episodes) == 1.0
+    tasks, episodes = stopping(Faults(stop=0.0), distractors=9, evidence=evidence)
     read = sum(len(episode.steps) - 1 for episode in episodes)
     assert least < read / sum(len(task.documents) for task in tasks) < most
 
 
 def test_expert_that_stops_without_an_answer_reads_on() -> None:
-    config = WorldConfig(prose="compact", corrections=0.0, distractors=3, evidence="late")
-    expert = Expert(get_prose("compact"), get_dialect("paper"), Faults(stop=0.0, wait=1.0))
-    factory = longdoc(WordTokenizer(), max_reads=0, early_stop=True)
-    episodes = run_expert(expert, factory, list(generate(config, 4, seed=11)))
-    assert em(episodes) == 1.0
+    _, episodes = stopping(Faults(stop=0.0, wait=1.0), distractors=3, evidence="late")
     for episode in episodes:
         asked = [step for step in episode.steps if step.observation.question == 0]
         assert len(asked) > 2

@@ -107,9 +107,8 @@ class ToyPolicy(ScriptedPolicy):
             return self.errors[name]
         if "document." in prompt:
             return "<create_memory>seen</create_memory>"
-        return (
-            f"<final_answer>\\boxed{{{'wrong' if name in self.wrong else answer}}}</final_answer>"
-        )
+        given = "wrong" if name in self.wrong else answer
+        return f"<final_answer>\\boxed{{{given}}}</final_answer>"
 
 
 def make_runner(
@@ -144,7 +143,6 @@ def made(
     row: str,
     scores: Sequence[Mapping[str, float]],
     *,
-    categories: Sequence[str] = ("",),
     dataset: str = "toy",
     planned: int | None = None,
     endings: Mapping[int, str] | None = None,
@@ -156,8 +154,8 @@ def made(
     """
     records = []
     for number, given in enumerate(scores):
-        category, metrics = categories[number % len(categories)], {"f1": given["em"], **given}
-        question = QuestionRecord(f"q{number}", "?", "a", ("b",), category, metrics)
+        metrics = {"f1": given["em"], **given}
+        question = QuestionRecord(f"q{number}", "?", "a", ("b",), metrics=metrics)
         sums = {**episode_sums([]), "episodes": 1.0}
         name, stop = f"t{number}", (endings or {}).get(number, "answered")
         reward, asked = (None, ()) if stop == "failed" else (given["em"], (question,))

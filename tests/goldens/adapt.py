@@ -139,7 +139,7 @@ def loss_and_gradient(
     made = []
     for index, (logprobs, advantage) in enumerate(rows):
         weight = token_weight(len(logprobs), sizes[index], weighting)
-        made.append(Row([1], [2] * len(logprobs), logprobs, index, advantage, weight))
+        made.append(Row([1], [2] * len(logprobs), logprobs, advantage, weight))
     objective = PolicyLoss(**{"epsilon": 0.2, "epsilon_high": 0.28, **settings})
     total, log = objective(
         logps, Tokens.of(made, torch.device("cpu")), old, ref if objective.beta else None

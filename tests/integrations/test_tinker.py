@@ -63,7 +63,7 @@ def test_make_data_gives_the_server_our_loss_and_gradient(
     for prompt, length, episode, advantage in ((5, 6, 0, 0.7), (8, 3, 0, 0.7), (3, 4, 1, -0.4)):
         weight = token_weight(length, sizes[episode], args.normalization)
         logprobs = random.uniform(-3, 0, length)
-        rows.append(Row(range(prompt), range(length), logprobs, episode, advantage, weight))
+        rows.append(Row(range(prompt), range(length), logprobs, advantage, weight))
     over = normalizer(sizes, args.normalization, 16)
     tokens = Tokens.of(rows, torch.device("cpu"))
     start = tokens.logprobs.double() + torch.from_numpy(random.normal(0, 0.4, 13))

@@ -22,7 +22,7 @@ import httpx
 import psycopg
 
 from atommem.serve.app import make_app, run
-from atommem.serve.schema import Event
+from atommem.serve.items import item_of
 from atommem.servers.vllm_process import free_port
 from tests.serve.servers import event_kinds, items, make_conversations, new_conversation, until
 
@@ -84,7 +84,7 @@ def postgres(folder: Path) -> Iterator[Database]:
     assert POSTGRES is not None
     port, data = free_port(), str(folder / "data")
     initdb = [f"{POSTGRES}/initdb", "-D", data, "-A", "trust", "-U", "postgres", "--no-sync"]
-    subprocess.run([*as_user(folder), *initdb], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    subprocess.run([*_as_user(folder), *initdb], check=True, cwd=folder, stdout=subprocess.DEVNULL)
     server = [f"{POSTGRES}/postgres", "-D", data, "-p", str(port), "-k", str(folder)]
     url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
 
@@ -96,7 +96,7 @@ def postgres(folder: Path) -> Iterator[Database]:
             os.kill(random.choice(found), signal.SIGKILL)
             while True:
                 own.execute("SELECT 1")
-        until(partial(connects, url), 60)
+        until(partial(_connects, url), 60)
 
     server += ["-c", "listen_addresses=127.0.0.1", "-c", "hot_standby=off"]
     process = _start(server, folder, url)
@@ -136,7 +136,7 @@ def pgbouncer(folder: Path) -> Iterator[Database]:
             processes[0].wait()
 
 
-def as_user(folder: Path) -> list[str]:
+def _as_user(folder: Path) -> list[str]:
     if os.geteuid() != 0:
         return []
     shutil.chown(folder, "postgres")  # PostgreSQL and pgbouncer refuse to run as root
@@ -146,13 +146,13 @@ def as_user(folder: Path) -> list[str]:
 def _start(command: list[str], folder: Path, url: str) -> subprocess.Popen[bytes]:
     streams: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     streams |= {"cwd": folder, "start_new_session": True}
-    process = subprocess.Popen([*as_user(folder), *command], **streams)
+    process = subprocess.Popen([*_as_user(folder), *command], **streams)
 
-    until(partial(connects, url), 60)
+    until(partial(_connects, url), 60)
     return process
 
 
-def connects(url: str) -> bool:
+def _connects(url: str) -> bool:
     with suppress(psycopg.OperationalError):
         psycopg.connect(url, connect_timeout=5).close()
         return True
@@ -242,7 +242,8 @@ def _compare(url: str, paths: list[str], ids: Mapping[int, set[str]]) -> dict[st
     for place, path in enumerate(paths):
         name = path.rpartition("/")[2]
         found["answer", name] = event_kinds(conversations, path).count("answer")
-        texts = {event.version: text_of(event) for event in log.items(name, ("item", "ask"))}
+        asked = log.items(name, ("item", "ask"))
+        texts = {event.version: item_of(event)["content"][0]["text"] for event in asked}
         found += Counter(("written", text) for text in texts.values())
         memory, _ = log.memory_at(name)
         found += Counter(("read", entry.text) for entry in memory.entries.values())
@@ -257,7 +258,3 @@ def _compare(url: str, paths: list[str], ids: Mapping[int, set[str]]) -> dict[st
     log.engine.dispose()
     others = sum(len(names) - 1 for names in ids.values())
     return {"lost": (expected - found).total(), "doubled": (found - expected).total() + others}
-
-
-def text_of(event: Event) -> str:
-    return str(event.body["item"]["content"][0]["text"])

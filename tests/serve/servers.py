@@ -102,9 +102,9 @@ class Running:
 
 @contextmanager
 def running(
-    conversations: Conversations, keys: Mapping[str, str] | None = None, hosts: Sequence[str] = ()
+    conversations: Conversations, keys: Mapping[str, str] = {}, hosts: Sequence[str] = ()
 ) -> Iterator[Running]:
-    app = make_app(conversations, keys, hosts)
+    app = make_app(conversations, {key: owner for owner, key in keys.items()}, hosts)
     config = uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     loop = asyncio.new_event_loop()

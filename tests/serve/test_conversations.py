@@ -134,7 +134,6 @@ async def test_deleted_item_and_forgotten_source_are_not_read(conversations: Con
         [step async for step in held.read()]
         found = [entry.text for entry in held.session.memory.contents.entries.values()]
     assert found == ["Bob lives in Oslo."]
-    await conversations.model.runtime.close()
 
 
 async def test_another_gateway_shows_nothing_forgotten_or_erased(
@@ -156,8 +155,6 @@ async def test_another_gateway_shows_nothing_forgotten_or_erased(
     await conversations.erase(name, "local")
     with pytest.raises(NotFoundError):
         await recalled()
-    for each in (conversations, other):
-        await each.model.runtime.close()
 
 
 async def test_stream_that_nobody_reads_does_not_stop_the_work_and_a_silent_one_is_pinged(

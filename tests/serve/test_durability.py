@@ -3,11 +3,9 @@
 `kills` starts two gateways on one database; `scripts/bench_kills.py` kills more often.
 """
 
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,10 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from atommem.errors import ConfigError, OutageError
-from atommem.serve.schema import open_database
+from atommem.errors import OutageError
 from tests.fakes import full_disk
-from tests.serve.kills import DATABASES, POSTGRES, as_user, connects, kill_under_load, postgres
+from tests.serve.kills import DATABASES, kill_under_load
 from tests.serve.servers import (
     KEYS,
     Running,
@@ -30,7 +27,6 @@ from tests.serve.servers import (
     make_conversations,
     new_conversation,
     running,
-    until,
 )
 
 
@@ -48,31 +44,6 @@ def test_two_gateways_under_load_write_once_and_lose_nothing_after_kill_9(kind: 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(POSTGRES is None, reason="PostgreSQL is not installed")
-def test_gateway_waits_for_a_database_that_recovers_and_not_for_one_that_refuses() -> None:
-    with (
-        TemporaryDirectory() as folder,
-        postgres(Path(folder)) as database,
-        ThreadPoolExecutor(2) as threads,
-    ):
-        open_database(database.url).connect()
-        data = Path(folder, "data")
-        (data / "standby.signal").touch()  # its recovery waits for `pg_ctl promote`
-        threads.submit(database.kills["connection"])
-        until(lambda: not connects(database.url))
-        with pytest.raises(ConfigError, match="the database system"):
-            open_database(database.url, seconds=0.2)
-        opened = threads.submit(open_database, database.url)
-        with pytest.raises(TimeoutError):
-            opened.result(1)
-        promote = [*as_user(Path(folder)), f"{POSTGRES}/pg_ctl", "promote", "-D", str(data)]
-        until(lambda: subprocess.run(promote, cwd=folder).returncode == 0)
-        opened.result(30).connect()
-        with pytest.raises(ConfigError, match='role "ann" does not exist'):
-            open_database(database.url.replace("postgres@", "ann@"))
-
-
-@pytest.mark.slow
 def test_full_disk_refuses_a_text_and_loses_none(tmp_path: Path) -> None:
     with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
         path = new_conversation(http, "Ann lives in Rome.")
@@ -85,9 +56,8 @@ def test_full_disk_refuses_a_text_and_loses_none(tmp_path: Path) -> None:
 
 def test_key_belongs_to_one_request_of_one_owner_and_happens_once(tmp_path: Path) -> None:
     once = {"Idempotency-Key": "8e03978e-40d5-43dd-bc93-6894a57f9324"}
-    owners = {key: owner for owner, key in KEYS.items()}
     with (
-        running(make_conversations(tmp_path / "log.db"), owners) as server,
+        running(make_conversations(tmp_path / "log.db"), KEYS) as server,
         server.http(KEYS["ann"]) as ann,
         server.http(KEYS["bob"]) as bob,
     ):

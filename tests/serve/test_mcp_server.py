@@ -110,7 +110,6 @@ async def test_errors_are_messages_and_crashes_reveal_nothing(
         assert "secret" not in await call(client, "ask", question="Who?", **where)
     assert "secret" not in caplog.text
     assert "RuntimeError" in caplog.text
-    await conversations.model.runtime.close()
 
 
 async def test_share_that_limits_cut_is_told_when_a_text_is_read(tmp_path: Path) -> None:
@@ -146,7 +145,7 @@ async def test_reply_says_what_was_written_and_if_a_goal_was_missing(
 async def test_tools_do_not_reach_another_owner_s_conversation(
     conversations: Conversations,
 ) -> None:
-    with running(conversations, {key: owner for owner, key in KEYS.items()}) as server:
+    with running(conversations, KEYS) as server:
         async with http_client(server, KEYS["ann"]) as client:
             conversation = (await call(client, "remember", text=FACT, name="bees"))["conversation"]
         calls = {"remember": "text", "recall": "query", "ask": "question", "forget": "source"}
@@ -154,8 +153,6 @@ async def test_tools_do_not_reach_another_owner_s_conversation(
             for tool, argument in calls.items():
                 arguments = {"conversation": conversation, argument: "bees"}
                 assert "there is no conversation" in await call(client, tool, **arguments)
-        with server.http("wrong") as http:
-            assert http.post("/mcp", json={}).status_code == 401
         assert len(conversations.log.memory_at(conversation)[0].entries) == 1
 
 
@@ -196,7 +193,6 @@ async def test_scopes_replace_conversation_ids_and_retries_write_once(tmp_path: 
         where = {"conversation": first["conversation"]}
         assert "nothing in this conversation" in await call(client, "forget", source="x", **where)
     assert len(server.log.conversations("me")) == 3
-    await server.model.runtime.close()
 
 
 def test_call_repeated_after_the_client_s_time_out_writes_once(tmp_path: Path) -> None:

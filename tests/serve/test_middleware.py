@@ -25,8 +25,7 @@ from tests.serve.servers import KEYS, Running, make_conversations, new_conversat
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     conversations = make_conversations(tmp_path_factory.mktemp("serve") / "log.db")
-    owners = {key: owner for owner, key in KEYS.items()}
-    with running(conversations, owners, ["memory.test"]) as found:
+    with running(conversations, KEYS, ["memory.test"]) as found:
         yield found
 
 

@@ -25,24 +25,19 @@ from tests.serve.servers import (
 PARTS = ["Ann lives in Rome.", "Bob lives in Oslo.", "Cid sings."]
 
 
-def message(*texts: str) -> dict[str, Any]:
-    parts = [{"type": "input_text", "text": text} for text in texts]
-    return {"type": "message", "role": "user", "content": parts}
-
-
 def test_conversation_is_created_read_asked_listed_and_deleted(server: Running) -> None:
     client = server.client()
     conversation = client.conversations.create(metadata={"goal": "Where does Ann live?"})
-    new: Any = [message(*PARTS[:2]), message(PARTS[2])]
-    items = client.conversations.items
-    created = items.create(conversation.id, items=new).data
+    new: Any = items(*PARTS[:2])["items"] + items(PARTS[2])["items"]
+    held = client.conversations.items
+    created = held.create(conversation.id, items=new).data
     answer: Any = client.responses.create(
         model="scripted", conversation=conversation.id, input="Where does Bob live?"
     )
     assert answer.output_text == "Bob lives in Oslo."
     assert answer.memory[0]["source"]["piece"] == f"{created[0].id}, chunk 2/2"
-    listed: Any = items.list(conversation.id, order="asc").data
-    assert items.retrieve(listed[-1].id, conversation_id=conversation.id) == listed[-1]
+    listed: Any = held.list(conversation.id, order="asc").data
+    assert held.retrieve(listed[-1].id, conversation_id=conversation.id) == listed[-1]
     assert [item.role for item in listed] == ["user", "user", "user", "assistant"]
     assert [part.text for part in listed[0].content] == PARTS[:2]
     assert client.responses.retrieve(answer.id).output_text == answer.output_text
@@ -56,8 +51,7 @@ def test_conversation_is_created_read_asked_listed_and_deleted(server: Running) 
 
 def test_streamed_response_has_a_summary_part_for_each_step(server: Running) -> None:
     client = server.client()
-    new: Any = [message("Ann lives in Rome.")]
-    conversation = client.conversations.create(items=new).id
+    conversation = client.conversations.create(**items("Ann lives in Rome.")).id
     with client.responses.stream(
         model="scripted", conversation=conversation, input="Where does Ann live?"
     ) as stream:
@@ -245,14 +239,8 @@ def test_scope_lists_recalls_and_erases_what_belongs_to_it(http: httpx.Client) -
     one = {"query": "Oslo", "metadata": "topic=homes", "k": 1}
     best = http.get("/v1/recall", params=one).json()
     assert [entry["text"] for entry in best["data"]] == [PARTS[1]]
-    for wrong in (
-        "",
-        "user=",
-        "user=ann&user=bob",
-        "usr=ann",
-        "user=ann&sesion=1",
-        "user=ann&metadata=user%3Dbob",
-    ):
+    other = "user=ann&metadata=user%3Dbob"
+    for wrong in ("", "user=", "user=ann&user=bob", "usr=ann", "user=ann&sesion=1", other):
         assert http.delete(f"/v1/conversations?{wrong}").status_code == 400, wrong
     assert http.delete("/v1/conversations/x/sources/y?z=1").json()["error"]["param"] == "z"
     assert len(http.delete("/v1/conversations", params={"user": "ann"}).json()["ids"]) == 2

@@ -45,8 +45,7 @@ async def test_training_evaluation_and_serving_give_the_same_tokens(
     environment = environment_config("longdoc", **world)
     embedder = make_embedder(EmbedderConfig(embedder="hashing"))
     task = next(generate(WorldConfig(), 1, 3))
-    policy: Any = ScriptedPolicy(tokenizer, note_taker)
-    policy.tokenizer = tokenizer
+    policy = ScriptedPolicy(tokenizer, note_taker)
 
     sampling = Sampling(max_completion_length=200)
     run = RunConfig(memory=MEMORY, environment=environment, sampling=sampling)

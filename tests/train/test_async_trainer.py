@@ -106,7 +106,9 @@ def test_async_without_staleness_equals_on_policy_training_and_resumes(tmp_path:
 
 @pytest.mark.slow
 def test_async_stopped_while_it_waits_for_groups_saves_a_checkpoint(tmp_path: Path) -> None:
-    trainer = make_trainer(save_model(tmp_path), tmp_path, max_staleness=1, save_strategy="steps")
+    settings = {"max_staleness": 1, "save_strategy": "steps", "bf16": True}
+    trainer = make_trainer(save_model(tmp_path), tmp_path, **settings)
+    assert trainer.runner.agent.policy.autocast  # it samples as it trains
     trainer.add_callback(at("on_step_begin", 1, terminate))
     message = r"stopped before update 2.*--resume continues"
     with trainer, pytest.raises(TrainingInterrupted, match=message):

@@ -72,9 +72,9 @@ def test_episode_size_omits_failed_episodes_and_empty_steps() -> None:
 
 def test_merge_equal_rows_adds_up_weighted_advantages() -> None:
     rows = [
-        Row([1, 2], [3], [-0.1], 0, 0.75, 1.0),
-        Row([1], [2, 3], [-0.1, -0.1], 1, 0.5, 1.0),
-        Row([1, 2], [3], [-0.1], 2, -0.25, 3.0),
+        Row([1, 2], [3], [-0.1], 0.75, 1.0),
+        Row([1], [2, 3], [-0.1, -0.1], 0.5, 1.0),
+        Row([1, 2], [3], [-0.1], -0.25, 3.0),
     ]
     first, second = merge_equal_rows(rows)
     assert (first.prompt_ids.tolist(), first.completion_ids.tolist()) == ([1, 2], [3])
@@ -98,10 +98,10 @@ LONGEST = 9  # length of every completion for dr_grpo
 def random_rows(rng: random.Random, normalization: str) -> list[Row]:
     """One to five rows of 2 to 7 tokens (TRL reads a single column per sequence)."""
     rows = []
-    for index in range(rng.randint(1, 5)):
+    for _ in range(rng.randint(1, 5)):
         logprobs = [-rng.uniform(0.1, 4) for _ in range(rng.randint(2, 7))]
         weight = token_weight(len(logprobs), EpisodeSize(len(logprobs), 1), normalization)
-        rows.append(Row([1], [2] * len(logprobs), logprobs, index, rng.uniform(-1, 1), weight))
+        rows.append(Row([1], [2] * len(logprobs), logprobs, rng.uniform(-1, 1), weight))
     return rows
 
 
@@ -212,9 +212,7 @@ def test_gradient_shares_add_up_the_weights_of_rows(
     log = gradient_shares(sizes, advantages, normalization)
     rows = episode_rows(UNEVEN, advantages_of_steps(advantages, UNEVEN), normalization)
     weights = [abs(row.advantage) * row.weight * len(row.logprobs) for row in rows]
-    of_episode = [0.0] * 4
-    for row, weight in zip(rows, weights, strict=True):
-        of_episode[row.episode] += weight
+    of_episode = [sum(part) for part in np.split(weights, [1, 2, 5])]
     shares = [log[f"gradient_share/steps_q{q}"] for q in (1, 2, 3, 4)]
     assert shares == pytest.approx([n / sum(by_steps) for n in by_steps])
     assert shares == pytest.approx([w / sum(of_episode) for w in of_episode])
@@ -231,7 +229,7 @@ def test_default_correction_keeps_the_weight_of_long_rows() -> None:
     rows = []
     for length in (100, 500, 2000, 4000):
         noise = 0.05 * torch.randn(length, generator=generator) - 0.05**2 / 2
-        rows += [Row([1], [2] * length, -noise, 0, 1.0, 1.0)]
+        rows += [Row([1], [2] * length, -noise, 1.0, 1.0)]
     tokens = Tokens.of(rows, CPU)
     _, log = loss(torch.zeros(len(tokens.logprobs), requires_grad=True), tokens)
     means = [float(row.mean()) for row in log[CORRECTION].split(tokens.counts)]

@@ -93,7 +93,7 @@ def make_step(prompt_ids: list[int], token_ids: list[int]) -> Step:
 
 
 def make_row(prompt: list[int], completion: list[int]) -> Row:
-    return Row(prompt, completion, [0.0] * len(completion), 0, 1.0, 1.0)
+    return Row(prompt, completion, [0.0] * len(completion), 1.0, 1.0)
 
 
 def make_episode(

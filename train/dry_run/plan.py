@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -156,30 +155,23 @@ def _timelines(
     # An asynchronous run without servers samples from a second model beside the first process.
     samplers = len(args.vllm_server_urls) if run.rollout == "server" else int(run.stage == "async")
     processes, devices = run.launch.processes, run.launch.processes + samplers
-    lag = getattr(args, "max_staleness", 0)
-    split = f": {_name_split(devices, samplers, 1, lag)}" if run.rollout == "server" else ""
-    schedules = [(f"this run{split}", samplers, lag)]
-    schedules += [("all sample, then train", 0, 0)] * bool(samplers)
-    estimate = partial(costs.estimate_timeline, seconds, load, devices, processes)
-    found = [estimate(*line) for line in schedules]
+
+    def line(samplers: int, staleness: int, parallel: int = 1) -> costs.Timeline:
+        engines = f" ({parallel} an engine)" if parallel > 1 else ""
+        lag = f"{staleness} update{'s' * (staleness > 1)} behind" if staleness else "in turn"
+        split = f"{samplers} sample{engines}, {devices - samplers} train, {lag}"
+        name = split if samplers else "all sample, then train"
+        roles = name, samplers, staleness, parallel
+        return costs.estimate_timeline(seconds, load, devices, processes, *roles)
+
+    own = line(samplers, getattr(args, "max_staleness", 0))
+    name = f"this run: {own.name}" if run.rollout == "server" else "this run"
+    found = [replace(own, name=name), *[line(0, 0)] * bool(samplers)]
     splits = sorted({devices * eighths // 8 for eighths in range(1, 7)} - {0})
     for staleness in (0, 1) if splits else ():
-        choices = [
-            estimate(name, split, staleness, parallel)
-            for split in splits
-            for parallel in (1, 2, 4, 8)
-            if split % parallel == 0
-            for name in [_name_split(devices, split, parallel, staleness)]
-        ]
-        found.append(min(choices, key=lambda line: line.seconds))
+        roles = [(n, staleness, tp) for n in splits for tp in (1, 2, 4, 8) if n % tp == 0]
+        found.append(min((line(*role) for role in roles), key=lambda line: line.seconds))
     return found
-
-
-def _name_split(devices: int, samplers: int, parallel: int, staleness: int) -> str:
-    """Describe devices that sample for others, in turn with them or some updates ahead."""
-    engines = f" ({parallel} an engine)" if parallel > 1 else ""
-    lag = f"{staleness} update{'s' * (staleness > 1)} behind" if staleness else "in turn"
-    return f"{samplers} sample{engines}, {devices - samplers} train, {lag}"
 
 
 def _engine(args: Any, run: costs.Run) -> tuple[float, float]:

@@ -220,7 +220,7 @@ class UpdateStep:
     def _plan(self, rows: Sequence[Row]) -> list[list[Row]]:
         """Plan this rank's micro-batches; an empty one gets a row of weight 0."""
         pad = [self.pad_token_id]
-        empty = Row(pad, pad, [0.0], 0, advantage=0.0, weight=0.0)
+        empty = Row(pad, pad, [0.0], advantage=0.0, weight=0.0)
         given = self._pair_cost, self.token_budget, self.prefix_sharing
         planned = plan_micro_batches(rows, *given, self.accelerator.process_index)
         return [micro_batch or [empty] for micro_batch in planned]
@@ -290,7 +290,7 @@ def save_batches(folder: Path, rank: int, rollout: int, batches: Sequence[Batch]
 
 
 def _row_state(row: Row) -> list[Any]:
-    _, values = row.__reduce__()
+    values = (getattr(row, name) for name in field_names(Row))
     return [torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in values]
 
 

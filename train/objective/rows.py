@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import stdev
 from typing import Any
@@ -26,31 +26,26 @@ OVERLONG = (StopReason.TOKEN_LIMIT, StopReason.TIME_LIMIT, StopReason.CONTEXT_OV
 class Row:
     """One step of one episode, with the token ids as they were sampled."""
 
-    prompt_ids: Any
+    prompt_ids: Any  # int32
     completion_ids: Any
     logprobs: Any  # of completion_ids at sampling (nats), float32
-    episode: int  # index in the rank's batch
     advantage: float
     weight: float  # of each completion token in the loss (`token_weight`)
     old_logprobs: Any = None  # before the first update on the row; default logprobs
-    ids: np.ndarray = field(init=False, repr=False)  # prompt and completion, int32
 
     def __post_init__(self) -> None:
-        prompt, completion = (
-            np.asarray(ids, dtype=np.int32) for ids in (self.prompt_ids, self.completion_ids)
-        )
-        self.ids = np.concatenate([prompt, completion])
-        self.prompt_ids, self.completion_ids = np.split(self.ids, [len(prompt)])
+        self.prompt_ids = np.asarray(self.prompt_ids, dtype=np.int32)
+        self.completion_ids = np.asarray(self.completion_ids, dtype=np.int32)
         self.logprobs = np.asarray(self.logprobs, dtype=np.float32)
         old = self.logprobs if self.old_logprobs is None else self.old_logprobs
         self.old_logprobs = np.asarray(old, dtype=np.float32)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the ids once, not as `ids` and its two parts."""
-        return Row, tuple(getattr(self, item.name) for item in fields(self) if item.init)
+    @property
+    def ids(self) -> np.ndarray:
+        return np.concatenate([self.prompt_ids, self.completion_ids])
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.prompt_ids) + len(self.completion_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +128,13 @@ def episode_rows(
     has a KL term, steps with advantage 0: their gradient is 0.
     """
     rows: list[Row] = []
-    for index, (episode, by_step) in enumerate(zip(episodes, advantages, strict=True)):
+    for episode, by_step in zip(episodes, advantages, strict=True):
         size = EpisodeSize.of(episode, overlong_filtering)
         for step, advantage in zip(episode.steps, by_step, strict=True):
             if size.tokens and step.token_ids and (advantage or with_kl):
                 weight = token_weight(len(step.token_ids), size, normalization)
                 ids = step.prompt_ids, step.token_ids
-                rows.append(Row(*ids, step.logprobs, index, advantage, weight))
+                rows.append(Row(*ids, step.logprobs, advantage, weight))
     return rows
 
 

@@ -47,15 +47,12 @@ class Tree:
     @classmethod
     def from_segments(cls, boundaries: list[int], depths: list[int]) -> Tree:
         """Build the trie: where segments begin, then the row's length; depths of first tokens."""
-        count = len(depths)
-        ends = [boundaries[-1]] * count
-        open_segments: list[int] = []
-        for index, depth in enumerate(depths):
-            # In pre-order, a segment that does not start deeper than an open one is not below it.
-            while open_segments and depths[open_segments[-1]] >= depth:
-                ends[open_segments.pop()] = boundaries[index]
-            open_segments.append(index)
-        return cls(tuple((boundaries[i], boundaries[i + 1], ends[i]) for i in range(count)))
+        spans = []
+        for i, depth in enumerate(depths):
+            # In pre-order, what is below a segment ends at the next one that starts no deeper.
+            after = (j for j in range(i + 1, len(depths)) if depths[j] <= depth)
+            spans.append((boundaries[i], boundaries[i + 1], boundaries[next(after, -1)]))
+        return cls(tuple(spans))
 
     @property
     def length(self) -> int:
