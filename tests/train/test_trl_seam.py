@@ -24,7 +24,7 @@ BY_NAME = ("getattr", "setattr", "hasattr", "patch.object")
 ELSEWHERE = {
     *("_Converter", "_PARSER", "_actions", "_parse_and_convert", "_get_entity_infos", "_typehint"),
     *("_exit", "_replace", "_mapping", "_pool"),  # of os, namedtuple, SQLAlchemy, httpcore
-    "_scaled_dot_product_flash_attention_for_cpu",  # of torch
+    *("_last_lr", "_scaled_dot_product_flash_attention_for_cpu"),  # of torch
     "_scaled_dot_product_flash_attention_for_cpu_backward",
 }
 """Private names of other packages."""

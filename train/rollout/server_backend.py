@@ -44,10 +44,11 @@ class AdapterBackend(Backend):
             return
         trainer.run_async(self.policy.use_adapter(adapter))
         if trainer.accelerator.is_main_process:
-            for server in () if self._checked else self.policy.serving:
+            unchecked = () if self._checked else self.policy.serving
+            self._checked = True
+            for server in unchecked:
                 with suppress(OutageError):  # the pool drops it at the next request
                     trainer.run_async(_check_server(server, adapter))
-            self._checked = True
             trainer.run_async(self._unload(outdated))
 
     async def _unload(self, adapters: Sequence[Adapter]) -> None:
