@@ -19,8 +19,9 @@ from typing import Any
 
 NOW = "2105-12-31 23:59:00"  # EHRSQL's, whose dates are shifted
 SECONDS, MEMORY = 20, 4 << 30
-_DENIED = ("open", "os.", "socket.", "subprocess.", "shutil.", "ctypes.", "sqlite3.connect")
-_DENIED += ("import",)
+_DENIED = (
+    *("open", "os.", "socket.", "subprocess.", "shutil.", "ctypes.", "sqlite3.connect", "import"),
+)
 _SIGNS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _CONDITION = re.compile(r"\s*(\w+)\s*(>=|<=|>|<|=|\sin\s)\s*(.*?)\s*$")
 
