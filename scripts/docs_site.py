@@ -30,19 +30,13 @@ class Fields(griffe.Extension):
                 memory[name] = copy(twin[name])
                 memory[name].labels = twin[name].labels - {"async"}
 
-    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
-        fields = [
-            griffe.DocstringAttribute(
-                name, annotation=member.annotation, description=_comment(member)
-            )
-            for name, member in cls.members.items()
-            if member.is_attribute and not (member.docstring or name.startswith("_"))
-        ]
+    def on_class(self, *, cls: Any, **_: Any) -> None:
+        fields = []
+        for name, member in cls.members.items():
+            if member.is_attribute and not (member.docstring or name.startswith("_")):
+                comment: Any = re.search(r"  # (?!type:)(.*)$|$", member.source)
+                shown = {"annotation": member.annotation, "description": comment[1] or ""}
+                fields.append(griffe.DocstringAttribute(name, **shown))
         if fields:
             cls.docstring = cls.docstring or griffe.Docstring("", parent=cls)
             cls.docstring.parsed.append(griffe.DocstringSectionAttributes(fields))
-
-
-def _comment(attribute: Any) -> str:
-    found = re.search(r"  # (?!type:)(.*)$", attribute.source)
-    return found[1] if found else ""
