@@ -198,7 +198,8 @@ class Demo:
     def tasks(self, stream: int, count: int, world: Any = None) -> list[Task]:
         """Generate `count` tasks of one stream, of the recipe's world or another of its kind."""
         capacities = self.settings.run.memory.capacities
-        return make_tasks(world or self.recipe.world, count, 10 * self.seed + stream, capacities)
+        world, seed = world or self.recipe.world, 10 * self.seed + stream
+        return make_tasks(world, count, seed, capacities, self.recipe.binding)
 
     def learn_to_copy(self) -> None:
         title = "Pretraining on copying (a policy that cannot copy cannot use a memory)"

@@ -15,11 +15,21 @@ import psutil
 import pytest
 
 from atommem import cli
-from atommem.demo.recipe import FULL, INJECTED, WEB, Recipe, make_expert, make_tasks, world_words
+from atommem.demo.recipe import (
+    BOUNDED,
+    FULL,
+    INJECTED,
+    WEB,
+    Recipe,
+    make_expert,
+    make_tasks,
+    world_words,
+)
 from atommem.demo.run import load_settings
 from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
 from atommem.dialects import get_dialect
 from atommem.envs.synthetic.expert import ExpertPolicy
+from atommem.envs.synthetic.world import get_prose
 from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import EpisodeRunner
@@ -100,6 +110,20 @@ def test_demo_with_a_killed_process_ends_the_other(tmp_path: Path) -> None:
         assert process.wait(timeout=60) == 2
     assert "process 1 of the demo's 2 ended with status -9" in log.read_text()
     assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.parametrize("binding", [True, False])
+def test_binding_tasks_never_have_fewer_facts_than_the_store_holds(binding: bool) -> None:
+    told = [
+        [
+            one
+            for document in task.documents
+            for one in get_prose("compact").statements(document.text)
+        ]
+        for task in make_tasks(BOUNDED.world, 60, 3, [8], binding)
+    ]
+    fewest = min(sum(one.kind == "fact" for one in statements) for statements in told)
+    assert (fewest >= 8) == binding
 
 
 @pytest.mark.slow
