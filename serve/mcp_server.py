@@ -28,7 +28,7 @@ from atommem.serve.conversations import Conversations
 from atommem.serve.items import text_item
 from atommem.serve.middleware import LOCAL, LOGGER, error_location
 from atommem.serve.openai_routes import response_id
-from atommem.serve.schema import NotFoundError, RequestKey
+from atommem.serve.schema import Event, NotFoundError, RequestKey
 
 PATH = "/mcp"
 _INSTRUCTIONS = (
@@ -272,11 +272,12 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
             response = await response_id(server.log, key)
             async with server.settled(key):
                 asked = memory.ask(text_item(question), response, key)
-                *_, answer = [event async for event in asked]
+                ask, *_, answer = [event async for event in asked]
         assert isinstance(answer, Answer)
+        assert isinstance(ask, Event)
         entries = [entry.text for entry in answer.entries]
         note = {"note": answer.note} if answer.note else {}
-        return {"answer": answer.text, **note, "entries": entries, "response": response}
+        return {"answer": answer.text, **note, "entries": entries, "response": ask.response}
 
     return mcp
 
