@@ -338,9 +338,9 @@ class _Refusing(LocalPolicy):
 
 
 def check_out(out: Path) -> None:
-    """Raise `ConfigError` if the demo would replace folders that are not a demo's."""
-    found = [name for name in _FOLDERS if (out / name).exists()]
-    if found and not any((out / name).is_file() for name in (HELDOUT_FILE, SUMMARY_FILE)):
+    """Raise `ConfigError` if the demo would replace what is not a demo's."""
+    found = [name for name in (*_FOLDERS, SUMMARY_FILE) if (out / name).exists()]
+    if found and not (out / HELDOUT_FILE).is_file():
         raise ConfigError(f"output_dir={out}: its {', '.join(found)} would be lost. Give another.")
 
 

@@ -97,6 +97,7 @@ def _add_page(app: FastAPI) -> None:
         for name, kind in _PAGE.items()
     }
 
+    @app.get("/", include_in_schema=False)
     @app.get("/ui", include_in_schema=False)
     @app.get("/ui/{name}", include_in_schema=False)
     def page(name: str = "index.html") -> Response:

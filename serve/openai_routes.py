@@ -328,7 +328,7 @@ async def create_chat_completion(body: wire.ChatCreate, call: ThisCall) -> Any:
     """Answer the last message after reading those before it that the conversation does not have."""
     response = await response_id(call.log, call.key)
     usage = bool(body.stream_options and body.stream_options.get("include_usage"))
-    form = ChatForm(response.replace("resp_", "chatcmpl-"), call.server.model.name, usage)
+    form = ChatForm(call.server.model.name, usage)
     events = _ask(call, response, body, body.conversation)
     return await respond(call.request, events, form, bool(body.stream))
 

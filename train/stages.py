@@ -13,7 +13,6 @@ from typing import Any
 from httpx import HTTPError
 from huggingface_hub import HfApi
 from peft import PeftModel
-from trl import ModelConfig
 
 from atommem.embedding import make_embedder
 from atommem.environment import find_environment
@@ -37,6 +36,7 @@ from atommem.train.train_config import (
     AsyncModelConfig,
     AsyncTrainConfig,
     ColdStartConfig,
+    PolicyModelConfig,
     TrainConfig,
 )
 
@@ -155,7 +155,7 @@ class TrainerStage:
     config_class: type
     make_trainer: Callable[[Settings], Any]
     columns: Sequence[Column]
-    model_class: type = ModelConfig
+    model_class: type = PolicyModelConfig
 
     def prepare(self, settings: Settings) -> Any:
         hide_weight_bars()

@@ -292,6 +292,15 @@ class AsyncTrainConfig(EpisodeConfig, TrainingArguments):
 
 
 @dataclass
+class PolicyModelConfig(ModelConfig):
+    """TRL's `ModelConfig`, and the model under an adapter that is trained further."""
+
+    base_model: str | None = setting(
+        None, "Folder or hub name of the model under an adapter; unset: the one that it names."
+    )
+
+
+@dataclass
 class AsyncModelConfig(ModelConfig):
     """TRL's `ModelConfig` without what does not fit."""
 

@@ -314,8 +314,8 @@ def _gaia_equal(answer: str, gold: str, dropped: Any = _NO_PUNCTUATION) -> bool:
     if re.search("[,;]", gold):
         given, right = re.split("[,;]", answer), re.split("[,;]", gold)
         return len(given) == len(right) and all(map(_gaia_equal, given, right, repeat({})))
-    given, right = ("".join(text.translate(dropped).split()).lower() for text in (answer, gold))
-    return given == right
+    one, other = ("".join(text.translate(dropped).split()).lower() for text in (answer, gold))
+    return one == other
 
 
 def _gaia_number(answer: str) -> float:

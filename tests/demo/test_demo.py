@@ -42,8 +42,9 @@ def test_demo_in_a_folder_of_other_files_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "eval").mkdir()
+    (tmp_path / "summary.json").write_text("{}")  # of an evaluation
     assert cli.main(["demo", "--quick", "--output_dir", str(tmp_path)]) == 2
-    assert "its eval would be lost" in capsys.readouterr().err
+    assert "its eval, summary.json would be lost" in capsys.readouterr().err
     assert (tmp_path / "eval").is_dir()
 
 
@@ -67,7 +68,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a quick demo in one process, which replaced an earlier one."""
     out = tmp_path_factory.mktemp("demo") / "single"
     (out / "eval" / "before" / "traces" / "old").mkdir(parents=True)
-    (out / "summary.json").write_text("{}")
+    (out / "heldout.parquet").touch()
     with demo(out, 1, "--quick") as process:
         assert process.wait(timeout=300) == 0
     return out
