@@ -58,7 +58,6 @@ class Ratings:
         found = cls(texts)
         if arguments.policy is None:
             return found
-
         prompts = {
             f"{kind} {i}": prompt.format(text=text)
             for kind, prompt in _PROMPTS.items()

@@ -150,13 +150,8 @@ class _Arrays(pickle.Unpickler):
     """Reads dictionaries of numbers, texts and numpy arrays; a pickle can name nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] == "numpy" and name in (
-            "_reconstruct",
-            "ndarray",
-            "dtype",
-            "scalar",
-            "_frombuffer",
-        ):
+        known = ("_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer")
+        if module.split(".")[0] == "numpy" and name in known:
             return super().find_class(module, name)
         raise DataError(f"a pickle of AgentDriver's data names {module}.{name}: refused.")
 

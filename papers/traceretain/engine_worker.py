@@ -51,12 +51,8 @@ def _quick_engine() -> Any:
             self.state["_valid_commands"] = [self._command(action, shown) for action in actions]
 
         def _command(self, action: Any, shown: Any) -> str:
-            values = {
-                place.name: shown[variable.name] for place, variable in action.mapping.items()
-            }
-            if (
-                action.name.lower() == "gotolocation"
-            ):  # its template asks the state for what the action itself says
+            values = {place.name: shown[of.name] for place, of in action.mapping.items()}
+            if action.name.lower() == "gotolocation":  # its template would ask the state
                 return f"go to {values['r']}"
             return action.command_template.format(**values)
 

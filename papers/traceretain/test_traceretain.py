@@ -64,13 +64,9 @@ class Household:
             self.at = place
         elif verb == "open" and place == self.at:
             self.closed.discard(place)
-        elif (
-            verb == "take"
-            and not self.held
-            and self.places.get(thing) == place == self.at
-            and self._open()
-        ):
-            self.held, self.places[thing] = thing, ""
+        elif verb == "take" and not self.held and self._open():
+            if self.places.get(thing) == place == self.at:
+                self.held, self.places[thing] = thing, ""
         elif verb == "move" and (thing, place) == (self.held, self.at) and self._open():
             self.held, self.places[thing] = "", place
         elif verb in _STATES and (thing, place) == (self.held, self.at):
