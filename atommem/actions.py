@@ -23,8 +23,7 @@ class Body(StrEnum):
     HANDLE = "handle"  # the number of an entry that was shown
     HANDLE_TEXT = "handle_text"  # such a number, then text
     BOX = "box"  # text with ``\boxed{...}``, whose content counts
-    BOXES = "boxes"
-    """Text with any number of boxes, each of which is an action of its own, an empty one too."""
+    BOXES = "boxes"  # text with any number of boxes, each an action of its own, an empty one too
     ARGUMENTS = "arguments"  # a JSON object that fits the action's schema
 
 
@@ -78,13 +77,11 @@ class ProblemReason(StrEnum):
 
     UNCLOSED = "unclosed"  # an opening tag that is never closed
     STRAY_CLOSE = "stray_close"  # a closing tag without an opening one
-    NESTED = "nested"
-    """An opening tag inside another element: part of that element's body, not an action."""
+    NESTED = "nested"  # an opening tag inside another element: part of its body, not an action
     EMPTY = "empty"  # an element whose body is empty and needs one
     MISSING_HANDLE = "missing_handle"  # an update or delete that does not name one entry
     NO_BOX = "no_box"  # an answer without ``\boxed{...}``
-    UNCLOSED_THINKING = "unclosed_thinking"
-    """``<think>`` is never closed, so nothing after it is parsed."""
+    UNCLOSED_THINKING = "unclosed_thinking"  # ``<think>`` without its end: nothing after it counts
     NOT_JSON = "not_json"  # arguments that are not a JSON object (or such a reply of a baseline)
     UNKNOWN_TOOL = "unknown_tool"  # a call of a tool that the environment does not have
     BAD_ARGUMENTS = "bad_arguments"  # arguments that do not fit the tool's schema

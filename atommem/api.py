@@ -81,10 +81,10 @@ class _Contents:
 
 
 class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
-    """A memory that a policy fills by reading and answers from; `open` and `load` make one.
+    """The asynchronous twin of `Memory`, with the same methods; `open` and `load` make one.
 
     Every step is one of a `Session`, with the prompts of the policy's training, token for token.
-    Reading and asking run one at a time. `Memory` is the synchronous twin.
+    Reading and asking run one at a time.
     """
 
     @classmethod
@@ -353,9 +353,8 @@ def _waiting(
 class Memory(_Contents, AbstractContextManager["Memory"]):
     """A memory that a policy fills by reading and answers from.
 
-    Its methods `read`, `ask`, `search`, `edit`, `forget`, `scope`, `fork`, `at`, `save`, `load` and
-    `close` are those of `AsyncMemory`, and wait until they are done. Ctrl-C ends one and keeps
-    finished steps. It is made of what `AsyncMemory.open` takes, or of an `AsyncMemory`.
+    It is made of what `AsyncMemory.open` takes, or of an `AsyncMemory`, whose methods it has; each
+    waits until it is done. Ctrl-C ends one and keeps finished steps.
     """
 
     def __init__(self, policy: Any, **settings: Any) -> None:

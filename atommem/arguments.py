@@ -47,6 +47,7 @@ RENAMED = {
     "json": "out",
     "max_in_flight": "max_inflight_tasks",
     "max_tokens": "max_completion_length",
+    "max_turns": "max_calls",
     "micro_batch_tokens": "token_budget",
     "n": "limit",
     "out": "output_dir",

@@ -89,7 +89,8 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     for question in arguments.questions:
         if os.path.isfile(question):
             raise ConfigError(f"{question}: a file, not a question. Give one file or folder.")
-    check_writable("memory", arguments.memory, folder=True)
+    if arguments.memory is not None:
+        SavedMemory.check_folder(arguments.memory)
     check_writable("trace", arguments.trace, folder=False)
     return arguments, settings
 

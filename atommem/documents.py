@@ -105,12 +105,16 @@ def decode_declared(
     for name in tuple(names):
         with suppress(LookupError):
             names.insert(names.index(name) + 1, codecs.lookup(name).name)  # of Python: latin-1
-    encoding = next(filter(None, map(webencodings.lookup, names)), None)
-    if encoding is None and not raw.startswith(_MARKS):
+    known = next(filter(webencodings.lookup, names), None)
+    if known is None and not raw.startswith(_MARKS):
         return None
-    if encoding is not None and encoding.name == "gbk":
+    encoding = webencodings.lookup(known or "utf-8")
+    if encoding.name == "gbk":
         encoding = webencodings.lookup("gb18030")
-    text, found = webencodings.decode(raw, encoding or "utf-8")
+    with suppress(LookupError):
+        if encoding.name == "replacement":  # browsers, which run scripts, refuse hz
+            encoding = webencodings.Encoding(known, codecs.lookup(str(known)))
+    text, found = webencodings.decode(raw, encoding)
     return str(text), str(found.name)
 
 

@@ -74,8 +74,7 @@ _REFUSED_CALLS = (ProblemReason.NOT_JSON, ProblemReason.UNKNOWN_TOOL, ProblemRea
 class StopReason(StrEnum):
     """Why an episode ended."""
 
-    ANSWERED = "answered"
-    """Every question has an answer, or an environment without questions came to its end."""
+    ANSWERED = "answered"  # every question, or an environment without questions came to its end
     UNANSWERED = "unanswered"  # the steps ran out before every question had an answer
     STEP_LIMIT = "step_limit"
     TOKEN_LIMIT = "token_limit"

@@ -68,15 +68,21 @@ class SavedMemory:
         except (msgspec.ValidationError, ValueError, RecursionError) as error:
             raise DataError(f"{path}: not a memory, or damaged ({error}).") from error
 
-    def write(self, folder: str | os.PathLike[str], session: SessionState) -> Path:
-        """Write a folder; the memory there is replaced as a whole."""
-        check_writable("folder", folder, folder=True)
+    @classmethod
+    def check_folder(cls, folder: str | os.PathLike[str]) -> Path:
+        """Return a folder in which a memory may be written; raise DataError or ConfigError."""
+        check_writable("memory", folder, folder=True)
         path = Path(folder)
         others = path.is_dir() and any(
             not item.name.lstrip(".").startswith(MEMORY_FILE) for item in path.iterdir()
         )
-        if others and not self.exists(path):
+        if others and not cls.exists(path):
             raise DataError(f"{path}: holds other files and no memory. Give an empty folder.")
+        return path
+
+    def write(self, folder: str | os.PathLike[str], session: SessionState) -> Path:
+        """Write a folder; the memory there is replaced as a whole."""
+        path = self.check_folder(folder)
         path.mkdir(parents=True, exist_ok=True)
         session.save(path / MEMORY_FILE, **asdict(self))
         return path

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from atommem.episode import Episode, Step
-from atommem.errors import TraceError, format_error, suggest_path
+from atommem.errors import TraceError, suggest_path
 from atommem.files import write_text
 from atommem.memory.log import to_json
 
@@ -53,10 +53,11 @@ def read_trace(path: str | Path) -> Trace:
     """Read a trace, as far as it goes; raise TraceError if it is missing or damaged."""
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        hint = suggest_path(path)
-        raise TraceError(f"cannot read the trace {path}{hint}: {format_error(error)}") from error
+        lines = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
+    except OSError as error:
+        inside = next(path.rglob("*.0.jsonl"), None) if path.is_dir() else None
+        hint = suggest_path(path) if inside is None else f" (did you mean {inside}?)"
+        raise TraceError(f"cannot read the trace {path}{hint}: {error.strerror}.") from error
     records: list[Any] = []
     for line in lines:
         try:

@@ -3,6 +3,7 @@
 import argparse
 import multiprocessing
 import os
+import signal
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -89,7 +90,9 @@ def _start_others(ranks: int, args: argparse.Namespace) -> list[BaseProcess]:
 def _run(args: argparse.Namespace, rank: str = "") -> None:
     """Run the demo, in a process that was started for a `rank`, or in this one."""
     started = time.perf_counter()
-    os.environ |= {"RANK": rank, "LOCAL_RANK": rank} if rank else {}
+    if rank:
+        os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends it
     # Torch and TRL take seconds to import: not for --help.
     from atommem.demo.recipe import RECIPES, quick
     from atommem.demo.run import check_out, run_demo

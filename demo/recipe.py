@@ -90,6 +90,7 @@ class Recipe:
     cold_start: ColdStart = ColdStart()
     updates: int | None = None  # updates of GRPO; None: as in the YAML file
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # words for the YAML
+    binding: bool = False  # training tasks have at least as many facts as a limited store holds
     heldout: int = 300
     ablations: tuple[str, ...] = ("store_off", "scratchpad_off", "update_off")
     """Keys of `atommem.demo.run.ABLATIONS`."""
@@ -171,10 +172,13 @@ def make_expert(world: World, dialect: Dialect, faults: Any = None) -> Any:
     return kind(get_prose(world.prose), dialect, faults)
 
 
-def make_tasks(world: World, count: int, seed: int, capacities: Sequence[int] = ()) -> list[Task]:
+def make_tasks(
+    world: World, count: int, seed: int, capacities: Sequence[int] = (), binding: bool = False
+) -> list[Task]:
     """Generate tasks, each for a store of one of the `capacities` (0: unlimited) if there are any.
 
-    It draws its number of facts then: from fewer than the store holds to more.
+    It draws its number of facts then: from one to two more than the store holds, or if `binding`
+    from as many as a limited store holds to twice as many.
     """
     if isinstance(world, SiteConfig):
         return list(generate_sites(world, count, seed))
@@ -184,8 +188,10 @@ def make_tasks(world: World, count: int, seed: int, capacities: Sequence[int] = 
     for index in range(count):
         name = task_name(seed, index)
         capacity = drawn_capacity(capacities, name)
-        most = (_UNLIMITED if capacity is None else capacity) + 2
-        facts = Random(f"distractors/{name}").randint(1, most)
+        least, most = 1, (capacity or _UNLIMITED) + 2
+        if binding and capacity is not None:
+            least, most = capacity, min(2 * capacity, world.names // 2 - 1)
+        facts = Random(f"distractors/{name}").randint(least, most)
         tasks.append(make_task(replace(world, capacity=capacity, distractors=facts), seed, index))
     return tasks
 

@@ -198,7 +198,8 @@ class Demo:
     def tasks(self, stream: int, count: int, world: Any = None) -> list[Task]:
         """Generate `count` tasks of one stream, of the recipe's world or another of its kind."""
         capacities = self.settings.run.memory.capacities
-        return make_tasks(world or self.recipe.world, count, 10 * self.seed + stream, capacities)
+        world, seed = world or self.recipe.world, 10 * self.seed + stream
+        return make_tasks(world, count, seed, capacities, self.recipe.binding)
 
     def learn_to_copy(self) -> None:
         title = "Pretraining on copying (a policy that cannot copy cannot use a memory)"
@@ -337,9 +338,9 @@ class _Refusing(LocalPolicy):
 
 
 def check_out(out: Path) -> None:
-    """Raise `ConfigError` if the demo would replace folders that are not a demo's."""
-    found = [name for name in _FOLDERS if (out / name).exists()]
-    if found and not any((out / name).is_file() for name in (HELDOUT_FILE, SUMMARY_FILE)):
+    """Raise `ConfigError` if the demo would replace what is not a demo's."""
+    found = [name for name in (*_FOLDERS, SUMMARY_FILE) if (out / name).exists()]
+    if found and not (out / HELDOUT_FILE).is_file():
         raise ConfigError(f"output_dir={out}: its {', '.join(found)} would be lost. Give another.")
 
 

@@ -77,8 +77,8 @@ def build_long_documents(argv: Sequence[str]) -> int:
     )
     known = f"Its format; or {', '.join(_GENERATED)}: generated (--benchmark told --help)."
     _add_source(parser, [*BENCHMARKS, *_GENERATED], SPLITS, known)
-    aliases = "id_aliases.json of 2WikiMultihopQA; its names are right too."
-    parser.add_argument("--aliases", type=Path, help=aliases)
+    names = "id_aliases.json of 2WikiMultihopQA; its names are right too."
+    parser.add_argument("--aliases", type=Path, help=names)
     parser.add_settings("tasks", BuildConfig)
     args = parser.read(argv)
     config = make(BuildConfig, args)
@@ -93,7 +93,8 @@ def build_long_documents(argv: Sequence[str]) -> int:
     counts["rows_without_all_gold_documents"] = pool.skipped
     if pool.skipped:
         print(f"{pool.skipped} rows left out: a supporting paragraph is missing", file=sys.stderr)
-    settings = {**origin, **asdict(config), "aliases": _described(args.aliases), "pool": counts}
+    aliases = args.aliases and describe_file(args.aliases)
+    settings = {**origin, **asdict(config), "aliases": aliases, "pool": counts}
     return _save(tqdm(tasks, "building", config.n, unit="task", disable=None), args.out, settings)
 
 
@@ -119,10 +120,6 @@ def _source(
     command = ["atommem", "data", "build", *argv]
     named = {"command": command, "benchmark": benchmark.name, "split": args.split}
     return files, {**named, "inputs": [describe_file(file) for file in files]}
-
-
-def _described(path: Path | None) -> dict[str, Any] | None:
-    return None if path is None else describe_file(path)
 
 
 def _generate(source: str, argv: Sequence[str]) -> int:
@@ -184,7 +181,8 @@ def build_web_questions(argv: Sequence[str]) -> int:
         tasks.append(Task(name, (question,), source=benchmark.name, metadata=metadata))
     if secret := sum(not row.question.answers for row in rows):
         print(f"{secret} tasks without a known answer", file=sys.stderr)
-    drawn = {"only": _described(args.only), "seed": args.seed, "counts": {"tasks": len(tasks)}}
+    drawn = {"seed": args.seed, "counts": {"tasks": len(tasks)}}
+    drawn["only"] = args.only and describe_file(args.only)
     return _save(tasks, args.out, {**origin, **drawn})
 
 

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ from typing import Any
 from atommem.arguments import Parser, make, split_config
 from atommem.config import PolicyConfig, check_choice, check_least, check_probabilities, setting
 from atommem.embedding import make_embedder
-from atommem.environment import EnvironmentFactory, make_factory
+from atommem.environment import EnvironmentFactory, find_environment, make_factory
 from atommem.envs.scoring.judge import judge_settings
 from atommem.errors import ConfigError
 from atommem.eval.methods import METHODS, make_method
 from atommem.eval.methods.baseline import Method
 from atommem.eval.methods.recorder import Setup
-from atommem.policy.opening import open_policy, policy_identity
+from atommem.policy.opening import model_folder, open_policy, policy_identity
 from atommem.run import RunConfig, add_run_settings, find_stored, warn_of_other_prompts
 
 EXIT_REFUSED = 2
@@ -39,7 +39,7 @@ class EvalConfig:
     context_tokens: int = setting(
         32_768, "Longest prompt and completion together (full_context truncates to it)."
     )
-    max_turns: int = setting(40, "Calls of tools in an episode; then it must answer.")
+    max_calls: int = setting(40, "Calls of tools in an episode; then it must answer.")
     yarn_factor: float | None = setting(None, "YaRN factor of the server, stated in the result.")
     limit: int | None = setting(None, "Only this many tasks, the first ones.")
     num_generations: int = setting(1, "Episodes of each task.")
@@ -49,7 +49,7 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)
-        check_least(self, max_turns=1, yarn_factor=1, num_generations=1, limit=1)
+        check_least(self, max_calls=1, yarn_factor=1, num_generations=1, limit=1)
         check_probabilities(self, "max_failed_fraction")
 
 
@@ -113,7 +113,8 @@ def eval_parser(environment: str) -> Parser:
         "FILE|NAME, whose own flags `atommem eval --suite --help` shows.",
         usage="atommem eval --policy POLICY --data FILE --output_dir DIR [--SETTING]",
     )
-    parser.add_settings("evaluation", EvalConfig)
+    own = fields(find_environment(environment).config_class)  # the web has max_calls too
+    parser.add_settings("evaluation", EvalConfig, leave_out=[item.name for item in own])
     add_run_settings(parser, environment)
     parser.set_defaults(seed=0)
     return parser
@@ -140,6 +141,8 @@ class EvalContext(AsyncExitStack):
         if self._models != evaluation.models:
             self._models, self._factories = "", {}
             await self.aclose()
+            if not evaluation.policy.is_server:  # before the embedder: it may be out of reach
+                model_folder("policy", evaluation.policy.policy[0])
             self._embedder = make_embedder(run.embedder)
             self.push_async_callback(self._embedder.close)
             self._policy = open_policy(evaluation.policy)
@@ -157,7 +160,7 @@ class EvalContext(AsyncExitStack):
             factory=factory,
             max_in_flight=self._slots or evaluation.policy.max_inflight_tasks,
             context_tokens=config.context_tokens,
-            max_turns=config.max_turns,
+            max_calls=config.max_calls,
             yarn_factor=config.yarn_factor,
         )
         tasks = asdict(run.environment) | judge_settings(run.environment) | factory.identity()

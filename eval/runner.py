@@ -70,6 +70,9 @@ class OutputFolder:
     def _check_manifest(self, empty: bool) -> None:
         path = self.path / MANIFEST
         if empty:  # a folder without episodes belongs to nobody
+            if (self.path / SUMMARY).exists():
+                place = f"output_dir={self.path}: the {SUMMARY} there"
+                raise ConfigError(f"{place} is no evaluation's, and would be lost. Give another.")
             write_json(path, self.manifest)
             return
         try:

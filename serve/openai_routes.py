@@ -5,11 +5,10 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from atommem.errors import DataError
@@ -75,7 +74,9 @@ async def get_call(
         route = routes[request.scope["route"].path_format][request.method.lower()]
         known = {each["name"] for each in route.get("parameters", ())} | _HARMLESS_QUERY
         if unknown := sorted(request.query_params.keys() - known):
-            raise RequestValidationError([{"type": "extra_forbidden", "loc": unknown[:1]}])
+            raise RequestValidationError(
+                [{"type": "extra_forbidden", "loc": ("query", unknown[0])}]
+            )
         counts = Counter(name for name, _ in request.query_params.multi_items())
         for name in [name for name in counts if counts[name] > 1 and name not in _SEVERAL]:
             raise DataError(f"{name}: given {counts[name]} times. Give it once.")
@@ -104,7 +105,7 @@ PageLimit = Annotated[int, Query(ge=1, le=100)]
 
 
 _Name = Annotated[wire.Value | None, Query(min_length=1)]
-_Metadata = Annotated[str, Field(pattern="^[^=]+="), wire.CLEAN]
+_Metadata = Annotated[str, wire.pattern(r'[^="\\]+=', "not KEY=VALUE"), wire.CLEAN]
 
 
 def get_scope(
@@ -242,7 +243,7 @@ def list_items(
     info: Info,
     call: ThisCall,
     limit: PageLimit = 20,
-    order: Annotated[str, Query(pattern="^(asc|desc)$")] = "desc",
+    order: Literal["asc", "desc"] = "desc",
     after: wire.ConversationId = "",
     name: wire.Name = "",
 ) -> dict[str, Any]:
@@ -327,7 +328,7 @@ async def create_chat_completion(body: wire.ChatCreate, call: ThisCall) -> Any:
     """Answer the last message after reading those before it that the conversation does not have."""
     response = await response_id(call.log, call.key)
     usage = bool(body.stream_options and body.stream_options.get("include_usage"))
-    form = ChatForm(response.replace("resp_", "chatcmpl-"), call.server.model.name, usage)
+    form = ChatForm(call.server.model.name, usage)
     events = _ask(call, response, body, body.conversation)
     return await respond(call.request, events, form, bool(body.stream))
 

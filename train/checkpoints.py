@@ -28,10 +28,10 @@ _MAY_CHANGE = """output_dir max_steps num_train_epochs resume_from_checkpoint sa
     hub_* push_to_hub report_to run_name project trackio_* disable_tqdm load_best_model_at_end
     metric_for_best_model greater_is_better num_generations_eval max_failed_fraction data *_url
     atommem_version chat_format use_vllm vllm_[!i]* heartbeat_* *timeout episode_max_seconds
-    per_device_* gradient_* generation_batch_size token_budget max_batch_tokens rollout_batch_size
-    max_inflight_tasks prefix_sharing use_cpu bf16* tf32 torch_* fsdp* deepspeed ds3_* ddp_*
-    accelerator_config parallelism_config dataloader_* activation_offloading attn_implementation
-    *num_proc skip_memory_metrics cache_* use_cache local_rank debug
+    base_model per_device_* gradient_* generation_batch_size token_budget max_batch_tokens
+    rollout_batch_size max_inflight_tasks prefix_sharing use_cpu bf16* tf32 torch_* fsdp* ds3_*
+    deepspeed ddp_* accelerator_config parallelism_config dataloader_* activation_offloading
+    attn_implementation *num_proc skip_memory_metrics cache_* use_cache local_rank debug
     average_tokens_across_devices"""
 """Settings with which a run may be resumed: when it ends, what it writes, and where it computes."""
 
@@ -167,6 +167,11 @@ def checkpoint_to_resume(args: Any) -> str | None:
         if not folder.is_dir():
             raise ConfigError(f"resume_from_checkpoint={choice}: there is no such folder.")
     if folder is None:
+        if any(Path(args.output_dir).glob("*.safetensors")):
+            raise ConfigError(
+                f"output_dir={args.output_dir}: it holds a model, which would be replaced. Give "
+                "another output_dir."
+            )
         return None
     if problem := find_damage(folder):
         fix = "restore it, or move it away to start from the first update"

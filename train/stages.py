@@ -13,7 +13,6 @@ from typing import Any
 from httpx import HTTPError
 from huggingface_hub import HfApi
 from peft import PeftModel
-from trl import ModelConfig
 
 from atommem.embedding import make_embedder
 from atommem.environment import find_environment
@@ -37,6 +36,7 @@ from atommem.train.train_config import (
     AsyncTrainConfig,
     ColdStartConfig,
     PolicyModelConfig,
+    SampledModelConfig,
     TrainConfig,
 )
 
@@ -155,7 +155,7 @@ class TrainerStage:
     config_class: type
     make_trainer: Callable[[Settings], Any]
     columns: Sequence[Column]
-    model_class: type = ModelConfig
+    model_class: type = PolicyModelConfig
 
     def prepare(self, settings: Settings) -> Any:
         hide_weight_bars()
@@ -224,6 +224,6 @@ def push_model(folder: Path, name: str, args: Any) -> None:
         ) from error
 
 
-GRPO = TrainerStage(TrainConfig, make_grpo_trainer, GRPO_COLUMNS, PolicyModelConfig)
+GRPO = TrainerStage(TrainConfig, make_grpo_trainer, GRPO_COLUMNS, SampledModelConfig)
 SFT = TrainerStage(ColdStartConfig, make_sft_trainer, SFT_COLUMNS)
-ASYNC = TrainerStage(AsyncTrainConfig, make_async_trainer, ASYNC_COLUMNS, PolicyModelConfig)
+ASYNC = TrainerStage(AsyncTrainConfig, make_async_trainer, ASYNC_COLUMNS, SampledModelConfig)

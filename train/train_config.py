@@ -294,7 +294,16 @@ class AsyncTrainConfig(EpisodeConfig, TrainingArguments):
 
 @dataclass
 class PolicyModelConfig(ModelConfig):
-    """The model of a policy that samples what it is trained on."""
+    """TRL's `ModelConfig`, and the model under an adapter that is trained further."""
+
+    base_model: str | None = setting(
+        None, "Folder or hub name of the model under an adapter; unset: the one that it names."
+    )
+
+
+@dataclass
+class SampledModelConfig(PolicyModelConfig):
+    """The model of a stage that samples what it trains on."""
 
     lora_dropout: float = setting(0.0, "LoRA dropout; only 0 is supported.")
 

@@ -5,6 +5,7 @@ Nothing else changes a memory: `Contents.apply` applies one operation, `replay` 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -17,6 +18,7 @@ from atommem.errors import TraceError
 POLICY, MEMORY, USER = "policy", "memory", "user"
 """Actors. A rule acts as ``retention:NAME`` or ``admission:NAME``."""
 BETWEEN = " | "  # separates the names in `Source.piece`; no address contains it
+_PARTS = re.compile(r"(?:, (?:(?:chunk|part) \d+/\d+|as given))*")
 
 
 class Outcome(StrEnum):
@@ -42,6 +44,11 @@ class Source:
     piece: str | None = None
     start: int | None = None  # the chunk's span of characters in the whole text
     end: int | None = None
+
+
+def is_part(piece: str, name: str) -> bool:
+    """Return whether a piece is the text or page `name`, or a part of it."""
+    return piece.startswith(name) and _PARTS.fullmatch(piece, len(name)) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from atommem.memory.log import (
     Operation,
     Outcome,
     Source,
+    is_part,
     replay,
 )
 from atommem.memory.plan import Plan, ResolvedAction
@@ -308,4 +309,4 @@ def _came_from(operation: Operation, piece: str, steps: Container[int] | None) -
     if steps is not None and (operation.actor == USER or source.step not in steps):
         return False
     names = [source.piece, *source.piece.split(BETWEEN)]
-    return any(name == piece or name.startswith(f"{piece}, ") for name in names)
+    return any(is_part(name, piece) for name in names)

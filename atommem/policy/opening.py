@@ -64,9 +64,9 @@ def model_folder(setting: str, name: str) -> str:
         inside = ", ".join(sorted(str(config.parent) for config in path.glob("*/config.json")))
         fix = f"Give a model in it: {inside}" if inside else "Give one with config.json and weights"
         raise PolicyError(f"{setting}={name}: not the folder of a model. {fix}, or a server's URL.")
-    in_folder = "/" in name and Path(path.parts[0]).is_dir()
-    if in_folder or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise PolicyError(f"{setting}={name}: there is no such folder{suggest_path(path)}.")
+    if Path(path.parts[0]).is_dir() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+        fix = f"{suggest_path(path)}, and names of a hub are OWNER/NAME"
+        raise PolicyError(f"{setting}={name}: there is no such folder{fix}.")
     return name
 
 

@@ -37,7 +37,7 @@ class RemotePolicy:
         if self._model is None:
             url = self._client.base_url
             try:
-                reply = await self._client.get("/v1/models")
+                reply = await self._client.request("GET", "/v1/models")
                 models = {str(item["id"]): item.get("max_model_len") for item in reply["data"]}
             except (RefusedError, KeyError, TypeError, AttributeError) as error:
                 raise PolicyError(

@@ -140,9 +140,6 @@ class ServerClient:
         # httpx binds connections to the event loop that made them.
         self._by_loop: dict[Any, tuple[httpx.AsyncClient, asyncio.Semaphore]] = {}
 
-    async def get(self, path: str) -> Any:
-        return await self.request("GET", path)
-
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         return await self.request("POST", path, body)
 

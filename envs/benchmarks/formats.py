@@ -64,9 +64,10 @@ def read_values(path: Path) -> Iterator[Any]:
                 text = line.decode("utf-8-sig").strip()
                 yield load_json(text) if text else None
     else:
+        found = f"starts with {head[:20].decode('utf-8', 'replace')!r}" if head else "is empty"
         raise DataError(
-            f"{path}: starts with {head[:20].decode('utf-8', 'replace')!r}, expected a JSON list, "
-            "JSON Lines (in UTF-8), .csv, parquet or Arrow file. Give one of these."
+            f"{path}: {found}, expected a JSON list, JSON Lines (in UTF-8), .csv, parquet or Arrow "
+            "file. Give one of these."
         )
 
 

@@ -136,8 +136,8 @@ def read_rows(path: str | Path) -> Iterator[Row]:
         ) from error
     except (ValueError, RecursionError, csv.Error) as error:  # of JSON, UTF-8 and Arrow
         raise DataError(
-            f"{path}: row {number + 1} is damaged or not in UTF-8 ({error}). If the file is "
-            "truncated, download it again."
+            f"{path}: row {number + 1} is damaged or not in UTF-8 ({error}). Get the whole file "
+            "again, or convert it: iconv -f ENCODING -t utf-8."
         ) from error
 
 

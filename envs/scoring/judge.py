@@ -232,7 +232,6 @@ class LLMJudge:
         self._name = f"The judge {config.judge_model!r} at {client.base_url}"
         self._prompt = judge_prompt(config)
         self._letters = "not attempted" in self._prompt.lower().replace("_", " ")
-        self._client = client
         self._chat = ChatClient(client)
         self._verdicts: dict[tuple[str, tuple[str, ...], str], asyncio.Task[Verdict]] = {}
         self._recent: deque[bool] = deque(maxlen=_RECENT)
@@ -266,7 +265,7 @@ class LLMJudge:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._chat.client.close()
 
     async def _judge(self, prompt: str) -> Verdict:
         verdict = await self._ask(prompt)
@@ -318,8 +317,7 @@ def make_judge(config: JudgeConfig) -> LLMJudge | None:
     """Return the judge that `config` names; None if it names none."""
     if config.judge_url is None:
         return None
-    limits: dict[str, Any] = {"timeout": 600.0, "retries": 5, "max_in_flight": 64}
-    return LLMJudge(ServerClient(config.judge_url, service="judge", **limits), config)
+    return LLMJudge(ServerClient(config.judge_url, service="judge"), config)
 
 
 def _folded(text: str) -> str:

@@ -314,14 +314,11 @@ def _gaia_equal(answer: str, gold: str, dropped: Any = _NO_PUNCTUATION) -> bool:
     if re.search("[,;]", gold):
         given, right = re.split("[,;]", answer), re.split("[,;]", gold)
         return len(given) == len(right) and all(map(_gaia_equal, given, right, repeat({})))
-    return _squeeze(answer.translate(dropped)) == _squeeze(gold.translate(dropped))
+    one, other = ("".join(text.translate(dropped).split()).lower() for text in (answer, gold))
+    return one == other
 
 
 def _gaia_number(answer: str) -> float:
     with suppress(ValueError):
         return float(re.sub("[$%,]", "", answer))
     return float("inf")  # as in the original
-
-
-def _squeeze(text: str) -> str:
-    return re.sub(r"\s", "", text).lower()

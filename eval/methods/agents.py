@@ -175,12 +175,12 @@ class AgenticSearch(ReAct):
     """
 
     name = "agentic_search"
-    depends_on = (*ReAct.depends_on, "max_turns")
+    depends_on = (*ReAct.depends_on, "max_calls")
 
     def find_web(self, setup: Setup) -> WebEnvironments:
         documents = suitable(setup, self.name)
         shared = {field.name: getattr(documents.config, field.name) for field in fields(QAConfig)}
-        own = {"environment": "web", "max_calls": setup.max_turns, "max_reads": 0}
+        own = {"environment": "web", "max_calls": setup.max_calls, "max_reads": 0}
         config = WebConfig(**{**shared, **own, "search_results": setup.retrieve_k})
         web = WebEnvironments(config, setup.tokenizer)
         web.judge = documents.judge
@@ -255,14 +255,14 @@ class RecursiveReader(AgenticSearch):
             )
             if self.fits(record, reading):
                 return ToolResult(without_thinking(await record.ask(reading, MemoryView())))
-            if len(part) == len(task.documents) or len(episode.steps) >= self.setup.max_turns:
+            if len(part) == len(task.documents) or len(episode.steps) >= self.setup.max_calls:
                 return ToolResult("That is too long for a reader. Ask about less.", is_error=True)
             sub_task = replace(task, questions=(Question(question),), documents=part)
             (answer,) = (await self._read(record, episode, sub_task)).answers
             return ToolResult(answer or "The reader found no answer.")
 
         web = copy(self.web)
-        left = max(1, self.setup.max_turns - len(episode.steps))
+        left = max(1, self.setup.max_calls - len(episode.steps))
         web.config = replace(web.config, max_calls=left)
         web.tools = {**web.tools, "ask": replace(web.tools["ask"], run=ask)}
         numbered = tuple(

@@ -40,7 +40,7 @@ class Setup:
     factory: EnvironmentFactory
     max_in_flight: int | asyncio.Semaphore | None = None  # a number, or a bound that is shared
     context_tokens: int = 32_768  # longest prompt and completion together
-    max_turns: int = 40  # calls of tools in an episode
+    max_calls: int = 40  # calls of tools in an episode
     yarn_factor: float | None = None  # arXiv 2309.00071, of the server or config
 
     @property

@@ -4,9 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
-
-import pandas as pd
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from atommem.episode import action_names
 from atommem.eval.reporting.results import (
@@ -19,6 +18,9 @@ from atommem.eval.reporting.results import (
     ordered,
     scores_by_key,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Lines = dict[str, dict[str, str]]  # cells by row and heading
 Tables = dict[str, Lines]  # by title
@@ -33,9 +35,20 @@ class Table:
     lines: Lines
 
     @property
-    def frame(self) -> pd.DataFrame:
+    def rows(self) -> list[list[str]]:
+        """The headings, then each row with its name first."""
+        headings = list(dict.fromkeys(h for cells in self.lines.values() for h in cells))
+        rows = [[row, *(cells.get(h, "-") for h in headings)] for row, cells in self.lines.items()]
+        return [["", *headings], *rows]
+
+    @property
+    def frame(self) -> "pd.DataFrame":
         """Rows by name, columns by heading."""
-        return pd.DataFrame(list(self.lines.values()), index=list(self.lines)).fillna("-")
+        import pandas as pd  # here: tables in a terminal and in Markdown do without
+
+        (_, *headings), *rows = self.rows
+        names = [name for name, *_ in rows]
+        return pd.DataFrame([cells for _, *cells in rows], names, headings)
 
     @property
     def note(self) -> str:
@@ -43,16 +56,19 @@ class Table:
 
     def markdown(self) -> str:
         """Render a heading, the table and its note."""
-        frame = self.frame
-        lines = [["", *frame.columns], ["---", *["---:"] * len(frame.columns)]]
-        lines += [list(row) for row in frame.itertuples(name=None)]
+        headings, *rows = self.rows
+        lines = [headings, ["---", *["---:"] * len(headings[1:])], *rows]
         text = "\n".join(f"| {' | '.join(map(_escape_markdown, line))} |" for line in lines)
         return f"## {self.title}\n\n{text}\n\n{self.note}\n"
 
     def text(self) -> str:
         """Render plain text for a terminal, with a line per heading."""
-        frame = self.frame.T
-        return f"{self.title}\n{frame.to_string(header=len(frame.columns) > 1)}\n"
+        lines = list(zip(*self.rows, strict=True))[len(self.lines) == 1 :]
+        width, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
+        shown = (
+            "  ".join([name.ljust(width), *map(str.rjust, cells, widths)]) for name, *cells in lines
+        )
+        return "\n".join([self.title, *shown, ""])
 
     def latex(self) -> str:
         """Render a ``table`` environment; needs booktabs and graphicx."""
@@ -66,6 +82,8 @@ class Table:
 
     def html(self, level: int) -> str:
         """Render a ``table`` element with its heading."""
+        import pandas as pd
+
         with pd.option_context("display.max_colwidth", None):
             body = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", self.frame.to_html(border=0))
         return f"<h{level}>{escape(self.title)}</h{level}>{body}"
@@ -135,7 +153,8 @@ def _score_lines(results: Results, columns: Sequence[str], is_fact: bool) -> Tab
             found = [scores[row, name, metric] for name in columns if (row, name, metric) in scores]
             if len(found) == len(columns) and not any("overflow" in text for text in line.values()):
                 # The mean of the intervals: as if the datasets varied together.
-                means = pd.DataFrame(found)[["mean", "low", "high"]].mean()
+                parts = ("mean", "low", "high")
+                means = {part: fmean(score[part] for score in found) for part in parts}
                 line["average"] = format_estimate(means)
     return tables
 

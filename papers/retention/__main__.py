@@ -82,6 +82,9 @@ def make_parser() -> argparse.ArgumentParser:
     part.add_argument("--n", type=int, default=300, help="Tasks a column; a third selects rules.")
     part.add_argument("--capacities", type=int, nargs="+", default=[2, 3, 5, 8, 20])
     part.add_argument("--processes", type=int, default=os.cpu_count())
+    binding = "Train on tasks with as many facts as the store holds or more; no specialists."
+    part.add_argument("--binding", action="store_true", help=binding)
+    part.add_argument("--updates", type=int, default=BOUNDED.updates, help="%(default)s.")
     part.add_argument("--quick", action="store_true", help="The shortest form, as a smoke test.")
     return parser
 
@@ -154,12 +157,15 @@ def run_worlds(args: argparse.Namespace) -> int:
         args.seeds, args.n, args.capacities, args.processes = 1, 6, [2], 1
     out: Path = args.output_dir.absolute()
     first, chosen, columns = out / "policy_0", args.n // 3, worlds.make_columns(args.capacities)
+    out /= "binding" if args.binding else ""
     if not (first / "summary.json").is_file():
         words = ["demo", "--bounded", "--output_dir", str(first), *["--quick"] * args.quick]
         subprocess.run([sys.executable, "-m", "atommem.cli", *words], check=True)
-    recipe = quick(BOUNDED) if args.quick else BOUNDED
-    trained = {out / f"policy_{seed}": (seed, recipe) for seed in range(1, args.seeds)}
-    for capacity in args.capacities:
+    recipe = quick(BOUNDED) if args.quick else replace(BOUNDED, updates=args.updates)
+    recipe = replace(recipe, binding=args.binding)
+    trained = {out / f"policy_{seed}": (seed, recipe) for seed in range(args.seeds)}
+    special = [] if args.binding else args.capacities
+    for capacity in special:
         own = replace(recipe, settings={"capacities": (str(capacity),)})
         trained[out / f"specialist_{capacity}"] = (0, own)
     calls = [(first, folder, *how) for folder, how in trained.items()]
@@ -171,7 +177,7 @@ def run_worlds(args: argparse.Namespace) -> int:
         for seed in range(args.seeds)
     ]
     runs.append((first / "grpo", out / "scripted", columns, arms, args.n, True))
-    for capacity in args.capacities:
+    for capacity in special:
         column = worlds.Column("announced", capacity)
         own_arm = {worlds.OWN: arms[worlds.OWN]}
         folder = out / f"specialist_{capacity}" / "grpo"

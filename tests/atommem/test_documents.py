@@ -55,6 +55,7 @@ def test_html_keeps_visible_text_and_names_the_rest() -> None:
     [
         ("gb2312", "gb18030"),
         ("shift_jis", "cp932"),
+        ("hz-gb-2312", "hz"),
         ("iso-8859-1", "cp1252"),
         ("utf-16", "utf-8"),
         ("utf-8", "utf-16"),
@@ -63,7 +64,9 @@ def test_html_keeps_visible_text_and_names_the_rest() -> None:
     ],
 )
 def test_html_is_decoded_as_browsers_do(declared: str | None, encoding: str) -> None:
-    words = {"gb18030": "镕基", "cp932": "①髙", "cp1252": "“naïve” €"}.get(encoding, "“naïve” 镕①")
+    words = {"gb18030": "镕基", "hz": "中文", "cp932": "①髙", "cp1252": "“naïve” €"}.get(
+        encoding, "“naïve” 镕①"
+    )
     meta = f'<meta charset="{declared}">' if declared else ""
     raw = f"<html><head><!--{'-' * 2000}-->{meta}</head><body><p>{words}</p></body></html>".encode(
         encoding

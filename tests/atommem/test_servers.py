@@ -58,7 +58,7 @@ async def test_client_endless_answer_is_bounded_in_time() -> None:
 
     slow = Server(httpx.Response(200, content=dripping()))
     with pytest.raises(OutageError, match=r"last with no whole answer in 0\.05 seconds"):
-        await slow.client(timeout=0.05, retries=0).get("/v1/x")
+        await slow.client(timeout=0.05, retries=0).request("GET", "/v1/x")
 
 
 async def test_client_echo_of_the_request_is_not_an_exhausted_account() -> None:
@@ -77,7 +77,11 @@ async def test_client_retries_wait_exponentially_or_as_retry_after_asks(
     monkeypatch.setattr(asyncio, "sleep", sleep)
     monkeypatch.setattr("random.uniform", lambda low, high: low)
     busy = [httpx.Response(429, headers={"retry-after": seconds}) for seconds in ("7", "9999")]
-    await Server(*[httpx.ConnectError("x")] * 3, *busy).client(retries=5, backoff=0.5).get("/v1/x")
+    await (
+        Server(*[httpx.ConnectError("x")] * 3, *busy)
+        .client(retries=5, backoff=0.5)
+        .request("GET", "/v1/x")
+    )
     assert [call.args[0] for call in sleep.call_args_list] == [0.5, 1.0, 2.0, 7.0, 30.0]
 
 
@@ -108,7 +112,7 @@ async def test_api_key_is_per_service_and_never_sent_over_plain_http(
         with pytest.raises(ConfigError, match=r"ATOMMEM_JUDGE_API_KEY is set and .* plain http"):
             server.client(url, service=service)
     else:
-        await server.client(url, service=service).get("/v1/x")
+        await server.client(url, service=service).request("GET", "/v1/x")
         assert server.requests[0].headers.get("authorization") == header
 
 

@@ -15,11 +15,21 @@ import psutil
 import pytest
 
 from atommem import cli
-from atommem.demo.recipe import FULL, INJECTED, WEB, Recipe, make_expert, make_tasks, world_words
+from atommem.demo.recipe import (
+    BOUNDED,
+    FULL,
+    INJECTED,
+    WEB,
+    Recipe,
+    make_expert,
+    make_tasks,
+    world_words,
+)
 from atommem.demo.run import load_settings
 from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
 from atommem.dialects import get_dialect
 from atommem.envs.synthetic.expert import ExpertPolicy
+from atommem.envs.synthetic.world import get_prose
 from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import EpisodeRunner
@@ -32,8 +42,9 @@ def test_demo_in_a_folder_of_other_files_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "eval").mkdir()
+    (tmp_path / "summary.json").write_text("{}")  # of an evaluation
     assert cli.main(["demo", "--quick", "--output_dir", str(tmp_path)]) == 2
-    assert "its eval would be lost" in capsys.readouterr().err
+    assert "its eval, summary.json would be lost" in capsys.readouterr().err
     assert (tmp_path / "eval").is_dir()
 
 
@@ -57,7 +68,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a quick demo in one process, which replaced an earlier one."""
     out = tmp_path_factory.mktemp("demo") / "single"
     (out / "eval" / "before" / "traces" / "old").mkdir(parents=True)
-    (out / "summary.json").write_text("{}")
+    (out / "heldout.parquet").touch()
     with demo(out, 1, "--quick") as process:
         assert process.wait(timeout=300) == 0
     return out
@@ -99,6 +110,20 @@ def test_demo_with_a_killed_process_ends_the_other(tmp_path: Path) -> None:
         assert process.wait(timeout=60) == 2
     assert "process 1 of the demo's 2 ended with status -9" in log.read_text()
     assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.parametrize("binding", [True, False])
+def test_binding_tasks_never_have_fewer_facts_than_the_store_holds(binding: bool) -> None:
+    told = [
+        [
+            one
+            for document in task.documents
+            for one in get_prose("compact").statements(document.text)
+        ]
+        for task in make_tasks(BOUNDED.world, 60, 3, [8], binding)
+    ]
+    fewest = min(sum(one.kind == "fact" for one in statements) for statements in told)
+    assert (fewest >= 8) == binding
 
 
 @pytest.mark.slow

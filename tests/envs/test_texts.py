@@ -231,21 +231,6 @@ def test_ruler_needs_prose(tmp_path: Path) -> None:
 
 
 _ROW = sample("film")
-STRANGERS = Path(__file__).parents[1] / "strangers.jsonl"
-
-
-class Words:
-    def encode(self, text: str, **_: object) -> list[int]:
-        return [0] * len(text.split())
-
-
-def test_strangers_texts_are_sixty_and_contain_an_accepted_answer() -> None:
-    tasks = load_tasks(STRANGERS)
-    assert len({task.questions[0].text for task in tasks}) == 60
-    for task in tasks:
-        text = " ".join(document.text for document in task.documents).lower()
-        assert any(answer.lower() in text for answer in task.questions[0].answers)
-        assert any(document.gold for document in task.documents)
 
 
 @pytest.mark.slow  # it imports transformers
@@ -255,7 +240,7 @@ def test_short_rows_writes_rows_and_single_hops_with_notes(
     import transformers
 
     main = load_script("short_rows").main
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name: Words())
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name: WordTokenizer())
     for name in ("hotpotqa", "2wikimultihopqa", "musique"):
         (tmp_path / name).mkdir()
     write_json(tmp_path / "hotpotqa" / "hotpot_train_v1.1.json", [])

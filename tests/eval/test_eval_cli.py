@@ -34,7 +34,7 @@ def test_eval_exits_with_3_if_too_many_episodes_have_no_score(
     data = tmp_path / "tasks.jsonl"
     save_tasks([make_task(name) for name in "abcd"], data)
     flags = ["--embedder", "hashing", "--chunking", "documents", "--max_inflight_tasks", "1"]
-    command = eval_command("toy", data, tmp_path / "out", *flags)
+    command = eval_command("owner/toy", data, tmp_path / "out", *flags)
     policy.errors = {"c": GONE}
     assert cli.main(command) == 3
     assert "1 of 4 episodes failed" in capsys.readouterr().err
@@ -229,6 +229,10 @@ async def test_output_folder_refuses_foreign_and_busy_folders(tmp_path: Path) ->
     new = tmp_path / "new"
     with closing(OutputFolder(new, {"a": 1})), pytest.raises(ConfigError, match="another run"):
         OutputFolder(new, {"a": 1})
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "summary.json").write_text("{}")
+    with pytest.raises(ConfigError, match="would be lost"):
+        OutputFolder(tmp_path / "demo", {})
 
 
 def test_file_stem_is_safe_and_distinct() -> None:

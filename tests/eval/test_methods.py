@@ -202,7 +202,7 @@ BOXES = [f"<final_answer>\\boxed{{{answer}}}</final_answer>" for answer in ("all
 
 async def test_agentic_search_finds_and_shows_the_documents_that_others_read() -> None:
     turns = [call("search", query="who is a potter"), call("visit", page="1"), "hm", *BOXES]
-    episode = await play("agentic_search", turns, TASK, max_turns=3)
+    episode = await play("agentic_search", turns, TASK, max_calls=3)
     assert (episode.answers, episode.reward) == (("Port", "Orla"), 1.0)
     prompts = [str(step.prompt) for step in episode.steps]
     assert "Orla: Orla is a potter" in prompts[1]

@@ -171,7 +171,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *flags: str, **fields: Any) -> int:
-    settings = {"policy": "toy", "embedder": "hashing", "chunking": "documents"}
+    settings = {"policy": "owner/toy", "embedder": "hashing", "chunking": "documents"}
     values = {
         "title": "Toys",
         "reference": "no_memory",

@@ -1,31 +1,17 @@
 """The goldens' only imports from the product: adapt the lines here to renames and moves."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from atommem.config import MemoryConfig
-from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
-from atommem.environment import environment_config, make_factory
 from atommem.envs.longdoc.environment import chunk_observation, question_observation
 from atommem.envs.task import Document, Question, Task
 from atommem.memory.log import MemoryView, Operation, Retrieved, to_json
 from atommem.policy.contract import Sampling
-from atommem.prompts import PromptBuilder
 from atommem.rollout import Agent, Session
-from tests.fakes import ScriptedPolicy
-
-
-def prompt_builder(tokenizer: Any, **memory: Any) -> Any:
-    """An object with ``build(observation, view) -> ids`` and ``text(observation, view) -> str``."""
-    config = MemoryConfig(**memory)
-    dialect = get_dialect(config.dialect, config.templates)
-    return PromptBuilder.of(tokenizer, dialect, config, longdoc(tokenizer))
-
-
-def longdoc(tokenizer: Any, **settings: Any) -> Any:
-    return make_factory(environment_config("longdoc", **settings), tokenizer)
+from tests.fakes import longdoc
 
 
 def reading(questions: Sequence[str], chunks: Sequence[str], index: int, **options: Any) -> Any:
@@ -76,12 +62,6 @@ def make_agent(policy: Any, tokenizer: Any, **memory: Any) -> Any:
         memory=MemoryConfig(**memory),
         sampling=Sampling(seed=3, max_completion_length=4000),
     )
-
-
-def scripted(tokenizer: Any, script: Callable[[str], str]) -> Any:
-    policy: Any = ScriptedPolicy(tokenizer, script)
-    policy.tokenizer = tokenizer
-    return policy
 
 
 def under_old_name(record: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from tests.fakes import ScriptedPolicy, prompt_builder
 from tests.goldens import adapt
 from tests.tokenizer_shapes import one_token_a_byte
 
@@ -78,9 +79,7 @@ def prompts(tokenizer: Any, name: str) -> Goldens:
             setting = {"templates": templates, "dialect": dialect, "layout": layout}
             if templates == "chatml_examples":
                 setting["templates"] = str(CONFIGS / "templates" / f"{templates}.yaml")
-            builders = {
-                n: adapt.prompt_builder(tokenizer, capacity=n, **setting) for n in (None, 20)
-            }
+            builders = {n: prompt_builder(tokenizer, capacity=n, **setting) for n in (None, 20)}
             for kind in ("plain", "hostile"):
                 steps = [(builders[capacity], *step) for *step, capacity in observations(kind)]
                 ids = [builder.build(*step) for builder, *step in steps]
@@ -123,7 +122,7 @@ def operation_logs() -> Goldens:
             memory = {kind: placed, "templates": "compact", "query_tokens": 20, **limits}
             for number in range(EPISODES):
                 name = f"{kind}/{rule}/{number}"
-                policy = adapt.scripted(byte_tokenizer(), random_elements(random.Random(name)))
+                policy = ScriptedPolicy(byte_tokenizer(), random_elements(random.Random(name)))
                 if number == EPISODES - 1:
                     memory["disabled_actions"] = ["delete"]
                 if number in (0, EPISODES - 1):

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from atommem.errors import OutageError
+from atommem.serve import conversation_log
 from tests.fakes import full_disk
 from tests.serve.kills import DATABASES, kill_under_load
 from tests.serve.servers import (
@@ -125,6 +126,20 @@ def test_request_that_is_sent_again_writes_once(tmp_path: Path) -> None:
                 after = zip(count_listed(server), before, strict=True)
                 written[failure] = [new - old for new, old in after]
             assert all(one == written["none"] for one in written.values()), (route, written)
+
+
+def test_retry_whose_first_try_never_came_is_not_an_older_equal_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
+        path, retry = new_conversation(http, "Ann lives in Rome."), {"X-Stainless-Retry-Count": "1"}
+        body = {"conversation": path.rpartition("/")[2], "input": "Where does Ann live?"}
+        http.post("/v1/responses", json=body).raise_for_status()
+        http.post(f"{path}/entries/1", json={"text": "Ann lives in Oslo."}).raise_for_status()
+        for seconds, expected in ((3600, "Rome"), (-1, "Oslo")):
+            monkeypatch.setattr(conversation_log, "_RETRIED", seconds)
+            answer = http.post("/v1/responses", json=body, headers=retry).json()["output"][-1]
+            assert answer["content"][0]["text"] == f"Ann lives in {expected}."
 
 
 def test_failed_response_is_continued_where_it_began(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atommem.serve.items import only_asks, text_item
+from atommem.serve.items import new_items, only_asks, text_item
 from tests.serve.servers import Running, ask, entries, new_conversation, respond
 
 FACT = {"role": "user", "content": "Ann lives in Rome."}
@@ -203,6 +203,29 @@ def test_history_is_known_by_what_it_says(http: httpx.Client) -> None:
     assert [part["type"] for part in said][1:] == ["input_text", "output_text"] * 3
 
 
+@given(st.lists(st.sampled_from("abc"), max_size=7), st.lists(st.sampled_from("abc"), max_size=7))
+def test_new_are_the_items_outside_of_a_longest_common_subsequence(old: Any, new: Any) -> None:
+    def common(old: list[str], new: list[str]) -> int:
+        if not old or not new:
+            return 0
+        if old[-1] == new[-1]:
+            return common(old[:-1], new[:-1]) + 1
+        return max(common(old[:-1], new), common(old, new[:-1]))
+
+    found = new_items(*([text_item(text) for text in texts] for texts in (old, new)))
+    assert len(found) == len(new) - common(old, new)
+    assert new_items([text_item(text) for text in [*new, "d"]], [*map(text_item, new)]) == []
+
+
+def test_speakers_of_a_chat_are_told_apart(http: httpx.Client) -> None:
+    path = new_conversation(http)
+    said = [{"role": "user", "name": name, "content": f"I am {name}."} for name in ("Ann", "Bob")]
+    body = {"messages": [*said, QUESTION], "conversation": path.rpartition("/")[2]}
+    http.post("/v1/chat/completions", json=body).raise_for_status()
+    assert [*entries(http, path).values()] == ["Ann: I am Ann.", "Bob: I am Bob."]
+    assert [item["speaker"] for item in listed(http, path)[:2]] == ["Ann", "Bob"]
+
+
 def test_references_stand_for_their_items_on_every_route(http: httpx.Client) -> None:
     path = new_conversation(http, "Bob sings.")
     (item,) = listed(http, path)
@@ -228,6 +251,10 @@ def test_references_stand_for_their_items_on_every_route(http: httpx.Client) -> 
         ("Do you know I'm vegetarian?", False),
         ("Where is Bob (he moved to Oslo)?", False),
         ("Wo esse ich, wenn ich in Rom wohne?", False),
+        ("What should I cook for my vegan daughter Lena?", False),
+        ("What does a boy who loves bees read?", False),
+        ("Is Ann's flight LH12 on time?", False),
+        ("What is my name?", True),
     ],
 )
 def test_only_a_short_question_that_tells_nothing_is_not_read(text: str, is_bare: bool) -> None:

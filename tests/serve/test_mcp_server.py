@@ -188,8 +188,17 @@ async def test_scopes_replace_conversation_ids_and_retries_write_once(tmp_path: 
         wrong = {"user": "ann", "conversation": other["conversation"], "session": "1"}
         assert "not of this scope" in await call(client, "remember", text=FACT, **wrong)
         assert "no argument usr" in await call(client, "remember", text=FACT, usr="ann")
-        told = (call(client, "remember", text=f"{n} sings.", user="cid") for n in range(3))
-        assert len({each["conversation"] for each in await asyncio.gather(*told)}) == 1
+        gateway = make_mcp(make_conversations(tmp_path / "log.db"), "me")
+        async with Client(gateway) as second:
+            told = [
+                call(each, "remember", text=f"{n} sings.", user="cid", goal="Who sings?")
+                for n in range(3)
+                for each in (client, second)
+            ]
+            assert len({each["conversation"] for each in await asyncio.gather(*told)}) == 1
+            await call(second, "remember", text="Eve runs.", user="cid", goal="Who runs?")
+        (info,) = server.log.conversations("me", where={"user": "cid"})
+        assert info.metadata["goal"] == "Who runs?", "the newest goal"
         where = {"conversation": first["conversation"]}
         assert "nothing in this conversation" in await call(client, "forget", source="x", **where)
     assert len(server.log.conversations("me")) == 3

@@ -59,7 +59,7 @@ def test_owners_do_not_see_each_other_and_only_the_page_needs_no_key(server: Run
         assert bob.get("/v1/conversations", params={"after": name}).json()["data"] == []
         for path in (paths[0], "/v1/conversations", "/metrics", "/mcp"):
             assert nobody.get(path).status_code == 401
-        for path in ("/health", "/ui", "/ui/page.js"):
+        for path in ("/", "/health", "/ui", "/ui/page.js"):
             assert nobody.get(path).status_code == 200
         assert "atommem_requests_total" in ann.get("/metrics").text
 

@@ -108,6 +108,12 @@ def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Clien
     found = http.get("/v1/conversations/x/recall", params={"query": "x" * 4001})
     assert "at most 4000 characters" in found.text
     assert http.get("/v1/conversations/%00").status_code == 404, "PostgreSQL refuses NUL"
+    path = new_conversation(http)
+    (item,) = http.post(f"{path}/items", json=items("x", id="m" * 99 + "_1")).json()["data"]
+    assert len(item["id"]) < 80, "PostgreSQL refuses a longer one"
+    blank, order = http.post(f"{path}/entries", json={"text": " "}), {"order": "up"}
+    assert blank.json()["error"]["message"] == "text: it is blank."
+    assert http.get(f"{path}/items", params=order).json()["error"]["param"] == "order"
     for content in (b"{", b"[]"):
         json_type = {"Content-Type": "application/json"}
         found = http.post("/v1/conversations", content=content, headers=json_type)
@@ -176,6 +182,12 @@ def test_full_memory_says_that_it_takes_no_text(tmp_path: Path) -> None:
 
 def test_deleted_source_and_item_take_their_entries_along(http: httpx.Client) -> None:
     path = new_conversation(http, *PARTS[:2], name="https://bad.test/a?b=1")
+    for name, left in (("Ann", {2: "Bob."}), ("Ann, Bob", {})):
+        if left:
+            other = new_conversation(http, "Ann.", name=name)
+            http.post(f"{other}/items", json=items("Bob.", name="Ann, Bob")).raise_for_status()
+        http.delete(f"{other}/sources/{name}").raise_for_status()
+        assert entries(http, other) == left
     new = items(PARTS[2], name="letter")
     item, _ = (http.post(f"{path}/items", json=new).json()["data"][0]["id"] for _ in range(2))
     gone = http.delete(f"{path}/sources/https://bad.test/a%3Fb=1").raise_for_status().json()["data"]
@@ -217,10 +229,10 @@ def test_text_of_a_file_is_extracted_and_what_is_left_out_named(http: httpx.Clie
 def test_scope_lists_recalls_and_erases_what_belongs_to_it(http: httpx.Client) -> None:
     of_users = (("ann", "1", PARTS[0]), ("ann", "2", PARTS[2]), ("bob", "1", PARTS[1]))
     for user, session, text in of_users:
-        new_conversation(http, text, user=user, session=session, topic="homes")
+        new_conversation(http, text, user=user, session=session, **{"thème": "homes"})
     for query, expected in (
         ({"user": "ann"}, {PARTS[0], PARTS[2]}),
-        ({"session": "1", "metadata": "topic=homes"}, {PARTS[0], PARTS[1]}),
+        ({"session": "1", "metadata": "thème=homes"}, {PARTS[0], PARTS[1]}),
         ({"user": "ann", "session": "1"}, {PARTS[0]}),
         ({"user": "cid"}, set()),
     ):
@@ -236,7 +248,7 @@ def test_scope_lists_recalls_and_erases_what_belongs_to_it(http: httpx.Client) -
     assert [each["operations"][0]["kind"] for each in exported] == ["create", "create"]
     assert len(http.get("/v1/export").text.splitlines()) >= 3
     assert http.get("/v1/recall", params={"query": "Oslo"}).status_code == 400
-    one = {"query": "Oslo", "metadata": "topic=homes", "k": 1}
+    one = {"query": "Oslo", "metadata": "thème=homes", "k": 1}
     best = http.get("/v1/recall", params=one).json()
     assert [entry["text"] for entry in best["data"]] == [PARTS[1]]
     other = "user=ann&metadata=user%3Dbob"
@@ -245,7 +257,7 @@ def test_scope_lists_recalls_and_erases_what_belongs_to_it(http: httpx.Client) -
     assert http.delete("/v1/conversations/x/sources/y?z=1").json()["error"]["param"] == "z"
     assert len(http.delete("/v1/conversations", params={"user": "ann"}).json()["ids"]) == 2
     assert http.delete("/v1/conversations", params={"user": "ann"}).status_code == 404
-    left = http.get("/v1/conversations", params={"metadata": "topic=homes"}).json()["data"]
+    left = http.get("/v1/conversations", params={"metadata": "thème=homes"}).json()["data"]
     assert [item["metadata"]["user"] for item in left] == ["bob"]
 
 
@@ -260,5 +272,9 @@ def test_recalled_text_is_no_new_fact_and_cut_entries_are_named(tmp_path: Path) 
             quoted = "\n".join(f"- {entry['text']}" for entry in found)
             http.post(f"{path}/items", json=items(quoted)).raise_for_status()
         assert len(entries(http, path)) == 2
+        other = new_conversation(http, "5 degrees.")
+        for text in ("3.5 degrees.", "-5 degrees.", "1. 5 degrees."):
+            http.post(f"{other}/items", json=items(text)).raise_for_status()
+        assert len(entries(http, other)) == 3, "a number is no mark of a list"
         answer = respond(http, path, "Bob?").json()
         assert {entry["id"]: entry["cut"] for entry in answer["memory"]} == {1: False, 2: True}

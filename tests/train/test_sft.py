@@ -82,6 +82,8 @@ def test_trace_demonstrations_equal_the_episode(tmp_path: Path) -> None:
 
 def test_trace_demonstrations_of_unusable_traces_are_refused(tmp_path: Path) -> None:
     tokenizer, path = WordTokenizer(), tmp_path / "wrong.jsonl"
+    with pytest.raises(ConfigError, match=r"no trace .* is there"):
+        rows_of(path, tokenizer)
     save(path, tokenizer, gold="blue")
     with pytest.raises(ConfigError, match=r"none of its 1 traces .* min_reward=1"):
         rows_of(path, tokenizer)

@@ -16,6 +16,7 @@ from atommem.errors import ConfigError
 from atommem.memory.log import MemoryView
 from atommem.plugins import find_file
 from atommem.prompts import PromptBuilder
+from atommem.train.loops.models import base_model
 from atommem.train.packing.tree_attention import tree_obstacle
 from atommem.train.rollout.rollouts import TaskOrder
 from atommem.train.train_config import check_parallelism
@@ -68,9 +69,9 @@ def measure(config: ModelConfig) -> ModelShape:
     from transformers import AutoModelForCausalLM
 
     name = str(config.model_name_or_path)
-    is_adapter = (Path(name) / "adapter_config.json").is_file()
-    adapter: Any = PeftConfig.from_pretrained(name) if is_adapter else get_peft_config(config)
-    found = find_config(str(adapter.base_model_name_or_path) if is_adapter else name)
+    base = base_model(config)
+    adapter: Any = PeftConfig.from_pretrained(name) if base else get_peft_config(config)
+    found = find_config(base or name)
     text = found.get_text_config()
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(found)

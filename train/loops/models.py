@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 import trl.trainer.utils
 from accelerate.utils import DistributedType, fsdp2_prepare_model, set_seed
-from peft import AutoPeftModelForCausalLM, PeftConfig, PeftModel, get_peft_model
+from peft import PeftConfig, PeftModel, get_peft_model
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM
@@ -22,16 +22,26 @@ from trl.models import prepare_deepspeed
 from trl.trainer.utils import add_fused_lm_head
 
 from atommem.errors import ConfigError
+from atommem.plugins import hub_name
 from atommem.policy.local import read_tokenizer
 
 ADAPTER = "adapter_config.json"  # the file of an adapter's folder
 CPU_TILE_WIDTH = 512  # vocabulary columns; a third to a half faster than TRL's 32,768 on 2 cores
 
 
-def load_tokenizer(config: ModelConfig) -> Any:
+def base_model(config: ModelConfig) -> str | None:
+    """Return the model under an adapter that is trained further; None for another model."""
     name = str(config.model_name_or_path)
-    if Path(name, ADAPTER).is_file() and not Path(name, "tokenizer.json").is_file():
-        name = str(PeftConfig.from_pretrained(name).base_model_name_or_path)
+    if not Path(name, ADAPTER).is_file():
+        return None
+    given = getattr(config, "base_model", None)
+    return given or str(PeftConfig.from_pretrained(name).base_model_name_or_path)
+
+
+def load_tokenizer(config: ModelConfig) -> Any:
+    name, base = str(config.model_name_or_path), base_model(config)
+    if base and not Path(name, "tokenizer.json").is_file():
+        return read_tokenizer(*hub_name(base))
     return read_tokenizer(name, config.model_revision)
 
 
@@ -61,7 +71,8 @@ def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
         "attn_implementation": config.attn_implementation,
         **(args.model_init_kwargs or {}),
     }
-    if not Path(str(config.model_name_or_path), ADAPTER).is_file():
+    base = base_model(config)
+    if base is None:
         args.model_init_kwargs = loading
         return {
             "model": config.model_name_or_path,
@@ -73,9 +84,10 @@ def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
             f"use_peft=true: {config.model_name_or_path} is an adapter already. Give --use_peft "
             "false to continue training it, or merge it into its base model first."
         )
-    loading.pop("revision")
-    name = config.model_name_or_path
-    return {"model": AutoPeftModelForCausalLM.from_pretrained(name, is_trainable=True, **loading)}
+    name, loading["revision"] = hub_name(base)
+    model = AutoModelForCausalLM.from_pretrained(name, **loading)
+    adapter = str(config.model_name_or_path)
+    return {"model": PeftModel.from_pretrained(model, adapter, is_trainable=True)}
 
 
 def shard_reference(model: Any, accelerator: Any) -> Any:

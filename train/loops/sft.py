@@ -12,7 +12,7 @@ from atommem.actions import Parsed
 from atommem.dialects import get_dialect
 from atommem.environment import make_factory
 from atommem.episode import Episode, Step
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, suggest_path
 from atommem.grammar import Grammar
 from atommem.policy.contract import completion_text
 from atommem.prompts import PromptBuilder
@@ -74,6 +74,8 @@ def trace_demonstrations(
     path = Path(path)
     files = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))
     files = [file for file in files if file.name not in _NOT_TRACES]
+    if not files:
+        raise ConfigError(f"data={path}: no trace (*.jsonl) is there{suggest_path(path)}.")
     memory = run.memory
     dialect = get_dialect(memory.dialect, memory.templates)
     factory = make_factory(run.environment, tokenizer)

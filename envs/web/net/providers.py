@@ -63,8 +63,7 @@ class ProviderSource(tools.ToolSource):
         """
         path, body = self.request(text)
         try:
-            client = self._client
-            answer = await (client.get(path) if body is None else client.post(path, body))
+            answer = await self._client.request("GET" if body is None else "POST", path, body)
         except RefusedError as error:
             if error.status in _REQUEST_STATUSES and not error.of_account:
                 raise tools.PageError(

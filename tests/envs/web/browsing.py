@@ -14,8 +14,9 @@ from atommem.envs.task import Document, Question, Task
 from atommem.envs.web.net.direct import Direct
 from atommem.envs.web.net.guard import Address
 from atommem.envs.web.sources import make_tools
-from atommem.envs.web.tools import ToolResult, ToolSource
+from atommem.envs.web.tools import ToolResult, ToolSource, text_tool
 from atommem.episode import Episode
+from atommem.errors import OutageError
 from atommem.rollout import EpisodeRunner
 from tests.fakes import WordTokenizer, list_policy, make_episode_runner
 from tests.loopback import Route, routing
@@ -110,6 +111,26 @@ class LoopbackDirect(Direct):
 
 
 DIRECT = f"{__name__}:LoopbackDirect"
+MADE: list[str] = []
+
+
+class Engine(ToolSource):
+    backend = "engine 1"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.tools = [text_tool("search", "Finds.", "query", "Words.", self._search)]
+
+    async def _search(self, query: str, task: Any) -> ToolResult:
+        MADE.append(query)
+        await asyncio.sleep(0.05)
+        if query == "gone":
+            raise OutageError("no engine")
+        missing = query == "nothing"
+        return ToolResult(f"found {query}", is_error=missing, origin=f"https://{query}.test/")
+
+
+ENGINE = f"{__name__}:Engine"
 
 
 def serving(routes: Mapping[str, Route], address: str = INTERNET) -> Any:

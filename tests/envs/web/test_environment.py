@@ -29,8 +29,7 @@ from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, OutageError
 from atommem.memory.log import Source
 from tests.envs.test_synthetic import em, run_expert
-from tests.envs.web.browsing import ANSWER, PAGES, call, make_runner, make_task, play, web
-from tests.envs.web.test_sources import ENGINE
+from tests.envs.web.browsing import ANSWER, ENGINE, PAGES, call, make_runner, make_task, play, web
 
 
 def texts(episode: Episode) -> list[list[Any]]:

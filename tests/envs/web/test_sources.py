@@ -18,10 +18,10 @@ from atommem.envs.web import mcp_source
 from atommem.envs.web.mcp_source import McpSource
 from atommem.envs.web.recording import Recording
 from atommem.envs.web.sources import make_sources
-from atommem.envs.web.tools import Link, ToolResult, ToolSource, text_tool
+from atommem.envs.web.tools import Link, ToolResult
 from atommem.episode import Episode, Observation, StopReason
 from atommem.errors import BudgetSpentError, ConfigError, DataError, OutageError
-from tests.envs.web.browsing import ANSWER, call, play, serving, use
+from tests.envs.web.browsing import ANSWER, ENGINE, MADE, call, play, serving, use
 from tests.fakes import command
 from tests.loopback import answering
 
@@ -194,26 +194,6 @@ def test_missing_server_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> No
 
 CALL = ("search", "engine 1", {"query": "Ann", "n": 1})
 RESULT = ToolResult("Ann \ud800 lives", False, "Ann", (Link("Bob", "b"),), "https://a.test/")
-MADE: list[str] = []
-
-
-class Engine(ToolSource):
-    backend = "engine 1"
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.tools = [text_tool("search", "Finds.", "query", "Words.", self._search)]
-
-    async def _search(self, query: str, task: Any) -> ToolResult:
-        MADE.append(query)
-        await asyncio.sleep(0.05)
-        if query == "gone":
-            raise OutageError("no engine")
-        missing = query == "nothing"
-        return ToolResult(f"found {query}", is_error=missing, origin=f"https://{query}.test/")
-
-
-ENGINE = f"{__name__}:Engine"
 
 
 @pytest.fixture(autouse=True)
