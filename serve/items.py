@@ -75,7 +75,7 @@ def parse_items(value: Any) -> list[Item]:
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list):
-        raise _refusal("", "not a text or a list of items")
+        raise refusal("", "not a text or a list of items")
     found = []
     for number, each in enumerate(value):
         try:
@@ -83,15 +83,15 @@ def parse_items(value: Any) -> list[Item]:
         except PydanticCustomError:
             raise
         except ValueError as error:
-            raise _refusal(f"[{number}]", str(error)) from error
+            raise refusal(f"[{number}]", str(error)) from error
         except (AttributeError, LookupError, TypeError) as error:
-            raise _refusal(f"[{number}]", "not of the form of an item") from error
+            raise refusal(f"[{number}]", "not of the form of an item") from error
     return found
 
 
 def _parse(value: Any, place: str) -> list[Item]:
     if not isinstance(value, dict):
-        raise _refusal(place, "not an object")
+        raise refusal(place, "not an object")
     given = {name: part for name, part in value.items() if part is not None}
     calls = given.get("tool_calls") or []
     if given.get("role") in ("tool", "function") and "type" not in given:  # of a chat
@@ -109,18 +109,18 @@ def _parse(value: Any, place: str) -> list[Item]:
 def _checked(given: Item, place: str) -> Item:
     kind = given["type"]
     if kind not in TYPES:
-        raise _refusal(place, f"items of type {kind!r} are not supported. Leave them out")
+        raise refusal(place, f"items of type {kind!r} are not supported. Leave them out")
     if kind == "message":
         given = _message(given, place)
     for name in TYPES[kind]:
         if name not in given:
-            raise _refusal(place, f"{name} is missing")
+            raise refusal(place, f"{name} is missing")
         if not isinstance(given[name], (str, list) if name in ("content", "output") else str):
-            raise _refusal(f"{place}.{name}", "not a text")
+            raise refusal(f"{place}.{name}", "not a text")
     if "output" in TYPES[kind] and isinstance(given["output"], list):
         given["output"] = _parts(given["output"], "input_text", f"{place}.output")
     if len(str(given.get("name", ""))) > 1000:
-        raise _refusal(f"{place}.name", "more than 1000 characters")
+        raise refusal(f"{place}.name", "more than 1000 characters")
     if not _ID.fullmatch(str(given.get("id", ""))) and kind != "item_reference":
         given.pop("id", None)
     return {name: part for name, part in given.items() if name not in _SERVER}
@@ -129,7 +129,7 @@ def _checked(given: Item, place: str) -> Item:
 def _message(given: Item, place: str) -> Item:
     role = given.setdefault("role", "user")
     if role not in ROLES:
-        raise _refusal(f"{place}.role", f"{role!r} is not one of {', '.join(ROLES)}")
+        raise refusal(f"{place}.role", f"{role!r} is not one of {', '.join(ROLES)}")
     content = given.get("content", [])
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
@@ -143,7 +143,7 @@ def _message(given: Item, place: str) -> Item:
 def _parts(value: Any, kind: str, place: str) -> list[dict[str, Any]]:
     """Return the parts of a content; texts become those of type `kind`."""
     if not isinstance(value, list):
-        raise _refusal(place, "not a text or a list of parts")
+        raise refusal(place, "not a text or a list of parts")
     parts = []
     for number, part in enumerate(value):
         if isinstance(part, str):
@@ -152,7 +152,7 @@ def _parts(value: Any, kind: str, place: str) -> list[dict[str, Any]]:
         where = f"{place}[{number}]"
         if found in _TEXT:
             if not isinstance(part.get(_TEXT[found]), str):
-                raise _refusal(where, f"its {_TEXT[found]} is missing")
+                raise refusal(where, f"its {_TEXT[found]} is missing")
             if _TEXT[found] == "text":
                 empty: dict[str, Any] = {"annotations": []} if kind == "output_text" else {}
                 part = {**empty, **part, "type": kind}
@@ -162,7 +162,7 @@ def _parts(value: Any, kind: str, place: str) -> list[dict[str, Any]]:
             shown = {"detail": of.get("detail") or "auto", "image_url": of.get("url")}
             part = {"type": "input_image", **shown}
         elif found not in _UNREAD:
-            raise _refusal(where, f"parts of type {found!r} are not supported. Leave them out")
+            raise refusal(where, f"parts of type {found!r} are not supported. Leave them out")
         parts.append(part)
     return parts
 
@@ -175,7 +175,7 @@ def _call(call: Any) -> Item:
     return {"type": kind, **made}
 
 
-def _refusal(place: str, problem: str) -> PydanticCustomError:
+def refusal(place: str, problem: str) -> PydanticCustomError:
     message = clean(f"{place}: {problem}.".removeprefix(": "))
     return PydanticCustomError("invalid_item", "{message}", {"message": message})
 

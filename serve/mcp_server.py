@@ -28,7 +28,7 @@ from atommem.serve.conversations import Conversations
 from atommem.serve.items import text_item
 from atommem.serve.middleware import LOCAL, LOGGER, error_location
 from atommem.serve.openai_routes import response_id
-from atommem.serve.schema import Event, NotFoundError, RequestKey
+from atommem.serve.schema import ConversationInfo, Event, NotFoundError, RequestKey
 
 PATH = "/mcp"
 _INSTRUCTIONS = (
@@ -118,29 +118,28 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         encoded = [repr(part).encode() for part in ("mcp", *parts)]
         return await run_in_threadpool(server.log.request_key, encoded, False)
 
-    async def place(context: _Context, conversation: str, scope: Mapping[str, str]) -> str:
-        """Return the conversation, or else the newest of exactly this scope ("": there is none)."""
-        if conversation and scope:
-            info = await run_in_threadpool(server.log.info, conversation, owner_of(context))
+    async def place(
+        context: _Context, conversation: str, scope: Mapping[str, str]
+    ) -> ConversationInfo | None:
+        """Return the conversation, or else the newest of exactly this scope."""
+        owner = owner_of(context)
+        if conversation:
+            info = await run_in_threadpool(server.log.info, conversation, owner)
             if not scope.items() <= info.metadata.items():
                 raise DataError("the conversation is not of this scope. Give one of the two.")
-        elif scope:
-            infos = partial(
-                server.log.conversations, owner_of(context), where=exact(scope), limit=1
-            )
-            for info in await run_in_threadpool(infos):
-                return info.id
-        return conversation
+            return info
+        infos = partial(server.log.conversations, owner, where=exact(scope), limit=1)
+        return next(iter(await run_in_threadpool(infos)), None) if scope else None
 
     @asynccontextmanager
     async def use(
         context: _Context, conversation: str, scope: Mapping[str, str] = {}
     ) -> AsyncIterator[Conversation]:
         async with _tool_errors():
-            name = await place(context, conversation, scope)
-            if not name:
+            info = await place(context, conversation, scope)
+            if info is None:
                 raise NotFoundError("there is no such conversation. Give its id, or a used scope.")
-        async with _tool_errors(name), server.use(name, owner_of(context)) as held:
+        async with _tool_errors(info.id), server.use(info.id, info.owner) as held:
             yield held
 
     @mcp.tool()
@@ -167,16 +166,14 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
             key = await request_key(
                 "remember", owner, conversation, goal, name, text, verbatim, *scope.items()
             )
-            conversation = await place(context, conversation, scope)
-            if not conversation:
-                once, exactly = key.derive("conversation"), exact(scope)
-                create = partial(server.log.create, owner, scope, once, scope=exactly)
-                conversation = (await run_in_threadpool(create)).id
-            info = await run_in_threadpool(server.log.info, conversation, owner)
+            once, exactly = key.derive("conversation"), exact(scope)
+            create = partial(server.log.create, owner, scope, once, scope=exactly)
+            if (info := await place(context, conversation, scope)) is None:
+                info = await run_in_threadpool(create)
             if goal and info.metadata.get("goal") != goal:
                 metadata = {**info.metadata, "goal": goal}
-                await run_in_threadpool(server.log.update, conversation, owner, metadata)
-        async with use(context, conversation) as memory, server.settled(key):
+                await run_in_threadpool(server.log.update, info.id, owner, metadata)
+        async with use(context, info.id) as memory, server.settled(key):
             if verbatim:
                 operations = await memory.keep(text_item(text, name), key)
                 found = {"written": {"create": 1}, "entry": operations[0]["entry_id"]}
@@ -185,7 +182,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
                 tell = partial(context.report_progress, total=event.chunks)
                 found = await memory.read_all(tell)
             entries = len(memory.session.memory.contents.entries)
-        return {"conversation": conversation, "entries": entries, **found}
+        return {"conversation": info.id, "entries": entries, **found}
 
     @mcp.tool()
     async def recall(

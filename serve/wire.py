@@ -15,7 +15,7 @@ from atommem.memory.log import Entry
 from atommem.process import StepTimeoutError
 from atommem.saved_memory import SCOPE
 from atommem.serve.conversations import BusyError
-from atommem.serve.items import MAX_DEPTH, Item, parse_items, texts_of, unread_parts
+from atommem.serve.items import MAX_DEPTH, Item, parse_items, refusal, texts_of, unread_parts
 from atommem.serve.schema import ConversationInfo, KeyReusedError, NotFoundError
 from atommem.text_safety import clean, clean_json
 
@@ -42,7 +42,7 @@ def pattern(form: str, problem: str) -> AfterValidator:
 
     def check(text: str) -> str:
         if not re.match(form, text):
-            raise PydanticCustomError("invalid_text", "{problem}.", {"problem": problem})
+            raise refusal("", problem)
         return text
 
     return AfterValidator(check)
@@ -63,8 +63,7 @@ def _written(items: list[Item]) -> list[Item]:
     for number, item in enumerate(items):
         is_text = item["type"] == "message" and item["role"] == "user"
         if is_text and not (texts_of(item) or unread_parts(item)):
-            message = {"message": f"[{number}]: the item is blank. Leave it out."}
-            raise PydanticCustomError("invalid_item", "{message}", message)
+            raise refusal(f"[{number}]", "the item is blank. Leave it out")
     return items
 
 

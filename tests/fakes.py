@@ -140,20 +140,17 @@ def list_policy(tokenizer: WordTokenizer, texts: Iterable[str | Exception]) -> S
 
 
 class WordEmbedder(Embedder):
-    """Bag-of-words vectors; records its calls. Every call raises `fail` if it is set."""
+    """Bag-of-words vectors; records its calls."""
 
     dim = 64
     id = "words/64"
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, ...]] = []
-        self.fail: Exception | None = None
         self._axes: dict[str, int] = {}
 
     async def embed(self, texts: Sequence[str], kind: str) -> np.ndarray:
         self.calls.append((kind, *texts))
-        if self.fail is not None:
-            raise self.fail
         vectors = np.full((len(texts), self.dim), 1e-3, dtype=np.float32)
         for row, text in enumerate(texts):
             for word in text.lower().split():

@@ -339,7 +339,10 @@ class WebEnvironment:
         text, shared = clean(result.text[:_MAX_TEXT]), self._shared
         if more := len(result.text[_MAX_TEXT:]):
             text += f"\n\n[cut here: {more:,} more characters]"
-        links = _first_links(result.links)
+        named = [Link(clean(link.title[:_MAX_NAME]), clean(link.target)) for link in result.links]
+        # The names of all links together are bounded, because each part of a page shows them.
+        sizes = [*accumulate(len(link.title.encode()) for link in named)]
+        links = tuple(named[: bisect_right(sizes, _MAX_LINK_BYTES)])
         if more := len(result.links) - len(links):
             text += f"\n\n[{more:,} more links are left out]"
         if result.is_error and len(text) > _MAX_FAILURE:
@@ -374,10 +377,3 @@ class WebEnvironment:
         asked, answering = (questions_piece([questions[index].text]),), (Piece("answering"),)
         label = f"question {index + 1}/{len(questions)}"
         return Observation("answering", asked, (), answering, label, question=index)
-
-
-def _first_links(links: Sequence[Link]) -> tuple[Link, ...]:
-    # The names of all links together are bounded, because each part of a page shows them.
-    named = [Link(clean(link.title[:_MAX_NAME]), clean(link.target)) for link in links]
-    sizes = accumulate(len(link.title.encode()) for link in named)
-    return tuple(named[: bisect_right([*sizes], _MAX_LINK_BYTES)])

@@ -8,7 +8,6 @@ from typing import Any
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import HashingEmbedder, TextKind, Vectors
 from atommem.envs.task import Document, Question, Task
-from atommem.episode import Step
 from atommem.memory.log import POLICY, Operation
 from atommem.memory.memory import WorkingMemory
 from atommem.policy.contract import Sampling
@@ -110,20 +109,10 @@ def runner(policy: Any = RandomPolicy, **settings: Any) -> EpisodeRunner:
     return EpisodeRunner(agent(policy, **settings), **own)
 
 
-def step_fields(step: Step) -> dict[str, Any]:
-    """The fields of a step without its time; token ids are replaced by their counts."""
-    return {
-        **asdict(step),
-        "seconds": 0.0,
-        "prompt_ids": len(step.prompt_ids),
-        "token_ids": len(step.token_ids),
-    }
-
-
 async def take_steps(session: Session, count: int, first: int = 0) -> list[dict[str, Any]]:
-    return [
-        step_fields(
-            await session.step(reading("q?", chunk=f"part {number}", index=number, count=9))
-        )
-        for number in range(first, first + count)
-    ]
+    """Return the steps' fields without their times, and with the numbers of their token ids."""
+    chunks = {number: f"part {number}" for number in range(first, first + count)}
+    seen = (reading("q?", chunk=text, index=number, count=9) for number, text in chunks.items())
+    steps = [await session.step(observation) for observation in seen]
+    lengths = [{"prompt_ids": len(s.prompt_ids), "token_ids": len(s.token_ids)} for s in steps]
+    return [asdict(s) | {"seconds": 0.0} | own for s, own in zip(steps, lengths, strict=True)]

@@ -54,22 +54,18 @@ def complete_all(
     return asyncio.run(run())
 
 
-def logprobs_of(model: Any, prompt: list[int], token_ids: list[int], temperature: float) -> Any:
-    """One pass without cache, padding or batch; shape (tokens, vocabulary)."""
-    with evaluating(model), torch.no_grad():
-        logits = model(input_ids=torch.tensor([prompt + token_ids])).logits[0]
-    return (logits / temperature).log_softmax(-1)[len(prompt) - 1 : -1]
-
-
 def assert_logprobs_of(
     model: Any,
     prompts: Sequence[list[int]],
     samplings: Sequence[Sampling],
     completions: Sequence[Completion],
 ) -> None:
+    """Compare with one pass each, without cache, padding or batch."""
     for prompt, sampling, done in zip(prompts, samplings, completions, strict=True):
         assert len(done.token_ids) == len(done.logprobs) <= sampling.max_completion_length
-        expected = logprobs_of(model, prompt, done.token_ids, sampling.temperature)
+        with evaluating(model), torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt + done.token_ids])).logits[0]
+        expected = (logits / sampling.temperature).log_softmax(-1)[len(prompt) - 1 : -1]
         chosen = expected.gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
         assert done.logprobs == pytest.approx(chosen.tolist(), abs=1e-4)
 

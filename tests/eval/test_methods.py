@@ -30,11 +30,6 @@ from tests.envs.web.browsing import ANSWER, PAGES, call, make_task
 from tests.eval.toys import DOCUMENTS, TASK, make_setup, right, shown_documents
 from tests.fakes import WordEmbedder, WordTokenizer, list_policy
 
-
-def web_task(*documents: Document) -> Task:
-    return replace(make_task(), documents=documents)
-
-
 VISITS = [call("visit", page="Ann"), call("visit", page="Bob Vin"), ANSWER]
 
 
@@ -179,7 +174,8 @@ async def test_react_with_a_full_context_leaves_out_the_oldest_result() -> None:
 
 
 async def test_summarising_with_a_full_context_replaces_results_by_a_summary() -> None:
-    task = web_task(PAGES[0], Document("Bob Vin", "Bob Vin lives in Fenford . " + "word " * 200))
+    long = Document("Bob Vin", "Bob Vin lives in Fenford . " + "word " * 200)
+    task = replace(make_task(), documents=(PAGES[0], long))
     completions = [*VISITS[:2], "<think>hm</think> Ann is in Oakrest, I noted.", ANSWER]
     episode = await browse("summarising", completions, task, await too_small("summarising", task))
     asked, answered = (str(step.prompt) for step in episode.steps[2:])
