@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -33,32 +33,20 @@ class StreamRow:
     problem: str = ""  # what a prompt shows, if it is not the query
 
 
-class Agent(Protocol):
-    """Found by ``package.module:Class``, made without arguments; does one task at a time."""
-
-    async def act(self, row: StreamRow, shown: Shown) -> str:
-        """Do the task with the retrieved records (`executions`)."""
-        ...
-
-    def score(self, row: StreamRow, output: str) -> Mapping[str, Any]:
-        """Return ``outcome`` (1 success, 0 failure), and optionally an ``error``."""
-        ...
-
-
 def executions(shown: Shown) -> list[str]:
     """Return the work done in each record."""
     return [(record.details or {}).get("execution", "") for record, _ in shown]
 
 
 class Copier:
-    """Repeats the most similar record, as EHRAgent's follower would; exact match."""
+    """An agent of a user's stream: repeats the most similar record; exact match."""
 
     async def act(self, row: StreamRow, shown: Shown) -> str:
         """Return nothing where nothing is shown."""
         return executions(shown)[0] if shown else ""
 
     def score(self, row: StreamRow, output: str) -> Mapping[str, Any]:
-        """Return exact match."""
+        """Return ``outcome`` (1 success, 0 failure); an ``error`` is optional."""
         return {"outcome": float(output == row.truth)}
 
 
@@ -93,12 +81,6 @@ def minus_distance(query: Input, records: Sequence[Input]) -> Numbers:
         rows = np.array([record[key] for record in records], dtype=float)
         total -= weight * np.sum((rows - np.array(query[key])) ** 2, axis=1)
     return total
-
-
-def three_keys(query: Input, records: Sequence[Input]) -> Numbers:
-    """Return exp(-sum over keys of weight x squared distance) (AgentDriver)."""
-    found: Numbers = np.exp(minus_distance(query, records))
-    return found
 
 
 def similarity_of(compare: Callable[[Input, Sequence[Input]], Numbers]) -> Similarity:
@@ -153,10 +135,10 @@ def _parse(query: str) -> Input:
 SIMILARITIES: Mapping[str, Similarity | None] = {
     "text": None,
     "cosine": similarity_of(cosine),
-    "keys": similarity_of(three_keys),
+    "keys": similarity_of(lambda query, records: np.exp(minus_distance(query, records))),
     "relative": similarity_of(relative_change),
 }
-"""``text`` is the cosine of text embeddings, the bank's own (EHRAgent)."""
+"""``text`` is the cosine of text embeddings, the bank's own (EHRAgent); ``keys`` AgentDriver's."""
 
 
 def read_stream(path: Path) -> list[StreamRow]:

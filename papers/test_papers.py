@@ -6,7 +6,9 @@ import json
 import re
 import runpy
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from atommem.embedding.embedder import HashingEmbedder
 from atommem.errors import ConfigError
 from atommem.memory.log import Outcome
 from atommem.memory.rules import StoreState
+from atommem.policy.contract import Completion
 from papers import experiment, inputs
 from papers.banks import LINEAR, TraceRetain
 from papers.experience import Bank, Experience, Verdict
@@ -30,11 +33,28 @@ def unit_vectors(seed: int, n: int, dim: int = 8) -> Any:
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
-def readme_parts(path: Path) -> list[str]:
-    """Return the parts of a document that a README's section "Every part" has a row for, sorted."""
-    text = path.read_text(encoding="utf-8").split("## Every part")[1]
-    rows = re.findall(r"^\| (.*?) \| .+ \|.*\|$", text, re.MULTILINE)
-    return sorted(rows[2:])
+class ChatServer:
+    """A chat server whose replies a function makes of the last message; keeps these."""
+
+    def __init__(self, reply: Callable[[str], str]) -> None:
+        self.reply, self.prompts = reply, list[str]()
+
+    async def complete_chat(self, messages: list[dict[str, str]], sampling: Any) -> Completion:
+        self.prompts.append(messages[-1]["content"])
+        return Completion([], [], self.reply(self.prompts[-1]), "stop")
+
+    async def model_name(self) -> str:
+        return "m"
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("paper", ["amac", "memobank", "traceretain", "experience_following"])
+def test_readme_has_one_row_for_every_part_of_the_paper(paper: str) -> None:
+    text = (Path(__file__).parent / paper / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.*?) \| .+ \|.*\|$", text.split("## Every part")[1], re.MULTILINE)
+    parts = import_module(f"papers.{paper}.test_{paper}").PARTS
+    assert sorted(rows[2:]) == sorted(parts)
 
 
 def run_toy(*flags: str) -> int:

@@ -13,7 +13,6 @@ import pytest
 
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.errors import DataError
-from atommem.policy.contract import Completion, Sampling
 from papers import asking
 from papers.amac import __main__ as command
 from papers.amac import admission
@@ -24,7 +23,7 @@ from papers.amac.rule import kind_of
 from papers.experience import Bank, Experience
 from papers.experiment import Journal, Report
 from papers.inputs import StoredVectors, load_published, read_conversations
-from papers.test_papers import readme_parts, unit_vectors
+from papers.test_papers import ChatServer, unit_vectors
 from tests.envs.benchmark_rows import real_data
 
 PAPER = load_published("amac")
@@ -44,10 +43,6 @@ PARTS = [
     "baseline equal weights",
 ]
 """Every table, figure, equation and setting of the paper."""
-
-
-def test_readme_has_one_row_for_every_part_of_the_paper() -> None:
-    assert readme_parts(Path(__file__).with_name("README.md")) == sorted(PARTS)
 
 
 def test_kind_of_counts_substrings() -> None:
@@ -159,18 +154,10 @@ def test_leave_one_out_on_invented_conversations(tmp_path: Path) -> None:
     assert not report.holds, "three conversations are too few"
 
 
-class Rater:
-    """A chat server that finds every text useful, but writes the letter a alone."""
-
-    async def complete_chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:
-        prompt = messages[-1]["content"]
-        text = "0.9" if "one number" in prompt else "yes" if "a" in prompt.split() else "no"
-        return Completion([], [], '{"importance": 1}' if "JSON" in prompt else text, "stop")
-
-    async def model_name(self) -> str:
-        return "m"
-
-    async def close(self) -> None: ...
+def rate(prompt: str) -> str:
+    """Find every text useful, but write the letter a alone."""
+    text = "0.9" if "one number" in prompt else "yes" if "a" in prompt.split() else "no"
+    return '{"importance": 1}' if "JSON" in prompt else text
 
 
 @pytest.mark.slow
@@ -181,7 +168,7 @@ def test_every_table_is_made_with_a_models_ratings(
     vectors = lambda texts, *_: unit_vectors(0, len(texts))  # noqa: E731
     monkeypatch.setattr(command, "embed_all", vectors)
     monkeypatch.setattr(command, "make_embedder", lambda config: HashingEmbedder(8))
-    monkeypatch.setattr(asking, "open_policy", lambda config: Rater())
+    monkeypatch.setattr(asking, "open_policy", lambda config: ChatServer(rate))
     parser = argparse.ArgumentParser()
     command.add_flags(parser)
     chat = ["--policy", "http://m", "--api", "chat", "--model", "m", "--split"]

@@ -9,6 +9,7 @@ import datetime
 import difflib
 import json
 import math
+import operator
 import re
 import resource
 import sqlite3
@@ -19,15 +20,9 @@ from typing import Any
 NOW = "2105-12-31 23:59:00"  # EHRSQL's, whose dates are shifted
 SECONDS, MEMORY = 20, 4 << 30
 _DENIED = (
-    "open",
-    "os.",
-    "socket.",
-    "subprocess.",
-    "shutil.",
-    "ctypes.",
-    "sqlite3.connect",
-    "import",
+    *("open", "os.", "socket.", "subprocess.", "shutil.", "ctypes.", "sqlite3.connect", "import"),
 )
+_SIGNS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _CONDITION = re.compile(r"\s*(\w+)\s*(>=|<=|>|<|=|\sin\s)\s*(.*?)\s*$")
 
 
@@ -114,15 +109,12 @@ def _filter(table: Table, condition: str) -> Table:
     kind = type(next((row[column] for row in table if row[column] is not None), ""))
     texts = [part.strip(" '\"") for part in text.strip("[]").split(",")] if sign == "in" else [text]
     values = [kind(value) for value in texts]
-    tests = {
-        ">=": lambda value: value >= values[0],
-        "<=": lambda value: value <= values[0],
-        ">": lambda value: value > values[0],
-        "<": lambda value: value < values[0],
-        "=": lambda value: value == values[0],
-        "in": lambda value: value in values,
-    }
-    rows = [row for row in table if row[column] is not None and tests[sign](row[column])]
+    meets = _SIGNS.get(sign, operator.eq)  # of one value, or of any of a list
+    rows = [
+        row
+        for row in table
+        if row[column] is not None and any(meets(row[column], value) for value in values)
+    ]
     if not rows and sign == "=":
         known = sorted({str(row[column]) for row in table})
         close = difflib.get_close_matches(text, known, 5, 0) or known[:5]

@@ -25,12 +25,8 @@ def load_run(folder: Path, agent: str, name: str) -> Run | None:
     return run if run is not None and run.is_whole else None
 
 
-def _percent(values: list[float]) -> float | None:
-    return 100 * float(np.mean(values)) if values else None
-
-
-def _mean(values: list[float]) -> float | None:
-    return float(np.mean(values)) if values else None
+def _mean(values: Sequence[float], scale: float = 1) -> float | None:
+    return scale * float(np.mean(values)) if values else None
 
 
 def _interval(run: Run) -> str:
@@ -39,14 +35,14 @@ def _interval(run: Run) -> str:
 
 
 COLUMNS: Mapping[str, Callable[[Run], Any]] = {
-    "success": lambda run: _percent(list(run.column("outcome"))),
+    "success": lambda run: _mean(list(run.column("outcome")), 100),
     "95%": _interval,
     "size": lambda run: run.size,
     "r": lambda run: run.r,
     "retained": lambda run: _mean(run.records(False, "error", 6)),
     "deleted": lambda run: _mean(run.records(True, "error", 6)),
-    "retained right": lambda run: _percent(run.records(False, "outcome")),
-    "deleted right": lambda run: _percent(run.records(True, "outcome")),
+    "retained right": lambda run: _mean(run.records(False, "outcome"), 100),
+    "deleted right": lambda run: _mean(run.records(True, "outcome"), 100),
 }
 """Figures of a run; errors are those of records used six times or more."""
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
-import re
-from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from atommem.errors import ConfigError, DataError
-from atommem.policy.contract import Completion, Sampling
 from papers.experience_following import __main__ as command
 from papers.experience_following import agents, clinic, driving
 from papers.experience_following.agents import says_yes
@@ -23,10 +19,11 @@ from papers.experience_following.report import load_run
 from papers.experience_following.runs import Arm, Run
 from papers.experiment import Journal, Report
 from papers.inputs import load_published
-from papers.streams import Shown, StreamRow, executions, shift
+from papers.streams import StreamRow, shift
+from papers.test_papers import ChatServer
 
 PAPER = load_published("experience_following")
-ARTEFACTS = [
+PARTS = [
     *(f"Table {n}" for n in range(1, 9)),
     *(f"Figure {n}" for n in range(1, 19)),
     *("pi_fixed", "pi_all", "pi_automatic", "pi_human", "phi_per", "phi_hist", "phi_comb"),
@@ -60,12 +57,6 @@ def test_unknown_table_figure_or_agent_is_one_clear_error(
         run(tmp_path, *flags)
     with pytest.raises(ConfigError, match="has no row in that table"):
         run(tmp_path, "--agent", "cic_iot", "--table", "4")
-
-
-def test_readme_has_one_row_for_every_part_of_the_paper() -> None:
-    text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (.*?) \| .+ \|.*\|$", text.split("## Every part")[1], re.MULTILINE)
-    assert sorted(rows[2:]) == sorted(ARTEFACTS)
 
 
 @pytest.mark.slow
@@ -140,23 +131,18 @@ def test_figures_of_each_kind_are_read_from_saved_runs(number: int, tmp_path: Pa
         assert limited.size == min(45, 12 + int(limited.column("outcome").sum()))
 
 
-class OneAnswer:
-    """A chat server that always names the same class, and whose judge passes that."""
-
-    async def complete_chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:
-        text = "<think>DDoS-SYN_Flood?</think>ANALYSIS: -\nANSWER: BenignTraffic"
-        if "You judge answers" in (prompt := messages[-1]["content"]):
-            text = "CORRECT\nas it is" if "ANSWER: BenignTraffic" in prompt else "INCORRECT"
-        return Completion([], [], text, "stop")
-
-    async def close(self) -> None: ...
+def one_answer(prompt: str) -> str:
+    """Always name the same class; as a judge pass that."""
+    if "You judge answers" in prompt:
+        return "CORRECT\nas it is" if "ANSWER: BenignTraffic" in prompt else "INCORRECT"
+    return "<think>DDoS-SYN_Flood?</think>ANALYSIS: -\nANSWER: BenignTraffic"
 
 
 @pytest.mark.slow
 def test_a_models_replies_decide_outputs_and_verdicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "open_policy", lambda config: OneAnswer())
+    monkeypatch.setattr(command, "open_policy", lambda config: ChatServer(one_answer))
     flags = ("--agent", "cic_iot", "--policy", "m", "--judges", "m", "--arms", "C1")
     report = run(tmp_path, *flags)
     assert report.tables[0].rows[0][0] == "C1"
@@ -219,16 +205,6 @@ def test_shift_sorts_a_users_stream_by_component() -> None:
     assert sum(a != b for a, b in pairwise(truths)) == 2
 
 
-class Learner:
-    """Repeats a right output of the records."""
-
-    async def act(self, row: StreamRow, shown: Shown) -> str:
-        return next((output for output in executions(shown) if output == row.truth), "?")
-
-    def score(self, row: StreamRow, output: str) -> Mapping[str, Any]:
-        return {"outcome": float(output == row.truth)}
-
-
 @pytest.mark.slow
 def test_stream_of_a_file_runs_with_the_users_agent(tmp_path: Path) -> None:
     rows = [{"query": {"day": i % 3}, "truth": f"t{i % 3}"} for i in range(12)]
@@ -236,7 +212,7 @@ def test_stream_of_a_file_runs_with_the_users_agent(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     arms = ("--arms", "fixed, k 20", "add all, k 20", "strict, history, k 20, shift 2")
-    flags = ("--stream", str(path), "--agent", f"{__name__}:Learner", *arms)
+    flags = ("--stream", str(path), "--agent", "papers.streams:Copier", *arms)
     report = run(tmp_path, *flags)
     found = {str(row[0]): row for row in report.tables[0].rows}
     assert found["fixed, k 20"][1] == pytest.approx(100 * 4 / 12), "the initial record helps"

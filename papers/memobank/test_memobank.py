@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from atommem.errors import DataError
-from atommem.policy.contract import Completion, Sampling
 from papers import asking
 from papers.experience import Experience
 from papers.experiment import Journal, Report
@@ -29,7 +28,7 @@ from papers.memobank.cases import (
     statistics,
     table_3,
 )
-from papers.test_papers import readme_parts, unit_vectors
+from papers.test_papers import ChatServer, unit_vectors
 from tests.envs.benchmark_rows import real_data
 
 PAPER = load_published("memobank")
@@ -46,26 +45,11 @@ PARTS = [
 """Every table, figure, equation, algorithm and setting of the paper."""
 
 
-def test_readme_has_one_row_for_every_part_of_the_paper() -> None:
-    assert readme_parts(Path(__file__).with_name("README.md")) == sorted(PARTS)
-
-
-class KnowsWithCases:
-    """A chat server that knows number 7's answer, and others' where a case of theirs is shown."""
-
-    def __init__(self) -> None:
-        self.prompts: list[str] = []
-
-    async def complete_chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:
-        self.prompts.append(prompt := messages[-1]["content"])
-        question = prompt.split("Question: ")[-1].partition("\n")[0]
-        knows = question == "what is number 7?" or prompt.count(question) > 1
-        return Completion([], [], "It is THE TRUTH." if knows else "?", "stop")
-
-    async def model_name(self) -> str:
-        return "m"
-
-    async def close(self) -> None: ...
+def answer(prompt: str) -> str:
+    """Know number 7's answer, and others' where a case of theirs is shown."""
+    question = prompt.split("Question: ")[-1].partition("\n")[0]
+    knows = question == "what is number 7?" or prompt.count(question) > 1
+    return "It is THE TRUTH." if knows else "?"
 
 
 async def search(query: str) -> str:
@@ -78,7 +62,7 @@ async def search(query: str) -> str:
 
 
 def test_answers_with_and_without_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    model = KnowsWithCases()
+    model = ChatServer(answer)
     monkeypatch.setattr(asking, "open_policy", lambda config: model)
     parser = argparse.ArgumentParser()
     add_flags(parser)

@@ -102,14 +102,6 @@ def additions(report: Report, runs: Runs) -> None:
     report.check("success, points from Table 1", max(apart) <= 3, points, "at most 3")
     off = f"at most {max(ratios):.1%} off"
     report.check("sizes, share of Table 1's", max(ratios) <= 0.03, off, "at most 3% off")
-    first = {**runs.paper["world"], "weight_sd": runs.paper["first_world"]["weight_sd"]}
-    worlds = runs.make_worlds(first)
-    rows = []
-    for name, row in published.items():
-        found = runs.with_follower(runs.rules(name), runs.follower, worlds)
-        rows.append([name, row["success"], mean(found), round(mean(found, "size"))])
-    title = "With w from N(0, .16 I), where the difficulty depends on the seed"
-    report.table(title, ["records added", "success", "success, ours", "size, ours"], rows, 2)
 
 
 def deletions(report: Report, runs: Runs) -> None:

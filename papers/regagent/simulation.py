@@ -45,15 +45,12 @@ class World:
 def make_world(seed: int, scales: Mapping[str, Any], initial: int, n: int) -> World:
     """Draw a world of initial records and tasks from Gaussians of unit variance.
 
-    `scales` has ``weight_norm`` (length of w) or ``weight_sd`` (w from N(0, sd^2 I)), ``means`` of
-    the Gaussians, ``dim``, and ``noise``, the largest error of an initial output.
+    `scales` has ``weight_norm`` (length of w), ``means`` of the Gaussians, ``dim``, and ``noise``,
+    the largest error of an initial output.
     """
     rng = np.random.default_rng(seed)
     direction = rng.normal(size=scales["dim"])
-    if (sd := scales.get("weight_sd")) is not None:
-        weights = sd * direction
-    else:
-        weights = scales["weight_norm"] * direction / np.linalg.norm(direction)
+    weights = scales["weight_norm"] * direction / np.linalg.norm(direction)
     inputs = _draw_inputs(rng, initial + n, scales)
     noise = rng.uniform(-scales["noise"], scales["noise"], initial)
     outputs = inputs[:initial] @ weights + noise
@@ -295,13 +292,10 @@ class Runs:
     def __init__(self, paper: Mapping[str, Any], seeds: Sequence[int], tasks: int | None) -> None:
         self.paper, self.seeds = paper, list(seeds)
         self.tasks = tasks or paper["stream"]
-        self.worlds = self.make_worlds(paper["world"])
+        initial = paper["initial"]
+        self.worlds = [make_world(seed, paper["world"], initial, self.tasks) for seed in seeds]
         self.follower = similarity_follower(paper["follower"])
         self._done: dict[Rules, list[Outcome]] = {}
-
-    def make_worlds(self, scales: Mapping[str, Any]) -> list[World]:
-        """Draw a world for each seed."""
-        return [make_world(seed, scales, self.paper["initial"], self.tasks) for seed in self.seeds]
 
     def rules(self, name: str, **changes: Any) -> Rules:
         """Return the settings under ``fixed``, ``add all``, ``C1`` to ``C3``, ``strict``."""
@@ -317,9 +311,7 @@ class Runs:
             self._done[rules] = self.with_follower(rules, self.follower)
         return self._done[rules]
 
-    def with_follower(
-        self, rules: Rules, follower: Follower, worlds: Sequence[World] | None = None
-    ) -> list[Outcome]:
-        """Return one outcome a world, with another agent or in other worlds."""
+    def with_follower(self, rules: Rules, follower: Follower) -> list[Outcome]:
+        """Return one outcome a world, with another agent."""
         success = self.paper["success"]
-        return [run_stream(world, follower, rules, success) for world in worlds or self.worlds]
+        return [run_stream(world, follower, rules, success) for world in self.worlds]

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from atommem.errors import ConfigError, OutageError
-from atommem.policy.contract import Completion, Sampling
+from atommem.policy.contract import Sampling
 from papers.asking import Asker
 from papers.experience import Bank
 from papers.experiment import Journal, Report
 from papers.inputs import StoredVectors, load_published
-from papers.test_papers import readme_parts, unit_vectors
+from papers.test_papers import ChatServer, unit_vectors
 from papers.traceretain.__main__ import Bench, compare, sign_test, solvable
 from papers.traceretain.engine import (
     Engine,
@@ -133,10 +133,6 @@ PARTS = [
 """Every table, equation and setting of the paper, which has no figures."""
 
 
-def test_readme_has_one_row_for_every_part_of_the_paper() -> None:
-    assert readme_parts(Path(__file__).with_name("README.md")) == sorted(PARTS)
-
-
 def test_games_are_of_six_families_and_follow_from_their_seed() -> None:
     assert {game.family for game in GAMES} == set(FAMILIES)
     assert make_games(30, 1, PAPER) == GAMES
@@ -168,23 +164,16 @@ def test_player_plays_an_episode_once(tmp_path: Path) -> None:
     assert engine.loads == 2
 
 
-class Script:
-    """A chat server that plays what the program played, after a reply that is no command."""
-
-    def __init__(self, commands: list[str]) -> None:
-        self.commands, self.prompts = ["", *commands], list[str]()
-
-    async def complete_chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:
-        self.prompts.append(messages[-1]["content"])
-        command = self.commands[len(self.prompts) - 1]
-        return Completion([], [], f"Thought: so\nAction: {command.upper()}.", "stop")
-
-
 async def test_model_plays_with_its_records_in_the_prompt(tmp_path: Path) -> None:
     game = next(game for game in GAMES if game.family == "heat")
     program = Transcript(Household())
     alone = play(program, game, (), 50)
-    script = Script(program.commands)
+    replies = ["", *program.commands]  # the program's, after a reply that is no command
+
+    def reply(prompt: str) -> str:
+        return f"Thought: so\nAction: {replies[len(script.prompts) - 1].upper()}."
+
+    script = ChatServer(reply)
     journal = Journal(tmp_path / "played.jsonl")
     asker = Asker(script, Sampling(0.0))
     player = ModelPlayer(Household(), journal, 50, asker, "model", PAPER)
