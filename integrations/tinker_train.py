@@ -52,7 +52,7 @@ from atommem.train.rollout.rollouts import TaskOrder, gather_outcomes, plan_grou
 from atommem.train.settings import Settings, Stage
 from atommem.train.stages import episode_arguments, make_rollouts, prepare_reporters
 from atommem.train.stop_request import StopRequest
-from atommem.train.train_config import TrainConfig, check_refused
+from atommem.train.train_config import SampledModelConfig, TrainConfig
 
 STATE_FILE = "tinker.json"
 LOSS_FNS = {"dapo": "ppo", "grpo": "ppo", "dr_grpo": "ppo", "cispo": "cispo"}  # the server's loss
@@ -306,7 +306,6 @@ def learning_rates(args: Any, steps: int) -> list[float]:
 def run(settings: Settings) -> Path:
     """Train or resume, and download the adapter; returns its folder."""
     args = settings.args
-    check_refused(settings.model, "tinker_model")
     args.facts = settings.facts
     resume = checkpoints.checkpoint_to_resume(args)
     prepare_reporters(args)
@@ -320,4 +319,4 @@ def run(settings: Settings) -> Path:
     return folder
 
 
-STAGE = Stage(TinkerConfig, run)
+STAGE = Stage(TinkerConfig, run, SampledModelConfig)

@@ -71,7 +71,7 @@ def run(out: Path, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         given |= {"output_dir": trained, "max_steps": options.updates, "seed": seed}
         given |= {"learning_rate": options.learning_rate, "use_cpu": "true", "use_vllm": "true"}
         given |= {"vllm_mode": "server", "vllm_server_base_url": server.url, "use_peft": "true"}
-        given |= {"lora_r": RANK, "lora_alpha": RANK, "lora_dropout": 0.0}
+        given |= {"lora_r": RANK, "lora_alpha": RANK}
         given |= {"lora_target_modules": "all-linear"}
         settings = parse("grpo", flags(given))
         args = settings.args

@@ -55,8 +55,8 @@ class Command:
             --dataloader_pin_memory false"""
         if self._is_sharded:
             flags += " --learning_rate 1e-3"
-        else:  # dropout, so that the random number generators count as well
-            flags += " --use_peft --lora_r 4 --lora_dropout 0.1 --learning_rate 1e-2"
+        else:
+            flags += " --use_peft --lora_r 4 --learning_rate 1e-2"
             flags += " --lora_target_modules q_proj v_proj"
         self._flags = flags.split()
 

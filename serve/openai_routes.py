@@ -105,7 +105,7 @@ PageLimit = Annotated[int, Query(ge=1, le=100)]
 
 
 _Name = Annotated[wire.Value | None, Query(min_length=1)]
-_Metadata = Annotated[str, wire.pattern(r'[^="\\]+=', "not KEY=VALUE"), wire.CLEAN]
+_Metadata = Annotated[str, wire.CLEAN]
 
 
 def get_scope(
@@ -117,7 +117,9 @@ def get_scope(
     """Return the metadata that conversations must have."""
     scope = wire.scope_of(user, agent, session)
     for text in metadata or ():
-        name, _, value = text.partition("=")
+        name, is_pair, value = text.partition("=")
+        if not (name and is_pair) or {*name} & {*'"\\'}:
+            raise DataError(f"metadata={text}: not KEY=VALUE, without quotes in KEY. Rename it.")
         if scope.setdefault(name, value) != value:
             raise DataError(f"metadata={text}: {name} is {scope[name]!r}, too. Give one of them.")
     return scope

@@ -1,6 +1,5 @@
 """The API's format: requests as pydantic models, and the objects of answers."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Self
@@ -33,24 +32,20 @@ _STATUS: list[tuple[type[Exception], int, str]] = [
     (errors.PolicyError, 502, "policy_refused"),
 ]
 """Status and code by type of error; the first match counts."""
+
 SERVE_ERRORS = (errors.AtomMemError, StepTimeoutError, OperationalError)
 """Errors with a message for the client."""
 
 
-def pattern(form: str, problem: str) -> AfterValidator:
-    """Refuse a text that does not begin as `form`, in words of ours."""
-
-    def check(text: str) -> str:
-        if not re.match(form, text):
-            raise refusal("", problem)
-        return text
-
-    return AfterValidator(check)
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise refusal("", "it is blank")
+    return text
 
 
 CLEAN = AfterValidator(clean)  # after bounds of the length, whose errors would count "items"
 Text = Annotated[str, CLEAN]
-NonBlank = Annotated[Text, pattern(r"\s*\S", "it is blank")]
+NonBlank = Annotated[Text, AfterValidator(_not_blank)]
 Name = Annotated[str, Field(max_length=1000), CLEAN]
 ConversationId = Annotated[str, Field(max_length=64), CLEAN]
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]

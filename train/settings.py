@@ -33,7 +33,7 @@ from atommem.policy.opening import model_folder
 from atommem.run import RunConfig, check_setting_names, find_stored
 from atommem.train.checkpoints import GenerationSettings
 from atommem.train.devices import DryRunConfig
-from atommem.train.train_config import refused_names
+from atommem.train.train_config import check_refused, refused_names
 
 _SHOWN = """data eval_data model_name_or_path model_revision use_peft lora_r lora_alpha output_dir
     max_steps num_train_epochs learning_rate beta seed temperature use_vllm vllm_mode
@@ -147,7 +147,9 @@ def read_settings(
             max_completion_length=args.max_completion_length or 1024,
         )
         run = RunConfig.from_flat(vars(parsed) | asdict(sampling))
-        return Settings(args, run, make(model_class, parsed), make(DryRunConfig, parsed))
+        model = make(model_class, parsed)
+        check_refused(model, f"{stage}_model")
+        return Settings(args, run, model, make(DryRunConfig, parsed))
     except (ValueError, OSError) as error:
         raise ConfigError(f"{format_error(error)} See atommem train {stage} --help.") from error
     except ConfigError as error:

@@ -33,10 +33,10 @@ from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.rollout.server_backend import make_server_backend, make_server_pool
 from atommem.train.settings import Settings, parse
 from atommem.train.train_config import (
-    AsyncModelConfig,
     AsyncTrainConfig,
     ColdStartConfig,
     PolicyModelConfig,
+    SampledModelConfig,
     TrainConfig,
 )
 
@@ -224,6 +224,6 @@ def push_model(folder: Path, name: str, args: Any) -> None:
         ) from error
 
 
-GRPO = TrainerStage(TrainConfig, make_grpo_trainer, GRPO_COLUMNS)
+GRPO = TrainerStage(TrainConfig, make_grpo_trainer, GRPO_COLUMNS, SampledModelConfig)
 SFT = TrainerStage(ColdStartConfig, make_sft_trainer, SFT_COLUMNS)
-ASYNC = TrainerStage(AsyncTrainConfig, make_async_trainer, ASYNC_COLUMNS, AsyncModelConfig)
+ASYNC = TrainerStage(AsyncTrainConfig, make_async_trainer, ASYNC_COLUMNS, SampledModelConfig)

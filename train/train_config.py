@@ -27,7 +27,7 @@ def refused_names(*parts: str) -> set[str]:
 
 def check_refused(config: Any, *parts: str) -> None:
     """Raise ConfigError for a field that cannot be honoured, of these parts of ``refused.yaml``."""
-    for name, (only, reason) in (line for part in parts for line in REFUSED[part].items()):
+    for name, (only, reason) in (line for part in parts for line in REFUSED.get(part, {}).items()):
         value = getattr(config, name, only)
         if str(getattr(value, "value", value)) != str(only):
             raise ConfigError(
@@ -217,6 +217,7 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         '\'{"kv_cache_dtype": "fp8", "max_num_batched_tokens": 16384}\'.',
     )
     steps_per_generation: int | None = setting(1, "Updates that share out a rollout; 1: on-policy.")
+    disable_dropout: bool = setting(True, "Train the policy that was sampled; only true.")
 
     @property
     def updates_per_rollout(self) -> int:
@@ -301,15 +302,10 @@ class PolicyModelConfig(ModelConfig):
 
 
 @dataclass
-class AsyncModelConfig(ModelConfig):
-    """TRL's `ModelConfig` without what does not fit."""
+class SampledModelConfig(PolicyModelConfig):
+    """The model of a stage that samples what it trains on."""
 
-    # The ratio compares with the log-probabilities of a server, which has no dropout.
     lora_dropout: float = setting(0.0, "LoRA dropout; only 0 is supported.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_refused(self, "async_model")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""``atommem compare A B``: two evaluations task by task, with a test and the tasks that changed."""
+"""Compare two evaluations task by task, with a test and the tasks that changed."""
 
 from collections.abc import Sequence
 from statistics import fmean

@@ -1,4 +1,4 @@
-"""``atommem report``: evaluations as tables, charts and a page, and exports for other tools."""
+"""Show evaluations as tables, charts and a page, and export them for other tools."""
 
 import hashlib
 import json

@@ -254,7 +254,10 @@ def test_run_refuses_a_server_that_divides_rows_by_their_length(model: Path) -> 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("beta", "0.1"), ("temperature", "0.7"), ("push_to_hub", "true"), ("loss_fn", "dro")],
+    [
+        *[("beta", "0.1"), ("temperature", "0.7"), ("push_to_hub", "true"), ("loss_fn", "dro")],
+        *[("use_dora", "true"), ("lora_dropout", "0.1"), ("load_in_4bit", "true")],
+    ],
 )
 def test_settings_the_api_cannot_honour_are_refused(model: Path, name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):

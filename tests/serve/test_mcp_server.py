@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +27,7 @@ from tests.serve.servers import (
     new_conversation,
     running,
     scripted,
+    until,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -215,7 +215,7 @@ def test_call_repeated_after_the_client_s_time_out_writes_once(tmp_path: Path) -
             with pytest.raises(httpx.ReadTimeout):
                 http.post("/mcp", json=body, timeout=httpx.Timeout(30, read=0.3))
             assert gate.cancelled.wait(10)
-            time.sleep(0.2)  # until the failure is recorded
+            until(lambda: not server.conversations.requests)  # the failure is recorded
             gate.open.set()
             assert FACT in http.post("/mcp", json=body).raise_for_status().text or not places
             places = log.conversations("local")

@@ -252,7 +252,15 @@ def test_scope_lists_recalls_and_erases_what_belongs_to_it(http: httpx.Client) -
     best = http.get("/v1/recall", params=one).json()
     assert [entry["text"] for entry in best["data"]] == [PARTS[1]]
     other = "user=ann&metadata=user%3Dbob"
-    for wrong in ("", "user=", "user=ann&user=bob", "usr=ann", "user=ann&sesion=1", other):
+    for wrong in (
+        "",
+        "user=",
+        "user=ann&user=bob",
+        "usr=ann",
+        "metadata=%22=1",
+        "user=ann&sesion=1",
+        other,
+    ):
         assert http.delete(f"/v1/conversations?{wrong}").status_code == 400, wrong
     assert http.delete("/v1/conversations/x/sources/y?z=1").json()["error"]["param"] == "z"
     assert len(http.delete("/v1/conversations", params={"user": "ann"}).json()["ids"]) == 2

@@ -9,7 +9,8 @@ from unittest import mock
 
 import pytest
 import wandb
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
+from torch.nn import Dropout
 from transformers import TrainingArguments
 from trl import ModelConfig
 from wandb.sdk.lib.noop_run import NoopRun
@@ -19,11 +20,12 @@ from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, DataError
 from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.episode_logs import COLUMNS
-from atommem.train.loops.models import load_tokenizer
+from atommem.train.loops.models import load_tokenizer, make_policy
 from atommem.train.settings import parse
 from atommem.train.stages import make_trainer, prepare_reporters
 from atommem.train.train_cli import main
 from tests.train.harness import make_config, make_tasks, save_model
+from tests.train.toys import make_model, make_tokenizer
 
 MINIMUM = ["--model_name_or_path", "some/model", "--data", "tasks.parquet", "--use_cpu"]
 
@@ -34,6 +36,8 @@ REFUSED_VALUES = [
     ("sft", "--config smollm2", "for atommem train grpo, not sft"),
     ("grpo", "--reward_funcs x", "this setting is called reward now"),
     ("grpo", "--gradient_accumulation_steps 4", "gradient_accumulation_steps=4: only 1"),
+    ("grpo", "--lora_dropout 0.1", "lora_dropout=0.1: only 0.0"),
+    ("grpo", "--sync_ref_model true", "sync_ref_model=True: only False"),
     ("async", "--max_staleness -1", "max_staleness=-1: must be at least 0"),
 ]
 
@@ -85,6 +89,16 @@ def test_adapter_without_a_tokenizer_takes_its_base_s(tmp_path: Path) -> None:
     LoraConfig(base_model_name_or_path=str(base)).save_pretrained(adapter)
     found, expected = (load_tokenizer(ModelConfig(str(name))) for name in (adapter, base))
     assert found.get_vocab() == expected.get_vocab()
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_an_adapter_is_trained_without_its_dropout(tmp_path: Path, is_new: bool) -> None:
+    """Nothing is sampled with it."""
+    adapter, args = LoraConfig(lora_dropout=0.5, target_modules=["q_proj"]), make_config(tmp_path)
+    model = make_model() if is_new else get_peft_model(make_model(), adapter)
+    policy = make_policy(model, args, make_tokenizer(), adapter if is_new else None)
+    dropouts = [module.p for module in policy.modules() if isinstance(module, Dropout)]
+    assert {*dropouts} == {0.0}
 
 
 def train(folder: Path, stage: str, flags: str) -> None:

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import torch
 from accelerate.utils import gather_object, set_seed
 from torch.utils.data import DataLoader
-from trl import SyncRefModelCallback
 
 from atommem.envs.scoring.records import EpisodeRecord, record_of, summarize
 from atommem.episode import Episode
@@ -78,8 +77,6 @@ class EpisodeTrainer(ResumableTrainer):
             raise ConfigError("fsdp_version=1: not supported. Use fsdp_version: 2.")
         tune_lm_head_for_cpu(self.accelerator.device.type)
         self.reference = make_reference(self.model, args, self.accelerator, quantization_config)
-        if self.reference is not None and args.sync_ref_model:
-            self.add_callback(SyncRefModelCallback(self.reference, self.accelerator))
         set_seed(args.seed, device_specific=True)
         self._update = UpdateStep(
             self.accelerator,

@@ -146,6 +146,9 @@ def make_policy(
         model = get_peft_model(model, peft_config, autocast_adapter_dtype=quantized or not zero3)
     elif isinstance(model, PeftModel) and args.beta:
         _add_reference_adapter(model)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0  # else another policy would be trained than sampled
     if not isinstance(model, PeftModel):
         return model
     if hasattr(model.get_output_embeddings(), "base_layer"):
@@ -203,10 +206,6 @@ def use_reference(adapted: Any) -> Iterator[None]:
 
 
 def _prepare_head(model: Any, args: Any, outputs: tuple[str, ...]) -> None:
-    if getattr(args, "disable_dropout", False):
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
     if args.cast_lm_head_to_fp32:
         _cast_head(model)
     add_fused_lm_head(model, args.temperature, args.cast_lm_head_to_fp32, outputs)
