@@ -90,7 +90,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
         if os.path.isfile(question):
             raise ConfigError(f"{question}: a file, not a question. Give one file or folder.")
     if arguments.memory is not None:
-        SavedMemory.check_folder(arguments.memory)
+        SavedMemory.check_folder(arguments.memory, "memory")
     check_writable("trace", arguments.trace, folder=False)
     return arguments, settings
 

@@ -69,9 +69,9 @@ class SavedMemory:
             raise DataError(f"{path}: not a memory, or damaged ({error}).") from error
 
     @classmethod
-    def check_folder(cls, folder: str | os.PathLike[str]) -> Path:
+    def check_folder(cls, folder: str | os.PathLike[str], name: str = "folder") -> Path:
         """Return a folder in which a memory may be written; raise DataError or ConfigError."""
-        check_writable("memory", folder, folder=True)
+        check_writable(name, folder, folder=True)
         path = Path(folder)
         others = path.is_dir() and any(
             not item.name.lstrip(".").startswith(MEMORY_FILE) for item in path.iterdir()

@@ -135,10 +135,10 @@ def read_rows(path: str | Path) -> Iterator[Row]:
             "Check the name and its permissions."
         ) from error
     except (ValueError, RecursionError, csv.Error) as error:  # of JSON, UTF-8 and Arrow
-        raise DataError(
-            f"{path}: row {number + 1} is damaged or not in UTF-8 ({error}). Get the whole file "
-            "again, or convert it: iconv -f ENCODING -t utf-8."
-        ) from error
+        fix = "If it was truncated, download it again."
+        if isinstance(error, UnicodeDecodeError):
+            fix = "If it is not in UTF-8, convert it: iconv -f ENCODING -t utf-8."
+        raise DataError(f"{path}: row {number + 1} is damaged ({error}). {fix}") from error
 
 
 def without_nulls(value: Any) -> Any:
