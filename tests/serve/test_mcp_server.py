@@ -213,7 +213,7 @@ def test_call_repeated_after_the_client_s_time_out_writes_once(tmp_path: Path) -
             body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
             gate.shut()
             with pytest.raises(httpx.ReadTimeout):
-                http.post("/mcp", json=body, timeout=httpx.Timeout(30, read=0.3))
+                http.post("/mcp", json=body, timeout=httpx.Timeout(30, read=1.5))
             assert gate.cancelled.wait(10)
             until(lambda: not server.conversations.requests)  # the failure is recorded
             gate.open.set()
