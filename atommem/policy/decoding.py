@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MOST_MASKED = 4096  # tokens of prompts whose attention is masked, which costs their square
 TRIE_TOKENS = {"cpu": 512}  # of one forward pass, where it gains nothing from more
 GROUPED = "atommem_grouped"
-COMPACT_AT = 0.9  # share of running rows at which finished ones leave; leaving copies the cache
+GRAPHED = {"cuda"}  # devices on which launching a step's kernels takes longer than they do
 
 
 @dataclass(slots=True)
@@ -63,11 +63,12 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
     # training step must not meet inference tensors.
     with torch.no_grad(), _grouped_queries(model):
         logits, mask = _prefill(model, prompts, cache, pad_id)
-        width, positions = mask.shape[1], mask.sum(-1, keepdim=True)
-        mask = torch.cat([mask, mask.new_ones(len(prompts), longest)], dim=1)
-        keep = torch.tensor([prompts.index(tuple(row.prompt_ids)) for row in rows], device=device)
-        logits, mask, positions = logits[keep], mask[keep], positions[keep]
+        places = {prompt: place for place, prompt in enumerate(prompts)}
+        keep = torch.tensor([places[tuple(row.prompt_ids)] for row in rows], device=device)
+        logits, mask = logits[keep], mask[keep]
         cache.reorder_cache(keep)
+        graphed = device.type in GRAPHED and _attends_by_mask(model)
+        step = (_GraphedStep if graphed else _Step)(model, cache, mask, longest)
         for length in range(longest):
             token_ids, chosen = draw(logits.float(), streams[:, length], settings)
             for row, token_id, logprob in zip(
@@ -80,14 +81,107 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
             alive = [index for index, row in enumerate(running) if not row.finished]
             if not alive:
                 return
-            if len(alive) <= COMPACT_AT * len(running):
+            if len(alive) <= step.leave_at * len(running):
                 keep = torch.tensor(alive, device=device)
-                token_ids, positions, mask = token_ids[keep], positions[keep], mask[keep]
-                streams, settings = streams[keep], settings[keep]
-                cache.reorder_cache(keep)
+                token_ids, streams, settings = token_ids[keep], streams[keep], settings[keep]
+                step.keep(keep)
                 running = [running[index] for index in alive]
-            seen = mask[:, : width + length + 1]
-            logits = _logits(model, token_ids[:, None], seen, positions + length, cache)
+            logits = step(token_ids)
+
+
+class _Step:
+    """Append a token to every row; returns the next one's logits (rows, vocabulary)."""
+
+    leave_at = 0.9  # share of running rows at which finished ones leave, which copies the cache
+
+    def __init__(self, model: Any, cache: Any, mask: torch.Tensor, longest: int) -> None:
+        import torch
+
+        self.model, self.cache, self.width = model, cache, mask.shape[1]
+        self.mask = torch.cat([mask, mask.new_ones(len(mask), longest)], dim=1)
+        self.positions = mask.sum(-1, keepdim=True)
+
+    def keep(self, rows: torch.Tensor) -> None:
+        self.mask, self.positions = self.mask[rows], self.positions[rows]
+        self.cache.reorder_cache(rows)
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        self.width += 1
+        seen = self.mask[:, : self.width]
+        logits = _logits(self.model, token_ids[:, None], seen, self.positions, self.cache)
+        self.positions += 1
+        return logits
+
+
+class _GraphedStep(_Step):
+    """The same with everything at one address, so that a CUDA graph replays it."""
+
+    leave_at = 0.25  # leaving makes a new graph
+    logits: torch.Tensor  # where the graph leaves them
+
+    def __init__(self, model: Any, cache: Any, mask: torch.Tensor, longest: int) -> None:
+        super().__init__(model, cache, mask, longest)
+        self.mask = self.mask.bool()
+        self.mask[:, self.width :] = False
+        self.place = mask.new_tensor([self.width])
+        self.token_ids = mask.new_zeros(len(mask), 1)
+        cache.layers = [_FixedLayer(layer, longest, self.place) for layer in cache.layers]
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.can_record, self.is_warm = self.place.is_cuda, False
+
+    def keep(self, rows: torch.Tensor) -> None:
+        super().keep(rows)
+        self.token_ids, self.graph = self.token_ids[rows], None
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        self.token_ids.copy_(token_ids[:, None])
+        if self.is_warm and self.graph is None and self.can_record:
+            self._record()
+        if self.graph is not None:
+            self.graph.replay()
+            return self.logits
+        self.is_warm = True  # the first step is not recorded: it loads kernels
+        return self._append()
+
+    def _record(self) -> None:
+        import torch
+
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self.logits = self._append()
+            self.graph = graph
+        except RuntimeError:  # the model looks at values, as some mixtures of experts do
+            self.can_record = False
+
+    def _append(self) -> torch.Tensor:
+        self.mask.index_fill_(1, self.place, True)
+        seen = self.mask[:, None, None]
+        logits = _logits(self.model, self.token_ids, seen, self.positions, self.cache)
+        self.positions += 1
+        self.place += 1
+        return logits
+
+
+class _FixedLayer:
+    """A layer's keys and values with room for all that will come, written at `place`."""
+
+    def __init__(self, filled: Any, room: int, place: torch.Tensor) -> None:
+        from torch.nn.functional import pad
+
+        self.keys = pad(filled.keys, (0, 0, 0, room))
+        self.values = pad(filled.values, (0, 0, 0, room))
+        self.place = place
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.keys.index_copy_(2, self.place, keys)
+        self.values.index_copy_(2, self.place, values)
+        return self.keys, self.values
+
+    def reorder_cache(self, rows: torch.Tensor) -> None:
+        self.keys, self.values = self.keys[rows], self.values[rows]
 
 
 def _prefill(

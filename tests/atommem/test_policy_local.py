@@ -39,8 +39,12 @@ def model() -> Any:
     return model
 
 
-@pytest.fixture
-def policy(model: Any) -> LocalPolicy:
+@pytest.fixture(params=[{"cuda"}, {"cuda", "cpu"}], ids=["growing", "fixed"])
+def policy(
+    model: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> LocalPolicy:
+    """With a cache that grows, and with one of its final size, which a GPU's graphs need."""
+    monkeypatch.setattr(decoding, "GRAPHED", request.param)
     return LocalPolicy(model, number_tokenizer())
 
 
