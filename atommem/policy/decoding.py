@@ -176,8 +176,9 @@ class _FixedLayer:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.keys.index_copy_(2, self.place, keys)
-        self.values.index_copy_(2, self.place, values)
+        # under autocast, new ones may be of another type
+        self.keys.index_copy_(2, self.place, keys.to(self.keys.dtype))
+        self.values.index_copy_(2, self.place, values.to(self.values.dtype))
         return self.keys, self.values
 
     def reorder_cache(self, rows: torch.Tensor) -> None:
