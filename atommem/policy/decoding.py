@@ -125,7 +125,8 @@ class _GraphedStep(_Step):
         self.mask[:, self.width :] = False
         self.place = mask.new_tensor([self.width])
         self.token_ids = mask.new_zeros(len(mask), 1)
-        cache.layers = [_FixedLayer(layer, longest, self.place) for layer in cache.layers]
+        for number, layer in enumerate(cache.layers):  # one by one: each is copied
+            cache.layers[number] = _FixedLayer(layer, longest, self.place)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.can_record, self.is_warm = self.place.is_cuda, False
 

@@ -137,6 +137,11 @@ def test_memory_of_one_process_equals_numbers_by_hand() -> None:
     sizes = [lora[name] for name in ("weights", "optimizer", "gradients")]
     assert sizes == [50 * 4 + 1000 * 2, 400, 200]
     assert "reference model" not in lora  # the model without the adapter is the reference
+    # Frozen norms and bytes of two: 392 of a token, and 156 for LoRA's inputs; 80 to cast one.
+    assert lora["activations"] == 3 * (5 * 20 + 392 + 156 + 80 + 240)
+    cast = parts(model=LORA, precision=HALF, cast_head=True)
+    assert (lora["LM head"], cast["LM head"]) == (1 * 20 * 2 + 2 * 10 * 4, 1 * 20 * 4 + 2 * 10 * 4)
+    assert cast["LM head in float32"] == 200 * (4 - 2)
 
 
 def test_memory_of_shards_is_divided_by_their_number() -> None:

@@ -65,6 +65,7 @@ class Run:
     beta: float
     share_prefixes: bool
     sleeps: bool = True  # a colocated engine frees its memory during training
+    cast_head: bool = False  # to float32
 
     @property
     def has_second_model(self) -> bool:
@@ -112,6 +113,7 @@ def estimate_memory(run: Run, load: Workload, *, embedder: float, rollout: float
         Part("activations", activation_bytes(run, load.micro_batch), training),
         Part("LM head", head_bytes(run, scored), training),
         Part("gathered layers", layers, training),
+        Part("LM head in float32", run.cast_head * model.lora * model.embedding * (4 - p.frozen)),
         Part("cast weights", is_cast * model.parameters * p.compute, training),
         Part("gathered weights", whole * model.parameters * p.compute, rollouts),
         Part("sampling model", run.has_second_model * model.parameters * p.frozen),
@@ -147,21 +149,26 @@ def activation_bytes(run: Run, tokens: int) -> float:
 
     A layer keeps, of a token: residuals ``2 h b``; norms ``16 h`` (half with LoRA, whose norms are
     frozen); queries and keys ``(q + k) b``, normalized ``(q + k) (8 + b)``; values and attention
-    output ``k b + 2 q b``; MLP ``4 i b``. Without gradient checkpointing L are kept; with it
-    the input of each layer and one whole layer. Then come a layer's gradients, and the last norm.
+    output ``k b + 2 q b``; MLP ``4 i b``. LoRA keeps a copy of each module's input, and casts one at
+    a time to float32. Without gradient checkpointing L are kept; with it the input of each layer
+    and one whole layer. Then come a layer's gradients, and the last norm.
     """
     (h, i, q, k), b = widths(run.model.config), run.precision.compute
     layers, norm = run.model.config.num_hidden_layers, 4 if run.model.lora else 8
     rotated = (q + k) * (norm + b if run.model.query_norm else b)
     layer = 2 * h * b + 2 * norm * h + rotated + k * b + 2 * q * b + 4 * i * b
+    if run.model.lora:
+        layer += (5 * h + q + i) * b
     kept = layers * h * b + layer if run.checkpointing else layers * layer
-    return tokens * (kept + (2 * i + 2 * h) * b + 2 * h * b + 8 * h)
+    cast = 4 * i if run.model.lora and b < 4 else 0
+    return tokens * (kept + cast + (2 * i + 2 * h) * b + 2 * h * b + 8 * h)
 
 
 def head_bytes(run: Run, scored: int) -> float:
     """Return the memory of TRL's fused LM head: ``tile + 2 n_s h 4``, and ``V h 4`` if trained."""
     hidden, vocabulary = run.model.config.hidden_size, run.model.config.vocab_size
-    tile = min(scored, TILE_TOKENS) * min(TILE_COLUMNS, vocabulary) * run.precision.compute
+    width = 4 if run.cast_head else run.precision.compute
+    tile = min(scored, TILE_TOKENS) * min(TILE_COLUMNS, vocabulary) * width
     return tile + 2 * scored * hidden * 4 + (0 if run.model.lora else vocabulary * hidden * 4)
 
 

@@ -103,6 +103,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
         beta=float(args.beta),
         share_prefixes=not model.obstacle and (stage == "async" or bool(args.prefix_sharing)),
         sleeps=rollout != "colocate" or args.vllm_enable_sleep_mode,
+        cast_head=bool(args.cast_lm_head_to_fp32),
     )
     is_here = Path(model.name, "tokenizer.json").is_file()
     tokenizer: Any = read_tokenizer(model.name) if is_here else ApproximateTokenizer()
