@@ -140,7 +140,7 @@ def test_memory_of_one_process_equals_numbers_by_hand() -> None:
     # Frozen norms and bytes of two: 392 of a token, and 156 for LoRA's inputs; 80 to cast one.
     assert lora["activations"] == 3 * (5 * 20 + 392 + 156 + 80 + 240)
     cast = parts(model=LORA, precision=HALF, cast_head=True)
-    assert (lora["LM head"], cast["LM head"]) == (1 * 20 * 2 + 2 * 10 * 4, 1 * 20 * 4 + 2 * 10 * 4)
+    assert (lora["LM head"], cast["LM head"]) == (3 * (40 + 80), 3 * (80 + 80))
     assert cast["LM head in float32"] == 200 * (4 - 2)
 
 
