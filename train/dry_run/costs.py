@@ -149,9 +149,9 @@ def activation_bytes(run: Run, tokens: int) -> float:
 
     A layer keeps, of a token: residuals ``2 h b``; norms ``16 h`` (half with LoRA, whose norms are
     frozen); queries and keys ``(q + k) b``, normalized ``(q + k) (8 + b)``; values and attention
-    output ``k b + 2 q b``; MLP ``4 i b``. LoRA keeps a copy of each module's input, and casts one at
-    a time to float32. Without gradient checkpointing L are kept; with it the input of each layer
-    and one whole layer. Then come a layer's gradients, and the last norm.
+    output ``k b + 2 q b``; MLP ``4 i b``. LoRA keeps a copy of each module's input, and casts one
+    to float32. Without gradient checkpointing L are kept; with it the input of each layer and one
+    whole layer. Then come a layer's gradients, and the last norm.
     """
     (h, i, q, k), b = widths(run.model.config), run.precision.compute
     layers, norm = run.model.config.num_hidden_layers, 4 if run.model.lora else 8
