@@ -219,17 +219,19 @@ def test_core_without_the_extras_works_and_names_what_is_missing(
 ) -> None:
     python = environment(tmp_path, wheel)
     (packages,) = (tmp_path / "lib").glob("python*/site-packages")
-    heavy = ["torch", "transformers", "trl", "peft", "accelerate", "datasets", "pyarrow"]
-    blocked = f"import sys; sys.modules.update(dict.fromkeys({heavy}))\n"
+    heavy = "torch transformers trl peft accelerate datasets pyarrow pydantic"
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({heavy!r}.split()))\n"
     (packages / "without.pth").write_text(blocked)
     atommem: list[str | Path] = [python.with_name("atommem")]
     run([*atommem, "data", "synthetic", "--n", "2", "--out", "core.jsonl"], folder)
-    for command in ("data show core.jsonl", "configs", "demo --help", "train --help"):
+    for command in ("data show core.jsonl", "configs", "demo -h", "train -h", "corpus build -h"):
         run([*atommem, *command.split()], folder)
     for command, package, extra in (
         ("train --config smollm2", "trl", "train"),
+        ("train grpo -h", "trl", "train"),
         ("demo --quick", "torch", "train"),
-        ("serve --policy smollm2", "(torch|transformers)", "local"),
+        ("serve --policy smollm2", "pydantic", "serve"),
+        ("ask core.jsonl Who?", "(torch|transformers)", "local"),
     ):
         message = rf"needs the package {package}: pip install -e '\.\[{extra}\]'"
         with pytest.raises(AssertionError, match=message):

@@ -14,15 +14,9 @@ from typing import Any
 
 from trl import ModelConfig
 
+from atommem import config
 from atommem.arguments import Parser, find_flag, make, pop_flags, split_config
 from atommem.chat_format import ChatFormat
-from atommem.config import (
-    EmbedderConfig,
-    MemoryConfig,
-    check_least,
-    field_names,
-    shipped_policy,
-)
 from atommem.dialects import get_dialect
 from atommem.environment import find_environment
 from atommem.errors import ConfigError, check_writable, format_error
@@ -101,8 +95,8 @@ def parse(stage: str, argv: Sequence[str], given: Mapping[str, Any] | None = Non
         raise ConfigError("--data is missing. Give a task file (atommem data build).")
     if model is None:
         raise ConfigError("--model_name_or_path is missing. Give a model folder or hub name.")
-    settings.model.model_name_or_path = shipped_policy(model)
-    check_least(args, learning_rate=0, max_completion_length=1)
+    settings.model.model_name_or_path = config.shipped_policy(model)
+    config.check_least(args, learning_rate=0, max_completion_length=1)
     model_folder("model_name_or_path", settings.model.model_name_or_path)
     check_writable("output_dir", args.output_dir, folder=True)
     return settings
@@ -125,16 +119,16 @@ def read_settings(
         "configs). --resume continues from the last checkpoint of output_dir, or starts.",
         usage=f"atommem train {stage} [--config FILE|NAME] [--resume] [--SETTING VALUE ...]",
     )
-    others = (config_class, model_class, MemoryConfig, EmbedderConfig, DryRunConfig)
-    taken = {name for kind in others for name in field_names(kind)}
+    others = (config_class, model_class, config.MemoryConfig, config.EmbedderConfig, DryRunConfig)
+    taken = {name for kind in others for name in config.field_names(kind)}
     check_setting_names(stored["environment"], environment, taken)
     ours = [kind for kind in config_class.__mro__ if kind.__module__.startswith("atommem.")]
     shown = [*_SHOWN.split(), *(name for kind in ours for name in get_annotations(kind))]
     try:
         parser.add_settings("training", config_class, model_class, names=shown)
-        parser.add_settings("memory", MemoryConfig)
+        parser.add_settings("memory", config.MemoryConfig)
         parser.add_settings("environment", environment)
-        parser.add_settings("embedder", EmbedderConfig)
+        parser.add_settings("embedder", config.EmbedderConfig)
         parser.add_settings("dry run", DryRunConfig)
         parser.add_settings("TRL and transformers", config_class, model_class)
         for action in parser._actions:
@@ -174,7 +168,7 @@ def parse_dry_run(argv: Sequence[str]) -> DryRunConfig:
     argv, values = split_config(argv, "train")
     parser = Parser("atommem train")
     parser.add_settings("dry run", DryRunConfig)
-    words, _ = pop_flags(argv, field_names(DryRunConfig))
+    words, _ = pop_flags(argv, config.field_names(DryRunConfig))
     flags = [word for name in words for word in (f"--{name}", *words[name])]
     values = {name: value for name, value in values.items() if name.startswith("dry_run")}
     return make(DryRunConfig, parser.read(flags, values))

@@ -11,14 +11,7 @@ from msgspec import Meta, Struct
 
 from atommem.envs.benchmarks.formats import decoded
 from atommem.envs.benchmarks.rows import Row, Text, listed, without_nulls
-from atommem.envs.scoring.metrics import (
-    ABSTENTION,
-    CATEGORIES,
-    LOCOMO_SOURCE,
-    OOLONG_REAL_SOURCE,
-    OOLONG_SOURCE,
-    hint,
-)
+from atommem.envs.scoring import metrics
 from atommem.envs.task import Document, Question, Task
 
 LONGMEMEVAL, BEAM, MEMAGENT = "longmemeval", "beam", "memagent"
@@ -87,7 +80,9 @@ def parse_locomo(row: Row, questions: int = QUESTIONS, official: bool = False) -
         named = (name for text in item.evidence for name in _turn_ids(text))
         # The official file names some turns that do not exist.
         asked.append((question, [places[name] for name in named if name in places]))
-    yield from grouped_tasks(LOCOMO_SOURCE, sample, asked, [*turns.values()], size=questions)
+    yield from grouped_tasks(
+        metrics.LOCOMO_SOURCE, sample, asked, [*turns.values()], size=questions
+    )
 
 
 def _dialogue(row: Row) -> Mapping[str, Document]:
@@ -108,17 +103,17 @@ def _dialogue(row: Row) -> Mapping[str, Document]:
 
 
 def _locomo_question(row: Row, item: _LocomoQuestion, identifier: str, official: bool) -> Question:
-    category = CATEGORIES[item.category]
+    category = metrics.CATEGORIES[item.category]
     metadata: dict[str, Any] = {"category": category}
     text, adversarial = item.question.strip(), category == "adversarial"
     found = (item.adversarial_answer if adversarial else item.answer) or ""
     if not found and (official or not adversarial):
         raise row.error("qa", f"has no {'adversarial_' * adversarial}answer to {identifier}")
-    answer = ABSTENTION if adversarial else found
+    answer = metrics.ABSTENTION if adversarial else found
     if category == "open_domain":
         answer = answer.split(";")[0].strip()
     if not official:
-        text += hint("conversation")
+        text += metrics.hint("conversation")
     elif category == "temporal":
         text += " (Tell the approximate date, by the date of the conversation.)"
     elif adversarial:
@@ -180,9 +175,9 @@ def parse_longmemeval(row: Row) -> Iterator[Task]:
 def _question(text: str, what: str, gold: str, name: str, kind: str, **details: Any) -> Question:
     """Return a question that hints that `what` may not tell, as those of kind abstention do not."""
     abstention = kind == "abstention"
-    golds = (ABSTENTION, gold) if abstention else (gold,)
+    golds = (metrics.ABSTENTION, gold) if abstention else (gold,)
     metadata = {"type": kind, **details, "abstention": abstention}
-    return Question(f"{text}{hint(what)}", golds, name, metadata)
+    return Question(f"{text}{metrics.hint(what)}", golds, name, metadata)
 
 
 class _Probe(Struct):
@@ -332,7 +327,7 @@ def parse_oolong(row: Row) -> Iterator[Task]:
         if not isinstance(items, list) or not items:
             raise row.error("answer", "is not a list of Python's")
         gold = str(items[0])
-    source = OOLONG_SOURCE if kind else OOLONG_REAL_SOURCE
+    source = metrics.OOLONG_SOURCE if kind else metrics.OOLONG_REAL_SOURCE
     task_id = f"{source}-{row.get('id')}"
     group = row.optional_text("task_group") or row.optional_text("question_type")
     details = {"type": group, "answer_type": kind}

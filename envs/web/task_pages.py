@@ -13,20 +13,11 @@ from math import log
 from typing import Any
 
 from atommem.envs.task import Document, Task
-from atommem.envs.web.tools import (
-    Link,
-    PageError,
-    ToolResult,
-    ToolSource,
-    fold,
-    search_result,
-    snippet,
-    text_tool,
-)
+from atommem.envs.web import tools
 from atommem.words import UNSPACED, words
 
 
-class TaskPages(ToolSource):
+class TaskPages(tools.ToolSource):
     """``search`` and ``visit`` over the documents of each task."""
 
     def __init__(self, config: Any) -> None:
@@ -34,22 +25,24 @@ class TaskPages(ToolSource):
         self._webs = lru_cache(maxsize=256)(_TaskWeb)
         page = "The title of a page, or the number of a link shown now."
         self.tools = [
-            text_tool("search", "Finds pages.", "query", "Words to look for.", self._search),
-            text_tool("visit", "Shows a page.", "page", page, self._visit),
+            tools.text_tool("search", "Finds pages.", "query", "Words to look for.", self._search),
+            tools.text_tool("visit", "Shows a page.", "page", page, self._visit),
         ]
 
-    async def _search(self, query: str, task: Task) -> ToolResult:
+    async def _search(self, query: str, task: Task) -> tools.ToolResult:
         found = self._webs(task).search(query, self.config.search_results)
-        lines = [f"{page.title}: {snippet(page.text, query)}" for page in found]
-        return search_result(query, lines, [Link(page.title, page.title) for page in found])
+        lines = [f"{page.title}: {tools.snippet(page.text, query)}" for page in found]
+        return tools.search_result(
+            query, lines, [tools.Link(page.title, page.title) for page in found]
+        )
 
-    async def _visit(self, name: str, task: Task) -> ToolResult:
+    async def _visit(self, name: str, task: Task) -> tools.ToolResult:
         web = self._webs(task)
-        page = web.pages.get(fold(name))
+        page = web.pages.get(tools.fold(name))
         if page is None:
-            raise PageError(f"There is no page: {name}")
-        links = tuple(Link(title, title) for title in web.links(page))
-        return ToolResult(page.text, title=page.title, links=links, origin=page.title)
+            raise tools.PageError(f"There is no page: {name}")
+        links = tuple(tools.Link(title, title) for title in web.links(page))
+        return tools.ToolResult(page.text, title=page.title, links=links, origin=page.title)
 
 
 class _TaskWeb:
@@ -59,7 +52,9 @@ class _TaskWeb:
         documents: dict[str, dict[str, Document]] = {}
         for document in task.documents:
             if document.title:
-                documents.setdefault(fold(document.title), {}).setdefault(document.text, document)
+                documents.setdefault(tools.fold(document.title), {}).setdefault(
+                    document.text, document
+                )
         self.pages = {
             title: replace(next(iter(texts.values())), text="\n\n".join(texts))
             for title, texts in documents.items()
@@ -91,6 +86,6 @@ class _TaskWeb:
     def links(self, page: Document) -> list[str]:
         if self._links is not None:
             return list(self._links.get(page.title, ()))
-        named = dict.fromkeys(fold(match[0]) for match in self._names.finditer(page.text))
+        named = dict.fromkeys(tools.fold(match[0]) for match in self._names.finditer(page.text))
         pages = [self.pages[name] for name in named if name in self.pages]
         return [found.title for found in pages if found is not page]

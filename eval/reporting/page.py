@@ -140,12 +140,12 @@ def make_charts(results: Results) -> Charts:
     gray = "#808080"  # on white and on black
     looks = {"labelColor": gray, "titleColor": gray, "labelFontSize": 13, "titleFontSize": 13}
     return {
-        title: chart.properties(background="transparent")
-        .configure(font="system-ui, sans-serif")
+        title: chart.configure(background="transparent", font="system-ui, sans-serif")
+        .configure_point(filled=True, opacity=1)
         .configure_view(stroke=None)
         .configure_axis(**looks, gridColor="#80808040", labelLimit=300)
-        .configure_header(**looks)
-        .configure_legend(**looks, labelLimit=300)
+        .configure_header(**looks, labelOrient="top", labelAnchor="start")
+        .configure_legend(**looks, labelLimit=300, orient="top", columns=1)
         for title, chart in charts.items()
     }
 
@@ -178,8 +178,8 @@ def _dots(scores: pd.DataFrame) -> alt.LayerChart | alt.FacetChart:
     base = base.encode(y=alt.Y("row", sort=None, title=None), color=alt.value(_COLORS[0]))
     x = alt.X("mean", title=None, scale=alt.Scale(domain=[0, 100]))
     bars = base.mark_rule(size=2).encode(x=alt.X("low", title=None), x2="high")
-    dots = base.mark_point(size=90, filled=True, opacity=1).encode(x=x)
-    panels = (bars + dots).properties(width=420, height=alt.Step(24))
+    dots = base.mark_point(size=90).encode(x=x)
+    panels = (bars + dots).properties(width=240, height=alt.Step(24))
     if scores["column"].nunique() == 1:
         return panels
     return panels.facet(row=alt.Row("column", title=None, sort=None))
@@ -189,8 +189,8 @@ def _against(scores: pd.DataFrame, x: alt.X, name: str, joined: bool) -> alt.Lay
     """Draw the scores of each row, with their intervals, as points or a line."""
     color = alt.Color("row", scale=_PALETTE, sort=None, title=None)
     base = alt.Chart(scores).encode(x=x, color=color)
-    marks = base.mark_line(point=True) if joined else base.mark_point(size=80, filled=True)
+    marks = base.mark_line(point=True) if joined else base.mark_point(size=80)
     y = alt.Y("mean", title=f"{name}, percent", scale=alt.Scale(domain=[0, 100]))
     marks = marks.encode(y=y, shape=alt.Shape("row", sort=None, legend=None))
     drawn: alt.LayerChart = base.mark_rule().encode(y="low", y2="high") + marks
-    return drawn.properties(width=420, height=260)
+    return drawn.properties(width=300, height=240)

@@ -11,18 +11,9 @@ from atommem import plugins
 from atommem.actions import CREATE, DELETE, READ, SCRATCHPAD, UPDATE, Action
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import HashingEmbedder
+from atommem.memory import rules
 from atommem.memory.log import Entry, Operation, Outcome, replay
 from atommem.memory.memory import WorkingMemory
-from atommem.memory.rules import (
-    Accepted,
-    Admission,
-    Candidate,
-    Eviction,
-    Merged,
-    Refused,
-    Rule,
-    StoreState,
-)
 from atommem.memory.store import VectorStore
 from papers.banks import mean_cosines, nearest
 from tests.atommem.sessions import memory, texts
@@ -31,11 +22,11 @@ from tests.fakes import WordEmbedder, WordTokenizer
 HERE = __name__
 
 
-class Nearest(Rule):
-    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
+class Nearest(rules.Rule):
+    def evict(self, candidate: rules.Candidate, store: rules.StoreState) -> rules.Eviction:
         assert (store.step, store.capacity) == (1, 2)
         ((entry, score),) = store.search(candidate.vector, 1)
-        return Eviction(entry.id, f"like {candidate.text}", score)
+        return rules.Eviction(entry.id, f"like {candidate.text}", score)
 
 
 async def test_evict_is_logged_before_the_create() -> None:
@@ -51,13 +42,13 @@ async def test_evict_is_logged_before_the_create() -> None:
     assert update.outcome is Outcome.UNKNOWN_HANDLE  # its entry has just been evicted
 
 
-class Careful(Rule):
-    def admit(self, candidate: Candidate, store: StoreState) -> Admission:
+class Careful(rules.Rule):
+    def admit(self, candidate: rules.Candidate, store: rules.StoreState) -> rules.Admission:
         if len(candidate.text) < 4:
-            return Refused("too short", len(candidate.text))
+            return rules.Refused("too short", len(candidate.text))
         for entry, score in store.search(candidate.vector, 1):
-            return Merged(entry.id, "near", score)
-        return Accepted()
+            return rules.Merged(entry.id, "near", score)
+        return rules.Accepted()
 
 
 async def test_admission_merge_is_logged_as_update() -> None:
@@ -83,7 +74,7 @@ async def test_store_state_cosines_equal_products() -> None:
     held = VectorStore(64)
     held.add([5, 3], rows[[2, 0]])
     changes = {4: rows[1], 9: None}  # 4 is new, and 9 was deleted
-    seen = StoreState(entries, held, 9, None, (0, 1), changes)
+    seen = rules.StoreState(entries, held, 9, None, (0, 1), changes)
     np.testing.assert_array_equal(seen.vectors, rows[:3])
     cosines = rows[:3] @ rows[:3].T
     np.testing.assert_allclose(mean_cosines(seen), (cosines.sum(axis=0) - 1) / 2, atol=2e-5)

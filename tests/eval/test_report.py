@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import vl_convert
 
 from atommem.actions import Action
 from atommem.api import Memory
@@ -17,7 +18,7 @@ from atommem.envs.scoring.statistics import holm
 from atommem.errors import ConfigError, DataError
 from atommem.eval import audit as audit_module
 from atommem.eval.audit import audit, read_store
-from atommem.eval.reporting.page import headlines, render_page
+from atommem.eval.reporting.page import headlines, make_charts, render_page
 from atommem.eval.reporting.report_cli import load_published, set_beside
 from atommem.eval.reporting.results import (
     STAGES,
@@ -95,6 +96,18 @@ def test_lost_answers_are_counted_at_the_first_stage() -> None:
     records = tuple(replace(one, sums={**one.sums, "store_size": 1.0}) for one in given)
     (group,) = make_results([replace(evaluation, records=records)])["groups"]
     assert group["lost"] == {stage: count for count, stage in enumerate(STAGES, 1)}
+
+
+def test_letters_of_charts_have_ten_pixels_on_a_telephone() -> None:
+    names, sets = ("after GRPO, scratchpad off", "full context"), ("one", "two")
+    results = make_results([made(row, ones(1, 2), dataset=one) for one in sets for row in names])
+    for steps, group in enumerate(results["groups"], start=1):
+        group["means"]["steps"] = steps
+    charts = make_charts(results)
+    assert len(charts) == 3
+    for chart in charts.values():
+        drawing = vl_convert.vegalite_to_svg(chart.to_dict())
+        assert 13 * 368 / float(re.findall(r'<svg[^>]* width="([\d.]+)"', drawing)[0]) > 10
 
 
 def test_page_escapes_data_and_loads_nothing() -> None:

@@ -12,13 +12,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from atommem.errors import ConfigError
-from atommem.serve.middleware import (
-    KEYS_VARIABLE,
-    LOGGER,
-    JsonFormatter,
-    RequestMiddleware,
-    load_keys,
-)
+from atommem.serve import middleware
 from tests.serve.servers import KEYS, Running, make_conversations, new_conversation, running, until
 
 
@@ -32,16 +26,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def test_load_keys_reads_a_file_or_else_the_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert load_keys() == {}
+    assert middleware.load_keys() == {}
     first, second = "0123456789abcdef", "fedcba9876543210"
-    monkeypatch.setenv(KEYS_VARIABLE, f"ann={first},bob={second}")
-    assert load_keys() == {first: "ann", second: "bob"}
+    monkeypatch.setenv(middleware.KEYS_VARIABLE, f"ann={first},bob={second}")
+    assert middleware.load_keys() == {first: "ann", second: "bob"}
     file = tmp_path / "keys"
     file.write_text(f"# of two people\nann = {first}\n\nann={second}=\n")
-    assert load_keys(str(file)) == {first: "ann", f"{second}=": "ann"}
+    assert middleware.load_keys(str(file)) == {first: "ann", f"{second}=": "ann"}
     file.write_text(f"ann={first}\nbob={first}")
     with pytest.raises(ConfigError, match="line 2: not OWNER=KEY with a key of its own"):
-        load_keys(str(file))
+        middleware.load_keys(str(file))
 
 
 def test_owners_do_not_see_each_other_and_only_the_page_needs_no_key(server: Running) -> None:
@@ -95,7 +89,7 @@ def test_log_is_json_without_text_of_clients_or_exceptions(
     def broken(*_: object) -> None:
         raise RuntimeError("sesame")
 
-    with caplog.at_level(logging.INFO, LOGGER.name), server.http(KEYS["ann"]) as http:
+    with caplog.at_level(logging.INFO, middleware.LOGGER.name), server.http(KEYS["ann"]) as http:
         answers = [
             http.post("/v1/conversations", json={"items": [{"content": "sesame"}]}),
             http.get("/v1/conversations/sesame?secret=sesame"),
@@ -105,8 +99,8 @@ def test_log_is_json_without_text_of_clients_or_exceptions(
         ids = [answer.headers["x-request-id"] for answer in answers]
 
         def lines() -> dict[str, str]:
-            records = [record for record in caplog.records if record.name == LOGGER.name]
-            found = [JsonFormatter().format(record) for record in records]
+            records = [record for record in caplog.records if record.name == middleware.LOGGER.name]
+            found = [middleware.JsonFormatter().format(record) for record in records]
             return {json.loads(line)["id"]: line for line in found}
 
         until(lambda: {*ids} <= {*lines()})  # requests are logged after they are answered
@@ -144,7 +138,7 @@ async def test_request_cut_at_the_end_of_the_drain_is_503() -> None:
 
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", b"localhost")]}
     with pytest.raises(asyncio.CancelledError):
-        await RequestMiddleware(cut, {}, ())(scope, cut, send)
+        await middleware.RequestMiddleware(cut, {}, ())(scope, cut, send)
     assert sent[0]["status"] == 503
     assert (b"retry-after", b"5") in sent[0]["headers"]
     assert json.loads(sent[1]["body"])["error"]["type"] == "server_error"

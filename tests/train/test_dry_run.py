@@ -13,20 +13,9 @@ from trl import ModelConfig
 from atommem.environment import TaskShape
 from atommem.errors import ConfigError, DataError
 from atommem.train.devices import DEVICES
-from atommem.train.dry_run import costs
+from atommem.train.dry_run import costs, shapes
 from atommem.train.dry_run.costs import Costs, Precision, Run, Timeline, estimate_memory
 from atommem.train.dry_run.plan import diverging
-from atommem.train.dry_run.shapes import (
-    GRADIENTS,
-    WEIGHTS,
-    Launch,
-    ModelShape,
-    PromptShape,
-    Workload,
-    estimate_workload,
-    measure,
-    read_launch,
-)
 from atommem.train.packing.micro_batch import widths
 from atommem.train.settings import parse
 from atommem.train.train_cli import main
@@ -64,13 +53,13 @@ def test_dry_run_needs_no_weights_data_or_network(
 
 
 def test_measure_counts_parameters_of_models_and_adapters() -> None:
-    shape = measure(ModelConfig("HuggingFaceTB/SmolLM2-135M-Instruct"))
+    shape = shapes.measure(ModelConfig("HuggingFaceTB/SmolLM2-135M-Instruct"))
     assert (shape.parameters, shape.trainable) == (134_515_008, 134_515_008)
     assert 30 * shape.layer + shape.embedding + 576 == shape.parameters
     targets = ["q_proj", "v_proj"]
     config = ModelConfig("Qwen/Qwen3-0.6B", use_peft=True, lora_r=4, lora_target_modules=targets)
     # A is (4, 1024), B is (2048, 4) and (1024, 4), in each of 28 layers.
-    assert measure(config).trainable == 28 * 4 * (1024 + 2048 + 1024 + 1024)
+    assert shapes.measure(config).trainable == 28 * 4 * (1024 + 2048 + 1024 + 1024)
 
 
 def test_measure_counts_the_experts_of_a_token(tmp_path: Path) -> None:
@@ -80,7 +69,7 @@ def test_measure_counts_the_experts_of_a_token(tmp_path: Path) -> None:
         **{"num_experts": 5, "num_experts_per_tok": 2, "vocab_size": 10},
     )
     experts.save_pretrained(tmp_path)
-    shape = measure(ModelConfig(str(tmp_path)))
+    shape = shapes.measure(ModelConfig(str(tmp_path)))
     assert shape.layer - shape.active == 3 * 3 * 8 * 6  # of three experts, three matrices
     assert widths(shape.config)[1] == 2 * 6
 
@@ -94,7 +83,7 @@ def test_parallelism_that_splits_rows_or_layers_is_refused(
         "parallelism_config: {parallelism_config_dp_shard_size: 2, parallelism_config_tp_size: 2}\n"
     )
     with pytest.raises(ConfigError, match="parallelism_config_tp_size=2: only 1"):
-        read_launch(str(launcher), None)
+        shapes.read_launch(str(launcher), None)
     monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
     with pytest.raises(ConfigError, match="parallelism_config_cp_size=2: only 1"):
         parse("grpo", f"{MINIMUM} --use_cpu".split())
@@ -111,13 +100,13 @@ CONFIG = Qwen3Config(
     **{"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 5},
     **{"max_position_embeddings": 100, "tie_word_embeddings": False},
 )
-MODEL = ModelShape("m", CONFIG, 1000, 1000, 100, 100, 200, 5, True, None, "x", False)
+MODEL = shapes.ModelShape("m", CONFIG, 1000, 1000, 100, 100, 200, 5, True, None, "x", False)
 LORA = replace(MODEL, parameters=1050, trainable=50, lora=True)
-ONE = Launch("single", 1)
-FSDP = Launch("fsdp", 4, shards=4, stage=WEIGHTS)
+ONE = shapes.Launch("single", 1)
+FSDP = shapes.Launch("fsdp", 4, shards=4, stage=shapes.WEIGHTS)
 FLOAT, HALF = Precision(4, 4, 4), Precision(4, 2, 2)
 RUN = Run("grpo", "colocate", MODEL, ONE, DEVICES["cpu"], FLOAT, True, "adamw_torch", 0.0, True)
-LOAD = Workload(1, 1, 1, 1, 1, 3, 1, 1, 1, 1, 1, 3, 1)
+LOAD = shapes.Workload(1, 1, 1, 1, 1, 3, 1, 1, 1, 1, 1, 3, 1)
 
 
 def parts(**changes: Any) -> dict[str, float]:
@@ -148,7 +137,7 @@ def test_memory_of_shards_is_divided_by_their_number() -> None:
     found = parts(launch=FSDP, precision=HALF, beta=0.1)
     names = ("weights", "optimizer", "gradients", "reference model", "gathered layers")
     assert [found[name] for name in names] == [1000, 2000, 1000, 500, (300 + 400) * 2]
-    kept = parts(launch=replace(FSDP, stage=GRADIENTS), precision=HALF)
+    kept = parts(launch=replace(FSDP, stage=shapes.GRADIENTS), precision=HALF)
     assert (kept["weights"], kept["gradients"], "gathered layers" in kept) == (4000, 1000, False)
 
 
@@ -156,7 +145,7 @@ def test_engine_and_host_memory_equal_numbers_by_hand() -> None:
     # Two bytes of a parameter; 2 L k b of a token.
     half = replace(RUN, precision=HALF)
     assert costs.engine_bytes(half, 10) == 2000 + 10 * (2 * 5 * 4 * 2) + costs.ENGINE_BYTES
-    ddp = Launch("ddp", 8, nodes=2)
+    ddp = shapes.Launch("ddp", 8, nodes=2)
     assert costs.host_bytes(replace(RUN, launch=ddp)) == 4 * 4000
     sharded = replace(RUN, launch=replace(FSDP, nodes=2), precision=HALF, beta=0.1)
     assert costs.host_bytes(sharded) == 4000 + 2000  # one process of a node has the reference, too
@@ -165,13 +154,19 @@ def test_engine_and_host_memory_equal_numbers_by_hand() -> None:
 
 
 DATA = TaskShape("test", 100, 30, 3, 1000, questions=2, question_tokens=10, reads=3)
-PROMPT = PromptShape(reading=100, answering=80, memory=50, longest_memory=300, is_chunk_first=True)
+PROMPT = shapes.PromptShape(
+    reading=100, answering=80, memory=50, longest_memory=300, is_chunk_first=True
+)
 
 
-def workload(prompt: PromptShape = PROMPT, share: bool = True, **changes: Any) -> Workload:
+def workload(
+    prompt: shapes.PromptShape = PROMPT, share: bool = True, **changes: Any
+) -> shapes.Workload:
     settings = {"per_device_train_batch_size": 8, "num_generations": 4, "token_budget": 5000}
     settings |= {"max_steps": -1, "num_train_epochs": 2, "max_completion_length": 200}
-    return estimate_workload(SimpleNamespace(**{**settings, **changes}), 2, DATA, prompt, 20, share)
+    return shapes.estimate_workload(
+        SimpleNamespace(**{**settings, **changes}), 2, DATA, prompt, 20, share
+    )
 
 
 def test_workload_of_groups_equals_numbers_by_hand() -> None:

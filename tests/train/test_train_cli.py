@@ -11,8 +11,7 @@ import pytest
 import wandb
 from peft import LoraConfig, get_peft_model
 from torch.nn import Dropout
-from transformers import TrainingArguments
-from trl import ModelConfig
+from transformers import AutoModelForCausalLM, TrainingArguments
 from wandb.sdk.lib.noop_run import NoopRun
 
 from atommem.config import SHIPPED, load_config
@@ -20,7 +19,7 @@ from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, DataError
 from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.episode_logs import COLUMNS
-from atommem.train.loops.models import load_tokenizer, make_policy
+from atommem.train.loops.models import load_tokenizer, make_policy, model_arguments
 from atommem.train.settings import parse
 from atommem.train.stages import make_trainer, prepare_reporters
 from atommem.train.train_cli import main
@@ -84,11 +83,18 @@ def test_shipped_adapter_is_trained_by_its_name() -> None:
     assert found.run.memory.templates == "plain"
 
 
-def test_adapter_without_a_tokenizer_takes_its_base_s(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [False, True])
+def test_adapter_is_trained_on_its_base_or_the_given_one(tmp_path: Path, given: bool) -> None:
     base, adapter = save_model(tmp_path), tmp_path / "adapter"
-    LoraConfig(base_model_name_or_path=str(base)).save_pretrained(adapter)
-    found, expected = (load_tokenizer(ModelConfig(str(name))) for name in (adapter, base))
-    assert found.get_vocab() == expected.get_vocab()
+    model = AutoModelForCausalLM.from_pretrained(base)
+    trained = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+    trained.peft_config["default"].base_model_name_or_path = "/gone" if given else str(base)
+    trained.save_pretrained(adapter)
+    flags = [*MINIMUM, "--model_name_or_path", str(adapter)]
+    found = parse("grpo", [*flags, "--base_model", str(base)] if given else flags)
+    assert load_tokenizer(found.model).name_or_path == str(base)
+    policy = model_arguments(found.model, found.args)["model"]
+    assert policy.get_base_model().name_or_path == str(base)
 
 
 @pytest.mark.parametrize("is_new", [True, False])

@@ -17,16 +17,8 @@ from torch.utils.data import DataLoader
 from atommem.envs.scoring.records import EpisodeRecord, record_of, summarize
 from atommem.episode import Episode
 from atommem.errors import AtomMemError, ConfigError
+from atommem.train import episode_logs
 from atommem.train.console import episode_bar
-from atommem.train.episode_logs import (
-    EPISODES,
-    SYNC,
-    WAIT,
-    EpisodesHook,
-    RolloutLog,
-    check_failed,
-    rollout_entry,
-)
 from atommem.train.loops.models import make_policy, make_reference, tune_lm_head_for_cpu
 from atommem.train.loops.update_step import Batch, UpdateStep, policy_loss
 from atommem.train.resumable_trainer import ResumableTrainer
@@ -47,7 +39,7 @@ class EpisodeTrainer(ResumableTrainer):
 
     backend: Backend
     _order: TaskOrder
-    _rollout_log: RolloutLog
+    _rollout_log: episode_logs.RolloutLog
 
     def __init__(
         self,
@@ -55,7 +47,7 @@ class EpisodeTrainer(ResumableTrainer):
         args: Any,
         tasks: Sequence[Any],
         processing_class: Any,
-        on_episodes: EpisodesHook | None = None,
+        on_episodes: episode_logs.EpisodesHook | None = None,
         held_out: Sequence[Any] = (),
         peft_config: Any = None,
         quantization_config: Any = None,
@@ -113,7 +105,7 @@ class EpisodeTrainer(ResumableTrainer):
     def publish(self) -> None:
         """Give the sampling side the current weights; collective."""
         broken = None
-        with self._rollout_log.clock.busy(SYNC):
+        with self._rollout_log.clock.busy(episode_logs.SYNC):
             try:
                 self.backend.publish(self)
             except AtomMemError as error:
@@ -134,11 +126,11 @@ class EpisodeTrainer(ResumableTrainer):
                 gc.collect()  # the episodes of the update before are garbage now
                 bar = episode_bar(self.console, name, episodes) if self.console else nullcontext()
                 sampling, clock = self.backend.rollout(self), self._rollout_log.clock
-                with sampling, bar as on_episode, clock.busy(EPISODES):
+                with sampling, bar as on_episode, clock.busy(episode_logs.EPISODES):
                     result = self.run_async(self.stop_request.guard(make_work(on_episode)))
         except Exception as error:  # whatever an engine fails with: the last update is intact
             broken = error
-        with self._rollout_log.clock.busy(WAIT):
+        with self._rollout_log.clock.busy(episode_logs.WAIT):
             lost = f"; the {name} after update {self.state.global_step} is lost"
             self.sync_stop(broken, lost if name == EVALUATION else "")
         return result  # type: ignore[return-value]  # sync_stop raises where there is none
@@ -184,12 +176,12 @@ class EpisodeTrainer(ResumableTrainer):
         log: Mapping[str, float],
     ) -> None:
         """Log `sums` by rank and this rank's episodes; end the run if too many of all failed."""
-        self.log_with_update(rollout_entry(self.state, sums, log))
+        self.log_with_update(episode_logs.rollout_entry(self.state, sums, log))
         if self.on_episodes is not None:
             self.on_episodes(self.state.global_step, episodes)
         errors = [episode.error for episode in episodes if episode.failed]
         what = f"update {self.state.global_step + 1}"
-        check_failed(self.args, rewards.count(None), len(rewards), errors, what)
+        episode_logs.check_failed(self.args, rewards.count(None), len(rewards), errors, what)
 
 
 def held_out_jobs(tasks: Sequence[Any], args: Any) -> list[Job]:
@@ -221,7 +213,7 @@ def held_out_metrics(
     and `atommem.episode.means`. RolloutFailedError if too many episodes failed.
     """
     failed = [record.error for record in records if record.failed]
-    check_failed(args, len(failed), len(records), failed, "the evaluation")
+    episode_logs.check_failed(args, len(failed), len(records), failed, "the evaluation")
     summary = summarize(records)
     scores, metrics = summary["metrics"], dict[str, float](summary["means"])
     for name, estimate in scores.items():

@@ -13,18 +13,9 @@ from typing import Any, TypeVar
 
 from atommem.config import EmbedderConfig, check_choice, without_addresses
 from atommem.embedding import make_embedder
+from atommem.envs.web import tools
 from atommem.envs.web.corpus.indexes import Ranked, VectorIndex, WordIndex
 from atommem.envs.web.corpus.pages import Page, PageStore
-from atommem.envs.web.tools import (
-    Link,
-    PageError,
-    ToolResult,
-    ToolSource,
-    named_titles,
-    search_result,
-    snippet,
-    text_tool,
-)
 from atommem.errors import ConfigError, DataError
 from atommem.files import file_digest, write_json
 
@@ -133,7 +124,7 @@ class Corpus:
 
     def links(self, page: Page) -> list[str]:
         """Return the titles of other pages that `page` names, in the order of their mention."""
-        linked = named_titles(page.text, self.pages.titles)
+        linked = tools.named_titles(page.text, self.pages.titles)
         return [title for title in linked if title != page.title][:_MAX_LINKS]
 
     async def close(self) -> None:
@@ -209,7 +200,7 @@ def fuse(rankings: Iterable[Ranked]) -> Ranked:
     return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
 
 
-class CorpusSource(ToolSource):
+class CorpusSource(tools.ToolSource):
     """``tools: [corpus]``: search and visit in the folder ``corpus``; named titles are links."""
 
     def __init__(self, config: Any) -> None:
@@ -221,8 +212,8 @@ class CorpusSource(ToolSource):
         check_choice("corpus_search", config.corpus_search or modes[-1], modes)
         page = "Title or address of a page, or number of a link shown now."
         self.tools = [
-            text_tool("search", "Finds pages.", "query", "Words to look for.", self._search),
-            text_tool("visit", "Shows a page.", "page", page, self._visit),
+            tools.text_tool("search", "Finds pages.", "query", "Words to look for.", self._search),
+            tools.text_tool("visit", "Shows a page.", "page", page, self._visit),
         ]
 
     def identity(self) -> Mapping[str, Any]:
@@ -231,16 +222,20 @@ class CorpusSource(ToolSource):
     async def close(self) -> None:
         await self._corpus.close()
 
-    async def _search(self, query: str, task: Any) -> ToolResult:
+    async def _search(self, query: str, task: Any) -> tools.ToolResult:
         config = self.config
         (found,) = await self._corpus.search([query], config.search_results, config.corpus_search)
-        lines = [f"{hit.page.title}: {snippet(hit.passage, query)}" for hit in found]
-        return search_result(query, lines, [Link(hit.page.title, hit.page.id) for hit in found])
+        lines = [f"{hit.page.title}: {tools.snippet(hit.passage, query)}" for hit in found]
+        return tools.search_result(
+            query, lines, [tools.Link(hit.page.title, hit.page.id) for hit in found]
+        )
 
-    async def _visit(self, name: str, task: Any) -> ToolResult:
+    async def _visit(self, name: str, task: Any) -> tools.ToolResult:
         page = self._corpus.pages.find(name)
         if page is None:
-            raise PageError(f"There is no page: {name}")
+            raise tools.PageError(f"There is no page: {name}")
         titles = await asyncio.to_thread(self._corpus.links, page)
-        links = tuple(Link(title, title) for title in titles)
-        return ToolResult(page.text, title=page.title, links=links, origin=page.url or page.id)
+        links = tuple(tools.Link(title, title) for title in titles)
+        return tools.ToolResult(
+            page.text, title=page.title, links=links, origin=page.url or page.id
+        )

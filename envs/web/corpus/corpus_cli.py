@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from msgspec import DecodeError, Meta, Struct, json
 from tqdm import tqdm
 
 from atommem.arguments import Command, Parser, given_flags, make, run_command
@@ -96,16 +96,16 @@ def _serve(argv: list[str]) -> int:
     return 0
 
 
-_Texts = Annotated[list[Annotated[str, Field(max_length=10_000)]], Field(max_length=1024)]
+_Texts = Annotated[list[Annotated[str, Meta(max_length=10_000)]], Meta(max_length=1024)]
 
 
-class _Retrieve(BaseModel):
+class _Retrieve(Struct):
     queries: _Texts
-    topk: Annotated[int, Field(ge=1, le=1000)] = 5
+    topk: Annotated[int, Meta(ge=1, le=1000)] = 5
     return_scores: bool = False
 
 
-class _Access(BaseModel):
+class _Access(Struct):
     urls: _Texts
 
 
@@ -124,22 +124,22 @@ def make_app(corpus: Corpus, mode: str | None = None) -> Starlette:
     from starlette.routing import Route
 
     async def retrieve(request: Request) -> Response:
-        body = _Retrieve.model_validate_json(await request.body())
+        body = json.decode(await request.body(), type=_Retrieve)
         found = await corpus.search(body.queries, body.topk, mode)
         shown = [[_hit(hit, body.return_scores) for hit in hits] for hits in found]
         return JSONResponse({"result": shown})
 
     async def access(request: Request) -> Response:
-        body = _Access.model_validate_json(await request.body())
+        body = json.decode(await request.body(), type=_Access)
         pages = await asyncio.to_thread(lambda: [_page(corpus, name) for name in body.urls])
         return JSONResponse({"result": pages})
 
     async def refuse(request: Request, error: Exception) -> Response:
-        status = 400 if isinstance(error, ValidationError) else 503
+        status = 400 if isinstance(error, DecodeError) else 503
         return JSONResponse({"error": str(error)}, status)
 
     routes = [Route(f"/{one.__name__}", one, methods=["POST"]) for one in (retrieve, access)]
-    refused = dict.fromkeys((ValidationError, OutageError), refuse)
+    refused = dict.fromkeys((DecodeError, OutageError), refuse)
     return Starlette(routes=routes, exception_handlers=refused)
 
 
