@@ -2,17 +2,18 @@
 
     OMP_NUM_THREADS=1 python -m papers.credit --start runs/demo_bounded [--updates 120]
 
-Each arm of `ARMS` trains once (seed 0) by GRPO from one cold start of ``atommem demo --bounded``
+Each arm of `ARMS` trains once a seed by GRPO from one cold start of ``atommem demo --bounded``
 (``RUN/cold_start``), for the same number of updates and tasks. Rerolls sample more tokens. EM is
 measured at temperature 1 on 300 held-out tasks of the demo, and on 300 of a harder world with
-twice as many facts as five entries hold. Finished arms are not trained again.
+twice as many facts as five entries hold: its mean over the seeds, and its paired difference to
+trajectory credit. Finished arms are not trained again.
 
 `StepCredit` adds the step part of GiGPO (arXiv 2505.10978, eq. 7, undiscounted), `Rerolls` the
 local rerolls of Memory-R2 (arXiv 2605.21768), `CompressionReward` a reward for a small memory as in
 Mem-alpha (arXiv 2509.25911).
 
 The last line is a JSON object. "holds" means that every arm ended above the cold start.
-Limits: one seed, a policy of 0.2 million parameters, episodes of about ten steps.
+Limits: a policy of 0.2 million parameters, episodes of about ten steps.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ import random
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from atommem.demo.recipe import BOUNDED, Recipe, quick
-from atommem.envs.scoring.statistics import wilson_interval
+from atommem.envs.scoring.records import EpisodeRecord, EvalResult, compare
 from atommem.envs.synthetic.world import generate
 from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.memory.log import replay
@@ -178,17 +180,16 @@ HARD = 5
 """Entries of the harder world's store."""
 
 
-def measure(recipe: Recipe, policy: Path, folder: Path) -> dict[str, Any]:
+def measure(recipe: Recipe, policy: Path, folder: Path) -> dict[str, list[EpisodeRecord]]:
     """Measure EM on both worlds."""
     hard = replace(recipe, settings={"capacities": (str(HARD),)})
     world = replace(recipe.world, distractors=2 * HARD, capacity=HARD)
     tasks = list(generate(world, recipe.heldout, 105))
-    found = {}
-    for name, of, asked in (("own", recipe, None), ("harder", hard, tasks)):
-        em = load_demo(policy, of, folder / name).evaluate("measured", asked).em
-        low, high = wilson_interval(round(em * recipe.heldout), recipe.heldout)
-        found[name] = {"em": round(em, 3), "interval": (round(low, 3), round(high, 3))}
-    return found
+    worlds = {"own": (recipe, None), "harder": (hard, tasks)}
+    return {
+        name: list(load_demo(policy, of, folder / name).evaluate("measured", asked).records)
+        for name, (of, asked) in worlds.items()
+    }
 
 
 def main() -> int:
@@ -198,6 +199,7 @@ def main() -> int:
     start = "Folder of a run of atommem demo --bounded."
     parser.add_argument("--start", type=Path, required=True, help=start)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--updates", type=int, default=BOUNDED.updates)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/credit"))
     parser.add_argument("--quick", action="store_true", help="One update of one arm: a smoke test.")
@@ -207,19 +209,21 @@ def main() -> int:
         options.updates, options.arms, recipe = 1, ["rerolls"], quick(BOUNDED)
     recipe = replace(recipe, updates=options.updates)
     cold_start = options.start / "cold_start"
-    before = measure(recipe, cold_start, options.output_dir / "before")
-    result: dict[str, Any] = {"cold start": before}
-    for arm in options.arms:
-        folder = options.output_dir / arm
+    found = {"cold start": measure(recipe, cold_start, options.output_dir / "before")}
+    for arm, seed in product(options.arms, options.seeds):
+        folder = options.output_dir / f"{arm}_{seed}"
         if not (folder / "grpo" / "model.safetensors").is_file():
             with patch("atommem.demo.run.MemoryGRPOTrainer", ARMS[arm]):
-                load_demo(cold_start, replace(recipe, heldout=1), folder).grpo()
-        lines = (folder / "grpo" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        updates = [entry for entry in map(json.loads, lines) if "loss" in entry]
-        seconds = sum(entry["seconds/rollout"] + entry["seconds/train"] for entry in updates)
-        measured = measure(recipe, folder / "grpo", folder / "after")
-        result[arm] = {**measured, "seconds": round(seconds)}
-        print(arm, result[arm], flush=True)
+                load_demo(cold_start, replace(recipe, heldout=1), folder, seed).grpo()
+        for world, records in measure(recipe, folder / "grpo", folder / "after").items():
+            print(arm, seed, world, round(EvalResult(tuple(records)).em, 3), flush=True)
+            found.setdefault(arm, {}).setdefault(world, []).extend(records)
+    result: dict[str, Any] = {"updates": options.updates, "seeds": options.seeds}
+    for arm, worlds in found.items():
+        for world, records in worlds.items():
+            row = result.setdefault(arm, {})[world] = {"em": EvalResult(tuple(records)).em}
+            if arm not in ("cold start", "trajectory") and "trajectory" in found:
+                row |= compare(found["trajectory"][world], records).to_json()
     before = result["cold start"]["own"]["em"]
     result["holds"] = all(result[arm]["own"]["em"] > before for arm in options.arms)
     print(json.dumps(result))
