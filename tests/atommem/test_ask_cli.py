@@ -45,9 +45,7 @@ def ask(url: str, *arguments: Any) -> int:
     return ask_cli.main([*map(str, arguments), *settings])
 
 
-def test_help_names_the_default_policy_and_what_a_reader_needs(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_help_names_the_default_policy_and_what_a_reader_needs(capsys):
     with pytest.raises(SystemExit):
         ask_cli.main(["--help"])
     printed = capsys.readouterr().out
@@ -58,9 +56,7 @@ def test_help_names_the_default_policy_and_what_a_reader_needs(
 
 
 @pytest.mark.slow
-def test_ask_with_memory_folder_continues_it(
-    url: str, book: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ask_with_memory_folder_continues_it(url, book, capsys, monkeypatch):
     folder = book.parent / "memory"
     assert ask(url, book, "Where?", "--memory", folder) == 0
     captured = capsys.readouterr()
@@ -89,9 +85,7 @@ def test_ask_with_memory_folder_continues_it(
 
 
 @pytest.mark.slow
-def test_ask_interrupted_continues_with_the_same_command(
-    book: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ask_interrupted_continues_with_the_same_command(book, capsys):
     book.write_text("Ann lives in Port. " * 15)
     folder, prompts = book.parent / "memory", []
 

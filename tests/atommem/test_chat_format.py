@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -40,9 +39,7 @@ def with_template(template: str | None) -> Any:
 
 
 @pytest.mark.parametrize("config", [{"model_type": "llama"}, None])
-def test_read_tokenizer_of_a_class_that_does_not_fit_reads_the_file(
-    tmp_path: Path, config: dict[str, str] | None
-) -> None:
+def test_read_tokenizer_of_a_class_that_does_not_fit_reads_the_file(tmp_path, config):
     """R1-Distill-Llama's shape: `LlamaTokenizerFast` drops every blank of byte-level tokens."""
     byte_level().backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
     settings = {"tokenizer_class": "LlamaTokenizerFast", "eos_token": "<|im_end|>"}
@@ -58,7 +55,7 @@ def test_read_tokenizer_of_a_class_that_does_not_fit_reads_the_file(
     assert tokenizer.eos_token == "<|im_end|>"
 
 
-def test_read_tokenizer_in_python_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_read_tokenizer_in_python_is_refused_in_a_line(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CTRLTokenizer"}')
     (tmp_path / "config.json").write_text('{"model_type": "ctrl"}')
     vocabulary = {"<unk>": 0, "a</w>": 1, "b": 2}
@@ -91,9 +88,7 @@ PARTS = (
         (NO_SYSTEM + PARTS, {"system": "before the user's text", "content": "in parts"}),
     ],
 )
-def test_prompt_shows_instructions_and_observation_in_any_template(
-    template: str, found: dict[str, str]
-) -> None:
+def test_prompt_shows_instructions_and_observation_in_any_template(template, found):
     prompts = prompt_builder(with_template(template))
     text = prompts.text(OBSERVATION, VIEW)
     assert prompts.system in text
@@ -104,13 +99,13 @@ def test_prompt_shows_instructions_and_observation_in_any_template(
 @pytest.mark.parametrize(
     "template", ["{{ messages.lost.lost }}", "{{ raise_exception('no') }}", "-"]
 )
-def test_prompt_of_a_template_that_shows_nothing_is_refused(template: str) -> None:
+def test_prompt_of_a_template_that_shows_nothing_is_refused(template):
     with pytest.raises(DialectError, match="the tokenizer's chat template"):
         prompt_builder(with_template(template))
 
 
 @pytest.mark.parametrize("templates", ["full", "compact"])
-def test_prompt_without_a_chat_template_begins_as_the_tokenizer_does(templates: str) -> None:
+def test_prompt_without_a_chat_template_begins_as_the_tokenizer_does(templates):
     tokenizer = with_template(None if templates == "full" else BODY)
     tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
     first = tokenizer.bos_token_id
@@ -125,14 +120,14 @@ def test_prompt_without_a_chat_template_begins_as_the_tokenizer_does(templates: 
 
 
 @pytest.mark.parametrize(("end", "ends_reply"), [("<|vision_pad|>", True), ("<|end|>", False)])
-def test_reply_ends_as_the_template_ends_a_turn(end: str, ends_reply: bool) -> None:
+def test_reply_ends_as_the_template_ends_a_turn(end, ends_reply):
     tokenizer = with_template(BODY.replace("</u>", end))
     tokenizer.add_special_tokens({"additional_special_tokens": [end]})
     own = {tokenizer.convert_tokens_to_ids(end)} if ends_reply else set()
     assert turn_ends(tokenizer) == {tokenizer.eos_token_id} | own
 
 
-def test_prompt_does_not_change_with_the_day() -> None:
+def test_prompt_does_not_change_with_the_day():
     tokenizer = with_template("{{ strftime_now('%d %b %Y') }}" + BODY)
     with patch.object(rendering, "datetime", None):
         prompts = prompt_builder(tokenizer)
@@ -154,9 +149,7 @@ def test_prompt_does_not_change_with_the_day() -> None:
         (400, "Unsupported value: 'messages[0].role' does not support 'system' with this model."),
     ],
 )
-def test_chat_without_the_system_role_gets_it_in_the_users_message(
-    status: int, message: str
-) -> None:
+def test_chat_without_the_system_role_gets_it_in_the_users_message(status, message):
     def answer(body: dict[str, Any]) -> Any:
         is_system = body["messages"][0]["role"] == "system"
         return refusal(status, message) if is_system else "hi"
@@ -181,7 +174,7 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"
 
 
 @pytest.mark.parametrize(("opening", "closing"), load_beside(__file__, "thoughts.yaml"))
-def test_thoughts_of_every_form_are_not_carried_out(opening: str, closing: str) -> None:
+def test_thoughts_of_every_form_are_not_carried_out(opening, closing):
     tokenizer = byte_level()
     special = [mark for mark in (opening, closing) if mark.isascii() and " " not in mark.strip()]
     tokenizer.add_special_tokens({"additional_special_tokens": special})
@@ -207,7 +200,7 @@ def test_thoughts_of_every_form_are_not_carried_out(opening: str, closing: str) 
     assert closing_thought(f"{opening}{closing}") == ""
 
 
-def test_words_that_open_no_thought_stay() -> None:
+def test_words_that_open_no_thought_stay():
     text = f"Here is my thought process: none. {FACT}"
     assert len(GRAMMAR.parse(text, "answering").actions) == 2
     assert after_thoughts(f"{FINAL}Lyon<|end|>") == "Lyon<|end|>"

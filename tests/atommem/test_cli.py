@@ -44,7 +44,7 @@ def brought(project: str, extra: str = "") -> Iterator[tuple[str, str]]:
                     todo += [(project, extra) for extra in ("", *requirement.extras)]
 
 
-def test_extra_that_an_error_names_brings_the_missing_package() -> None:
+def test_extra_that_an_error_names_brings_the_missing_package():
     rooms = (ROOT / room for room in (*ROOMS, "atommem"))
     trees = [ast.parse(path.read_text()) for room in rooms for path in room.glob("**/*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
@@ -59,16 +59,14 @@ def test_extra_that_an_error_names_brings_the_missing_package() -> None:
     assert cli._extra_of("bs4", "ask") == "files"
 
 
-def test_former_name_of_a_stored_setting_is_refused(tmp_path: Path) -> None:
+def test_former_name_of_a_stored_setting_is_refused(tmp_path):
     assert RENAMED.keys() & RENAMED.values() == {"out"}  # no other name stands for itself
     (tmp_path / "atommem_config.json").write_text('{"max_tokens": 3}')
     with pytest.raises(ConfigError, match="called max_completion_length now"):
         stored_settings(str(tmp_path))
 
 
-def test_completion_in_bash_needs_no_python(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_completion_in_bash_needs_no_python(tmp_path, capsys):
     assert completion.main([]) == 0
     script = tmp_path / "atommem.sh"
     script.write_text(capsys.readouterr().out)
@@ -85,7 +83,7 @@ def test_completion_in_bash_needs_no_python(
         assert done.stdout.decode().strip() == found
 
 
-def test_settings_of_a_folder_reach_no_address_command_or_function(tmp_path: Path) -> None:
+def test_settings_of_a_folder_reach_no_address_command_or_function(tmp_path):
     stored = {"environment": "web", "tools": ["mcp"], "retrieve_k": 3}
     strange = {"mcp_servers": ["rm -rf /tmp/x"], "embedder_url": "http://evil.test"}
     file = tmp_path / "atommem_config.json"
@@ -107,9 +105,7 @@ def command(name: str, target: str) -> EntryPoint:
     return EntryPoint(name, target, "atommem.commands")
 
 
-def test_cli_plugin_cannot_replace_builtin_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cli_plugin_cannot_replace_builtin_command(monkeypatch, capsys):
     ours = command("trace", "atommem.trace_view:main")
     entries = [ours, command("fly", "builtins:print"), command("trace", "builtins:print")]
     monkeypatch.setattr(cli, "registered", lambda group: entries)
@@ -124,9 +120,7 @@ def test_cli_plugin_cannot_replace_builtin_command(
 # Shipped files ---
 
 
-def test_split_config_reads_files_in_order_and_keeps_flags(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_split_config_reads_files_in_order_and_keeps_flags(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("own.yaml").write_text("base: smollm2\nseed: 7\n")
     rest, values = split_config(["--seed", "1", "--config=own.yaml", "--use_cpu"], "train")
@@ -137,7 +131,7 @@ def test_split_config_reads_files_in_order_and_keeps_flags(
 # Imports: what is imported, and not only what may be (`lint-imports` holds that) ---
 
 
-def test_import_atommem_loads_no_heavy_package() -> None:
+def test_import_atommem_loads_no_heavy_package():
     paths = [path.relative_to(ROOT) for path in sorted((ROOT / "atommem").rglob("*.py"))]
     core = [
         ".".join(path.with_suffix("").parts)
@@ -164,7 +158,7 @@ def test_import_atommem_loads_no_heavy_package() -> None:
 # The shipped adapter, on the real SmolLM2-135M-Instruct (scripts/models.py) ---
 
 
-def test_adapter_is_small_and_brings_its_settings() -> None:
+def test_adapter_is_small_and_brings_its_settings():
     folder = Path(PolicyConfig(["smollm2"]).policy[0])
     assert sum(file.stat().st_size for file in folder.iterdir()) < 5e6
     stored = stored_settings(str(folder))
@@ -175,7 +169,7 @@ def test_adapter_is_small_and_brings_its_settings() -> None:
 
 
 @pytest.mark.slow
-def test_strangers_questions_are_answered(tmp_path: Path) -> None:
+def test_strangers_questions_are_answered(tmp_path):
     """Eight of tests/strangers.jsonl; all 60: `atommem eval --policy smollm2 --data ...`."""
     command = [sys.executable, "scripts/models.py", "smollm2"]
     base = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout

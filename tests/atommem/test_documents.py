@@ -38,7 +38,7 @@ def pdf(*pages: str, note: str = "") -> bytes:
     return bytes(document.output())
 
 
-def test_html_keeps_visible_text_and_names_the_rest() -> None:
+def test_html_keeps_visible_text_and_names_the_rest():
     text, left_out = extract((FILES / "page.html").read_bytes(), "page")
     assert text.splitlines()[0] == "# Kilns of Brent"
     assert "A trillion is 10^12." in text
@@ -63,7 +63,7 @@ def test_html_keeps_visible_text_and_names_the_rest() -> None:
         (None, "cp1252"),
     ],
 )
-def test_html_is_decoded_as_browsers_do(declared: str | None, encoding: str) -> None:
+def test_html_is_decoded_as_browsers_do(declared, encoding):
     words = {"gb18030": "镕基", "hz": "中文", "cp932": "①髙", "cp1252": "“naïve” €"}.get(
         encoding, "“naïve” 镕①"
     )
@@ -74,14 +74,14 @@ def test_html_is_decoded_as_browsers_do(declared: str | None, encoding: str) -> 
     assert extract(raw, "x.html") == (words, [])
 
 
-def test_docx_gives_text_and_tables_and_names_the_rest() -> None:
+def test_docx_gives_text_and_tables_and_names_the_rest():
     text, left_out = extract(docx(header1="<w:t>Brent Pottery</w:t>", footer1="<w:p/>"), "x.docx")
     assert text.startswith("Orla is a potter.")
     assert "| Bran |" in text
     assert left_out == ["elements fldSimple", "header"]
 
 
-def test_pdf_names_pages_without_text_and_comments() -> None:
+def test_pdf_names_pages_without_text_and_comments():
     text, left_out = extract(pdf("Orla is a potter.", "", "Bran is not.", note="No."), "x.pdf")
     assert text == "Orla is a potter.\n\nBran is not."
     assert left_out == ["pages without text (scans need OCR): 2 of 3", "comments: 3"]
@@ -99,12 +99,12 @@ def test_pdf_names_pages_without_text_and_comments() -> None:
         (b" \n", "x is empty"),
     ],
 )
-def test_a_file_without_readable_text_is_refused(raw: bytes, message: str) -> None:
+def test_a_file_without_readable_text_is_refused(raw, message):
     with pytest.raises(DataError, match=message):
         extract(raw, "x")
 
 
-def test_folder_gives_all_its_texts_and_warns_about_the_rest(tmp_path: Path) -> None:
+def test_folder_gives_all_its_texts_and_warns_about_the_rest(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "b.html").write_text("<html><p>Bran.</p></html>")
     (tmp_path / "a.txt").write_text("Orla.\n")
@@ -118,7 +118,7 @@ def test_folder_gives_all_its_texts_and_warns_about_the_rest(tmp_path: Path) -> 
         read_path(tmp_path / "empty")
 
 
-def test_plain_text_stays_as_it_is(tmp_path: Path) -> None:
+def test_plain_text_stays_as_it_is(tmp_path):
     text = "# Notes on %PDF-1.7\n<b>tags</b> & <html>\r\n"
     (tmp_path / "x.md").write_bytes(text.encode())
     with warnings.catch_warnings():

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -28,7 +27,7 @@ def embed(embedder: Embedder, texts: Sequence[str], kind: TextKind = "entry") ->
 
 
 @pytest.mark.parametrize("name", ["hashing", "random"])
-def test_embedder_returns_float32_unit_rows_in_order(name: str) -> None:
+def test_embedder_returns_float32_unit_rows_in_order(name):
     embedder = make_embedder(EmbedderConfig(embedder=name, embedder_dim=64))
     vectors = embed(embedder, TEXTS)
     assert (vectors.shape, vectors.dtype) == ((len(TEXTS), 64), np.float32)
@@ -37,7 +36,7 @@ def test_embedder_returns_float32_unit_rows_in_order(name: str) -> None:
     np.testing.assert_array_equal(vectors, one_by_one)
 
 
-def test_hashing_embedder_matches_reference() -> None:
+def test_hashing_embedder_matches_reference():
     """One word, by hand: eight places and signs out of BLAKE2b."""
     digest = hashlib.blake2b(b"fox", digest_size=32).digest()
     expected = np.zeros(100)
@@ -49,7 +48,7 @@ def test_hashing_embedder_matches_reference() -> None:
 
 
 @pytest.mark.slow
-def test_sentence_transformer_uses_query_prompt(tmp_path: Path) -> None:
+def test_sentence_transformer_uses_query_prompt(tmp_path):
     pytest.importorskip("torch")
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -94,7 +93,7 @@ def data(vectors: list[Any]) -> httpx.Response:
     return httpx.Response(200, content=json.dumps({"data": rows[::-1]}))
 
 
-async def test_http_embedder_normalises_and_keeps_order() -> None:
+async def test_http_embedder_normalises_and_keeps_order():
     server = EmbeddingServer()
     embedder = server.embedder()  # inside an event loop, too
     assert embedder.dim == 3
@@ -113,15 +112,15 @@ async def test_http_embedder_normalises_and_keeps_order() -> None:
     ],
 )
 def test_http_embedder_refused_text_is_halved_and_at_last_the_first_unit_vector(
-    texts: list[str], warning: str, numbers: list[float]
-) -> None:
+    texts, warning, numbers
+):
     with pytest.warns(UserWarning, match=warning):
         vectors = embed(EmbeddingServer().embedder(), texts)
     with np.errstate(divide="ignore"):
         np.testing.assert_allclose(vectors[:, 0] / vectors[:, 1], numbers, 1e-5)
 
 
-def test_http_embedder_invalid_answer_is_an_error() -> None:
+def test_http_embedder_invalid_answer_is_an_error():
     server = EmbeddingServer()
     embedder = server.embedder()
     server.answers = [data([[1, 2], [1, 2]])]
@@ -135,7 +134,7 @@ async def expected(*texts: str) -> Vectors:
     return await HashingEmbedder(32).embed(texts, "entry")
 
 
-async def test_micro_batcher_embeds_equal_texts_once() -> None:
+async def test_micro_batcher_embeds_equal_texts_once():
     recorder = Embeds()
     batcher = MicroBatcher(recorder)
     batcher.batch_size = 4
@@ -152,9 +151,7 @@ async def test_micro_batcher_embeds_equal_texts_once() -> None:
 
 
 @pytest.mark.parametrize("error", [OutageError("gone"), asyncio.CancelledError()])
-async def test_micro_batcher_failed_call_fails_its_requests_and_no_other(
-    error: BaseException,
-) -> None:
+async def test_micro_batcher_failed_call_fails_its_requests_and_no_other(error):
     class Half(Embeds):
         async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
             if kind == "query":

@@ -47,7 +47,7 @@ def outline(text: str, dialect: Grammar = SHORT, thinking: bool = False) -> list
     return [lines[start] for start in sorted(lines)]
 
 
-def test_parse_tag_means_what_its_dialect_says() -> None:
+def test_parse_tag_means_what_its_dialect_says():
     text = (
         "I note this. <create_memory>Ana lives in Brin.</create_memory>\n"
         "<read_memory> where is Ana </read_memory><update_memory>Memory 2: Bo</update_memory> "
@@ -87,11 +87,11 @@ def test_parse_tag_means_what_its_dialect_says() -> None:
         ("<c>one</c></think><c>two</c>", ["create one", "!stray_close think", "create two"]),
     ],
 )
-def test_parse_text_returns_actions_and_problems(text: str, expected: list[str]) -> None:
+def test_parse_text_returns_actions_and_problems(text, expected):
     assert outline(text) == expected
 
 
-def test_parse_handle_forms_are_read() -> None:
+def test_parse_handle_forms_are_read():
     for head in ("Memory 3: ", "3:", "[3] ", "#3 ", "Memory [3]: ", "003: "):
         assert outline(f"<u>{head}new text</u>") == ["update 3 new text"]
         assert outline(f"<delete_memory>{head}</delete_memory>", PAPER) == ["delete 3"]
@@ -112,7 +112,7 @@ SEVERAL = """3、5: x|3，5: x|3～5: x|3〜5: x|3；5: x|3／5: x|3＆5: x|3・
 ONE = "3：x|３: x|Memory 3。 x|【3】 x|《3》x|\u200f3﹕ x|［３］：x|٣: x|3∶ x|Memory 3、x"
 
 
-def test_parse_handle_of_any_script_is_one_number() -> None:
+def test_parse_handle_of_any_script_is_one_number():
     for body in SEVERAL.replace("\n", "|").split("|"):
         for head in ("", "Memory "):
             assert outline(f"<u>{head}{body}</u>") == ["!missing_handle u"], body
@@ -127,12 +127,12 @@ def test_parse_handle_of_any_script_is_one_number() -> None:
 
 
 @pytest.mark.parametrize(("latex", "text"), load_beside(__file__, "latex.yaml").items())
-def test_parse_answer_is_the_text_of_its_latex(latex: str, text: str) -> None:
+def test_parse_answer_is_the_text_of_its_latex(latex, text):
     assert outline(f"<a>\\boxed{{{latex}}}</a>") == [f"answer {text}"]
     assert outline(f"<a>\\boxed{{{text}}}</a>") == [f"answer {text}"]
 
 
-def test_parse_tool_call_is_an_action_or_a_problem() -> None:
+def test_parse_tool_call_is_an_action_or_a_problem():
     call = '<tool_call>{"name": "search", "arguments": "{\\"query\\": \\"x\\"}"}</tool_call>'
     (action,) = PAPER.parse(call).actions
     assert (action.kind, action.arguments) == ("search", {"query": "x"})
@@ -145,7 +145,7 @@ def test_parse_tool_call_is_an_action_or_a_problem() -> None:
         assert problem.reason == reason
 
 
-def test_parse_hostile_arguments_raise_nothing() -> None:
+def test_parse_hostile_arguments_raise_nothing():
     call = '<tool_call>{"name": "search", "arguments": {"query": %s}}</tool_call>'
     free = replace(PAPER, tools={"search": ActionSpec("search", Body.ARGUMENTS)})
     (action,) = free.parse(call % r'{"\ud800": ["\u0000"]}').actions  # no request can carry it
@@ -165,7 +165,7 @@ TEXTS = st.one_of(st.lists(PIECES, max_size=30).map("".join), st.text())
 
 @settings(max_examples=150, deadline=None)
 @given(TEXTS)
-def test_parse_any_string_has_a_consistent_result(text: str) -> None:
+def test_parse_any_string_has_a_consistent_result(text):
     parsed = SHORT.parse(text)
     end = 0
     for action in parsed.actions:
@@ -191,7 +191,7 @@ UNITS = r"<|<create_memory>|<think>|\boxed{|{|1| |\text{|\color{|to=a|Here is my
 @pytest.mark.parametrize(
     "frame", ["{}", "<final_answer>{}x</final_answer>", "<final_answer>\\boxed{{}}</final_answer>"]
 )
-def test_parse_garbage_takes_linear_time(unit: str, frame: str) -> None:
+def test_parse_garbage_takes_linear_time(unit, frame):
     text = frame.replace("{}", unit * (100_000 // len(unit)))
     start = time.process_time()
     PAPER.parse(text)
@@ -202,7 +202,7 @@ def test_parse_garbage_takes_linear_time(unit: str, frame: str) -> None:
 # Whole completions ---
 
 
-async def test_memagent_completion_replaces_memory() -> None:
+async def test_memagent_completion_replaces_memory():
     texts = ("Ann: Rome", "Ann lives in Rome; Bob sings", r"She lives there. \boxed{Rome}")
     memory = {"dialect": "memagent", "templates": "memagent", "capacity": None}
     memory["retention"] = "reject"
@@ -217,7 +217,7 @@ async def test_memagent_completion_replaces_memory() -> None:
     assert not any(text in last for text in ("Ann: Rome", "Bob sings."))
 
 
-def test_parse_thinking_that_the_prompt_opened_is_left_out() -> None:
+def test_parse_thinking_that_the_prompt_opened_is_left_out():
     assert outline("<c>no</c><s>no</think><c>yes</c>", thinking=True) == ["create yes"]
     (action,) = parse_whole("hm</think>the memory\n", SPECS[SCRATCHPAD], thinking=True).actions
     assert (action.kind, action.text) == (SCRATCHPAD, "the memory")
@@ -228,7 +228,7 @@ def test_parse_thinking_that_the_prompt_opened_is_left_out() -> None:
         assert [problem.reason for problem in parsed.problems] == [reason]
 
 
-def test_answers_in_returns_last_boxes() -> None:
+def test_answers_in_returns_last_boxes():
     text = r"\boxed{never} <think>\boxed{no}</think> 1. \boxed{\boxed{a} b} 2. \boxed{} 3. "
     text += r"\boxed{{c} d} \boxed{cut"
     parsed = parse_whole(text, ANSWERS_ACTION)

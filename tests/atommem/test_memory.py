@@ -31,7 +31,7 @@ from tests.atommem.sessions import by_policy, memory, shown, state, texts
 from tests.fakes import WordEmbedder
 
 
-async def test_view_results_stay_until_query_or_entries_change() -> None:
+async def test_view_results_stay_until_query_or_entries_change():
     m = memory(retrieve_k=1)
     await m.apply([Action(CREATE, "ann old"), Action(READ, "ann")], 0)
     await m.apply([Action(SCRATCHPAD, "one"), Action(SCRATCHPAD, "two")], 1)
@@ -42,7 +42,7 @@ async def test_view_results_stay_until_query_or_entries_change() -> None:
     assert m.view() == MemoryView(size=2)
 
 
-async def test_update_and_delete_address_handles_as_shown() -> None:
+async def test_update_and_delete_address_handles_as_shown():
     m = memory(retrieve_k=2)
     created = [Action(CREATE, text) for text in ("ann one", "bob two", "cid three")]
     await m.apply([*created, Action(READ, "bob")], 0)
@@ -59,7 +59,7 @@ async def test_update_and_delete_address_handles_as_shown() -> None:
     assert texts(m) == {2: "bob three", 3: "cid three", 4: "new"}
 
 
-async def test_read_past_shows_what_entries_were() -> None:
+async def test_read_past_shows_what_entries_were():
     m = memory(read_past=True, retrieve_k=3)
     created = [Action(CREATE, "ann in rome"), Action(CREATE, "bob in oslo")]
     await m.apply([*created, Action(READ, "ann bob in oslo")], 0)
@@ -80,7 +80,7 @@ async def test_read_past_shows_what_entries_were() -> None:
     assert shown(plain) == [(1, "ann in bern")]
 
 
-async def test_create_in_full_store_is_rejected_until_delete() -> None:
+async def test_create_in_full_store_is_rejected_until_delete():
     m = memory(capacity=1)
     actions = [Action(CREATE, "one"), Action(CREATE, "two"), Action(READ, "one")]
     operations = await m.apply(actions, 0)
@@ -91,7 +91,7 @@ async def test_create_in_full_store_is_rejected_until_delete() -> None:
     assert list(texts(m).values()) == ["three"]
 
 
-async def test_apply_long_text_is_cut_with_marker() -> None:
+async def test_apply_long_text_is_cut_with_marker():
     m = memory(scratchpad_tokens=3, query_tokens=3, entry_tokens=3)
     await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
     actions = [Action(kind, "a b c d e", 1) for kind in (SCRATCHPAD, READ, UPDATE)]
@@ -111,7 +111,7 @@ class FailsOn(WordEmbedder):
         return await super().embed(texts, kind)
 
 
-async def test_apply_outage_leaves_memory_unchanged() -> None:
+async def test_apply_outage_leaves_memory_unchanged():
     embedder = FailsOn()
     m = memory(embedder)
     created = [Action(CREATE, "ann sings now"), Action(CREATE, "bobby flies")]
@@ -127,7 +127,7 @@ async def test_apply_outage_leaves_memory_unchanged() -> None:
     assert shown(m) == [(1, "ann sings then")]
 
 
-async def test_undo_restores_step_and_embeds_deleted_texts_only() -> None:
+async def test_undo_restores_step_and_embeds_deleted_texts_only():
     embedder = WordEmbedder()
     m = memory(embedder)
     await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann")], 0)
@@ -142,7 +142,7 @@ async def test_undo_restores_step_and_embeds_deleted_texts_only() -> None:
 BAD, GOOD = "https://bad.test/", "https://good.test/"
 
 
-async def test_forget_removes_what_came_from_a_source() -> None:
+async def test_forget_removes_what_came_from_a_source():
     m = memory()
     await m.apply([Action(CREATE, "ann lives here"), Action(READ, "ann")], 0, Source(0, GOOD))
     bad = [Action(CREATE, "bob flies"), Action(UPDATE, "ann moved", 1), Action(SCRATCHPAD, "bad")]
@@ -183,7 +183,7 @@ LOG = [
 ]
 
 
-def test_replay_of_written_operations_returns_contents_with_statistics() -> None:
+def test_replay_of_written_operations_returns_contents_with_statistics():
     log = [operation_from_json(json.loads(json.dumps(to_json(operation)))) for operation in LOG]
     assert log == LOG
     counts = {"mean_similarity": 0.5 - 0.25 / 3, "uses": 2, "mean_outcome": 0.75}
@@ -202,7 +202,7 @@ def exact(rng: np.random.Generator) -> npt.NDArray[np.float64]:
     return vector
 
 
-def test_store_equals_dictionary_after_random_changes() -> None:
+def test_store_equals_dictionary_after_random_changes():
     rng, vectors, store = random.Random(1), np.random.default_rng(0), VectorStore(64)
     expected: dict[int, npt.NDArray[np.float64]] = {}
     for newest in range(600):
@@ -230,7 +230,7 @@ def test_store_equals_dictionary_after_random_changes() -> None:
     np.testing.assert_array_equal(store.rows(list(expected)), list(expected.values()))
 
 
-async def test_turn_takes_five_milliseconds_of_a_core_at_a_thousand_entries() -> None:
+async def test_turn_takes_five_milliseconds_of_a_core_at_a_thousand_entries():
     m = memory(RandomEmbedder(384), capacity=1000, retention="lru")
     await m.apply([Action(CREATE, f"entry {number}") for number in range(1000)], 0)
     await m.apply([Action(READ, "entry")], 0)

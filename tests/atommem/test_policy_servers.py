@@ -35,7 +35,7 @@ def chat_policy(server: FakeChat) -> ChatPolicy:
     return ChatPolicy("http://s/v1", "m", retries=2, backoff=0.0, transport=server.transport)
 
 
-async def test_server_policy_sends_all_values_and_returns_ids_and_logprobs() -> None:
+async def test_server_policy_sends_all_values_and_returns_ids_and_logprobs():
     policy, server = vllm_policy()
     completion = await policy.complete([5, 6], SAMPLING)
     assert completion == Completion(IDS, [-0.5, -0.25, -1.0], "forty two", "stop")
@@ -55,9 +55,7 @@ async def test_server_policy_sends_all_values_and_returns_ids_and_logprobs() -> 
         (refusal(404, "No such model."), UnknownModelError, r"'policy'.*404.*No such model"),
     ],
 )
-async def test_server_policy_invalid_answer_is_an_error(
-    change: Any, error: type[Exception], message: str
-) -> None:
+async def test_server_policy_invalid_answer_is_an_error(change, error, message):
     policy, server = vllm_policy()
     if isinstance(change, httpx.Response):
         server.refusal = change
@@ -68,7 +66,7 @@ async def test_server_policy_invalid_answer_is_an_error(
     assert raised.type is error
 
 
-async def test_server_policy_finds_the_one_model_and_its_context() -> None:
+async def test_server_policy_finds_the_one_model_and_its_context():
     policy, server = vllm_policy(model=None)
     await policy.complete([5], SAMPLING)
     assert [body["model"] for body in server.bodies] == ["policy"]
@@ -77,7 +75,7 @@ async def test_server_policy_finds_the_one_model_and_its_context() -> None:
     assert len(server.bodies) == 1
 
 
-async def test_chat_policy_sends_messages_and_returns_counts() -> None:
+async def test_chat_policy_sends_messages_and_returns_counts():
     server = FakeChat("<read_memory>\u0436</read_memory>")
     policy = chat_policy(server)
     sampling = Sampling(temperature=0.7, max_completion_length=8, seed=3, top_p=0.9, top_k=5)
@@ -90,7 +88,7 @@ async def test_chat_policy_sends_messages_and_returns_counts() -> None:
         await chat_policy(FakeChat(refusal(401, "Incorrect"))).complete_chat(MESSAGES, sampling)
 
 
-async def test_chat_policy_unsupported_parameters_are_dropped_with_a_warning() -> None:
+async def test_chat_policy_unsupported_parameters_are_dropped_with_a_warning():
     """OpenAI's reasoning models: another name for max_tokens, no temperature."""
     refusals = [
         refusal(400, code="unsupported_parameter", param="max_tokens"),
@@ -140,7 +138,7 @@ async def until(condition: Callable[[], object], seconds: float = 2.0) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_pool_server_dies_others_answer(pools: Pools) -> None:
+async def test_pool_server_dies_others_answer(pools):
     cluster = Cluster("a", "b")
     pool = pools(cluster)
     cluster["a"].seconds = cluster["b"].seconds = 0.02
@@ -151,7 +149,7 @@ async def test_pool_server_dies_others_answer(pools: Pools) -> None:
     assert [server.url for server in pool.serving] == ["http://b"]
 
 
-async def test_pool_returned_server_loads_the_adapter_before_requests(pools: Pools) -> None:
+async def test_pool_returned_server_loads_the_adapter_before_requests(pools):
     cluster = Cluster("a", "b")
     pool = pools(cluster)
     await pool.use_adapter(V1)
@@ -168,9 +166,7 @@ async def test_pool_returned_server_loads_the_adapter_before_requests(pools: Poo
     await until(lambda: cluster["a"].loads == ["v1", "v2", "v2"])
 
 
-async def test_pool_requests_an_adapter_only_after_it_is_loaded(
-    pools: Pools, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pool_requests_an_adapter_only_after_it_is_loaded(pools, monkeypatch):
     """Asynchronous training publishes while episodes run."""
     cluster = Cluster("a")
     pool = pools(cluster)
@@ -190,7 +186,7 @@ async def test_pool_requests_an_adapter_only_after_it_is_loaded(
     assert cluster["a"].asked == ["v1", "v1", "v2"]
 
 
-async def test_pool_restricted_to_servers_keeps_a_dropped_one_out(pools: Pools) -> None:
+async def test_pool_restricted_to_servers_keeps_a_dropped_one_out(pools):
     """A restarted server has its checkpoint's weights, and not those of the training."""
     cluster = Cluster("a", "b")
     pool = pools(cluster)
@@ -206,7 +202,7 @@ async def test_pool_restricted_to_servers_keeps_a_dropped_one_out(pools: Pools) 
     assert [server.url for server in pool.serving] == cluster.urls
 
 
-async def test_pool_without_servers_waits_then_is_an_outage(pools: Pools) -> None:
+async def test_pool_without_servers_waits_then_is_an_outage(pools):
     cluster = Cluster("a", "b")
     cluster["a"].up = cluster["b"].up = False
     with pytest.raises(OutageError, match=r"No server answered for 0 s \(http://a, http://b\)"):
@@ -217,7 +213,7 @@ async def test_pool_without_servers_waits_then_is_an_outage(pools: Pools) -> Non
     assert len(await waiting) == 3
 
 
-async def test_pool_checks_logprobs_once_and_again_after_a_restart(pools: Pools) -> None:
+async def test_pool_checks_logprobs_once_and_again_after_a_restart(pools):
     cluster = Cluster("a")
     server, pool = cluster["a"], pools(cluster, scaled_logprobs=True)
     await pool.complete([5, 6], AT_ONE)

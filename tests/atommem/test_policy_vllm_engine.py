@@ -81,7 +81,7 @@ async def start(policy: VllmEnginePolicy, engine: FakeEngine) -> asyncio.Task[Co
     return running
 
 
-async def test_engine_requests_join_running_batch() -> None:
+async def test_engine_requests_join_running_batch():
     policy, engine = make()
     running = await start(policy, engine)
     second = await policy.complete([7, 8], SAMPLING)
@@ -91,7 +91,7 @@ async def test_engine_requests_join_running_batch() -> None:
     assert max(engine.batches) == 2
 
 
-async def test_engine_cancelled_request_is_aborted() -> None:
+async def test_engine_cancelled_request_is_aborted():
     policy, engine = make()
     running = await start(policy, engine)
     running.cancel()
@@ -101,7 +101,7 @@ async def test_engine_cancelled_request_is_aborted() -> None:
     assert engine.batches[-3:] == [1, 1, 1], "it is out of the batch"
 
 
-async def test_engine_errors_reach_waiting_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_errors_reach_waiting_requests(monkeypatch):
     policy, engine = make()
     engine.logprob = float("nan")
     with pytest.raises(PolicyError, match="0 finite log-probabilities for 3 tokens"):
@@ -118,7 +118,7 @@ async def test_engine_errors_reach_waiting_requests(monkeypatch: pytest.MonkeyPa
         await policy.complete([5] * 14, SAMPLING)
 
 
-async def test_engine_requests_use_current_adapter() -> None:
+async def test_engine_requests_use_current_adapter():
     policy, engine = make()
     await policy.complete([5], SAMPLING)
     policy.use_adapter(Adapter("v1", "/a/v1"))

@@ -29,7 +29,7 @@ class Nearest(rules.Rule):
         return rules.Eviction(entry.id, f"like {candidate.text}", score)
 
 
-async def test_evict_is_logged_before_the_create() -> None:
+async def test_evict_is_logged_before_the_create():
     name = f"{HERE}:Nearest"
     m = memory(capacity=2, retention=name)
     await m.apply([Action(CREATE, "ann sings"), Action(CREATE, "bob hums"), Action(READ, "ann")], 0)
@@ -51,7 +51,7 @@ class Careful(rules.Rule):
         return rules.Accepted()
 
 
-async def test_admission_merge_is_logged_as_update() -> None:
+async def test_admission_merge_is_logged_as_update():
     embedder, actor = WordEmbedder(), f"admission:{HERE}:Careful"
     m = memory(embedder, admission=f"{HERE}:Careful", capacity=1)
     new = "also ann sings now"
@@ -68,7 +68,7 @@ async def test_admission_merge_is_logged_as_update() -> None:
     np.testing.assert_allclose(m.vectors().rows[:1], rows, atol=1e-6)
 
 
-async def test_store_state_cosines_equal_products() -> None:
+async def test_store_state_cosines_equal_products():
     rows = await WordEmbedder().embed(["ann sings", "bob", "ann sings low", "ann"], "entry")
     entries = {3 + i: Entry(3 + i, "text", i, i) for i in range(3)}
     held = VectorStore(64)
@@ -105,7 +105,7 @@ async def random_log(config: MemoryConfig, restored_at: int | None = None) -> li
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["retention", "admission"])
-async def test_shipped_rules_repeat_their_log_also_after_a_restore(kind: str) -> None:
+async def test_shipped_rules_repeat_their_log_also_after_a_restore(kind):
     for name in plugins.names(f"atommem.{kind}"):
         config = MemoryConfig(**{"capacity": 5, "retention": "fifo", kind: name})  # type: ignore[arg-type]
         log = await random_log(config)

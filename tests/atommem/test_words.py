@@ -35,18 +35,18 @@ TRANSLATED = yaml.safe_load(
         ("ไทยx", "ไท ทย x"),
     ],
 )
-def test_words_of_a_language(text: str, expected: str) -> None:
+def test_words_of_a_language(text, expected):
     assert words(text) == expected.split(" ")
 
 
 @given(st.text("aZ09_ -'.,\n\té–“”€²½ßñ", max_size=30))
-def test_words_of_english_are_those_of_a_regular_expression(text: str) -> None:
+def test_words_of_english_are_those_of_a_regular_expression(text):
     assert words(text) == re.findall(r"\w+", text.casefold())
     assert not text.isascii() or unify(text) == text
 
 
 @pytest.mark.parametrize("language", TRANSLATED)
-async def test_translated_texts_are_found_and_scored_as_in_english(language: str) -> None:
+async def test_translated_texts_are_found_and_scored_as_in_english(language):
     texts, questions, golds = zip(*TRANSLATED[language], strict=True)
     embedder = HashingEmbedder(2048)
     entries = await embedder.embed(texts, "entry")

@@ -85,7 +85,7 @@ def check(tokenizer: Any, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("template", SMALL)
-def test_family_works_from_prompt_to_evaluation(tmp_path: Path, template: str) -> None:
+def test_family_works_from_prompt_to_evaluation(tmp_path, template):
     found = check(small(template), tmp_path)
     assert found.get("system") == FOLDED.get(template)
     assert ("today" in found) == (template in DATED)
@@ -95,9 +95,7 @@ def test_family_works_from_prompt_to_evaluation(tmp_path: Path, template: str) -
 @pytest.mark.parametrize(
     ("family", "template"), [(family, one) for family, of in REAL.items() for one in of]
 )
-def test_real_tokenizer_works_from_prompt_to_evaluation(
-    tmp_path: Path, family: str, template: str | None
-) -> None:
+def test_real_tokenizer_works_from_prompt_to_evaluation(tmp_path, family, template):
     folder = load_script("zoo").zoo_folder() / family
     if not folder.is_dir():
         pytest.skip("python scripts/zoo.py downloads the tokenizers")

@@ -48,9 +48,7 @@ def judge(folder: Path, *words: str) -> int:
     return main(["judge", str(folder), "--judge_url", "http://j", "--judge_model", "m", *words])
 
 
-def test_judge_table_flags_scores_that_depend_on_the_prompt(
-    tmp_path: Path, server: FakeChat, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_judge_table_flags_scores_that_depend_on_the_prompt(tmp_path, server, capsys):
     folder = evaluation(tmp_path / "ours", 4)
     labels, out = tmp_path / "labels.jsonl", tmp_path / "judged.json"
     labels.write_text('{"id": "q0", "answer": "wrong", "right": false}\n')
@@ -67,9 +65,7 @@ def test_judge_table_flags_scores_that_depend_on_the_prompt(
     assert "**60.0 points**" in capsys.readouterr().out
 
 
-def test_judge_prompt_without_readable_verdicts_is_left_out(
-    tmp_path: Path, server: FakeChat, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_judge_prompt_without_readable_verdicts_is_left_out(tmp_path, server, capsys):
     names = [f"t{number}" for number in range(30)]
     tasks = [make_task(name, questions=2) for name in names]
     asyncio.run(evaluated(tasks, tmp_path / "ours", wrong={*names}))
@@ -81,9 +77,7 @@ def test_judge_prompt_without_readable_verdicts_is_left_out(
     assert judge(tmp_path / "ours", "--judge_prompt", str(odd)) == 2
 
 
-def test_judge_that_dies_continues_where_it_stopped(
-    tmp_path: Path, server: FakeChat, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_judge_that_dies_continues_where_it_stopped(tmp_path, server, capsys):
     folder, out = evaluation(tmp_path / "ours", 0, NAMES[:6]), tmp_path / "judged.json"
     words = ("--judge_prompt", "default", "mem0", "--out", str(out))
     answer = server._answer
@@ -104,9 +98,7 @@ def test_judge_that_dies_continues_where_it_stopped(
     assert not server.bodies
 
 
-def test_corrections_add_scores_beside_the_official_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_corrections_add_scores_beside_the_official_ones(tmp_path, capsys):
     folder = tmp_path / "ours"
     tasks = [make_task("a", questions=4), make_task("b", questions=1)]
     asyncio.run(evaluated(tasks, folder, wrong={"a"}))

@@ -48,7 +48,7 @@ async def answered(out: Path, right: str, *, gone: str = "", names: str = NAMES)
     return out
 
 
-def test_comparisons_test_the_best_and_the_reference_with_holm() -> None:
+def test_comparisons_test_the_best_and_the_reference_with_holm():
     rows = [made(row, ones(right, 20)) for row, right in (("a", 18), ("b", 4), ("c", 10))]
     results = make_results(rows, reference="b")
     tests = [test for test in results["comparisons"] if test["metric"] == "em"]
@@ -62,7 +62,7 @@ def test_comparisons_test_the_best_and_the_reference_with_holm() -> None:
     assert re.search(r"\| EM: a - c \| \+40\.0 \[", text)
 
 
-def test_bounds_overflow_and_failures_are_marked_and_not_tested() -> None:
+def test_bounds_overflow_and_failures_are_marked_and_not_tested():
     oracle, best = made("oracle", ones(20, 20)), made("ours", ones(15, 20))
     endings = dict.fromkeys(range(2), "context_overflow")
     some = made("some", [{"em": float(n >= 2)} for n in range(20)], endings=endings)
@@ -77,7 +77,7 @@ def test_bounds_overflow_and_failures_are_marked_and_not_tested() -> None:
     assert re.search(r"\| a \| 66\.7 \[[^|]*, n 3 \*\*1 failed, 4 of 6 episodes\*\*", text)
 
 
-def test_groups_of_seeds_are_one_row_with_their_spread() -> None:
+def test_groups_of_seeds_are_one_row_with_their_spread():
     seeds = [made("a", ones(right, 10), seed=seed) for seed, right in enumerate((4, 6))]
     (em,) = [line for line in make_results(seeds)["scores"] if line["metric"] == "em"]
     assert (em["mean"], em["n"], em["between_seeds"]["seeds"]) == (0.5, 20, 2)
@@ -86,7 +86,7 @@ def test_groups_of_seeds_are_one_row_with_their_spread() -> None:
         make_results([seeds[0], seeds[0]])
 
 
-def test_lost_answers_are_counted_at_the_first_stage() -> None:
+def test_lost_answers_are_counted_at_the_first_stage():
     # Right, entered, kept, retrieved: one row a stage, which occurs once more than the one before.
     rows = [(1, 1, 1, 1), (1, 0, 0, 0), (0, 1, 1, 1), (0, 1, 1, 0), (0, 1, 0, 0), (0, 0, 0, 0)]
     names = ("em", "fact_entered", "fact_kept", "fact_retrieved")
@@ -98,7 +98,7 @@ def test_lost_answers_are_counted_at_the_first_stage() -> None:
     assert group["lost"] == {stage: count for count, stage in enumerate(STAGES, 1)}
 
 
-def test_letters_of_charts_have_ten_pixels_on_a_telephone() -> None:
+def test_letters_of_charts_have_ten_pixels_on_a_telephone():
     names, sets = ("after GRPO, scratchpad off", "full context"), ("one", "two")
     results = make_results([made(row, ones(1, 2), dataset=one) for one in sets for row in names])
     for steps, group in enumerate(results["groups"], start=1):
@@ -110,7 +110,7 @@ def test_letters_of_charts_have_ten_pixels_on_a_telephone() -> None:
         assert 13 * 368 / float(re.findall(r'<svg[^>]* width="([\d.]+)"', drawing)[0]) > 10
 
 
-def test_page_escapes_data_and_loads_nothing() -> None:
+def test_page_escapes_data_and_loads_nothing():
     evil = "</title><script>alert(1)</script><img src=x>"
     results = make_results([made(evil, ones(1, 2))])
     page = render_page(evil, results, make_tables(results), {})
@@ -119,7 +119,7 @@ def test_page_escapes_data_and_loads_nothing() -> None:
 
 
 @pytest.mark.slow
-async def test_report_is_the_same_for_the_same_evaluations(tmp_path: Path) -> None:
+async def test_report_is_the_same_for_the_same_evaluations(tmp_path):
     await answered(tmp_path / "one", "abcde")
     await answered(tmp_path / "two", "abc", gone="h")
     (tmp_path / "one" / "summary.json").unlink()  # it holds a digest of the lines in their order
@@ -140,9 +140,7 @@ async def test_report_is_the_same_for_the_same_evaluations(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "change"), [("run.json", ("1", "2")), ("episodes.jsonl", ("1.0", "0.0"))]
 )
-async def test_changed_file_of_an_evaluation_is_found(
-    tmp_path: Path, name: str, change: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_changed_file_of_an_evaluation_is_found(tmp_path, name, change, capsys):
     folder = await answered(tmp_path / "one", "abc")
     path = folder / name
     path.write_text(path.read_text().replace(*change, 1))
@@ -151,9 +149,7 @@ async def test_changed_file_of_an_evaluation_is_found(
 
 
 @pytest.mark.slow
-async def test_compare_counts_wins_and_names_changed_tasks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_compare_counts_wins_and_names_changed_tasks(tmp_path, capsys):
     first = await answered(tmp_path / "A", "abch", gone="f")
     second = await answered(tmp_path / "B", "abdefg", gone="h")
     out = tmp_path / "c.json"
@@ -172,9 +168,7 @@ async def test_compare_counts_wins_and_names_changed_tasks(
 
 
 @pytest.mark.slow
-async def test_inspect_log_has_every_episode_and_our_own_scores(
-    tmp_path: Path, undrawn: None
-) -> None:
+async def test_inspect_log_has_every_episode_and_our_own_scores(tmp_path, undrawn):
     first = await answered(tmp_path / "ours", "ad", gone="c", names="abcd")
     out = tmp_path / "out"
     assert main(["report", str(first), "--output_dir", str(out), "--export", "inspect"]) == 0
@@ -191,7 +185,7 @@ async def test_inspect_log_has_every_episode_and_our_own_scores(
     assert "final_answer" in right["messages"][-1]["content"]
 
 
-def test_set_beside_pairs_numbers_with_differences() -> None:
+def test_set_beside_pairs_numbers_with_differences():
     hotpot: dict[str, Any] = {"dataset": "hotpotqa", "documents": 200}
     evaluations = [
         made("atommem", ones(8, 10), **hotpot),
@@ -211,7 +205,7 @@ def test_set_beside_pairs_numbers_with_differences() -> None:
 TEXTS = [*["Ann lives in Brent"] * 2, "Bob likes tea", "Ann lives in Lorne now", "It rains"]
 
 
-async def test_audit_finds_duplicates_and_evictions(tmp_path: Path) -> None:
+async def test_audit_finds_duplicates_and_evictions(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
     entries, rules = read_store(path), ("fifo", "reject")
     found = await audit(entries, HashingEmbedder(256), capacity=3, rules=rules)
@@ -220,7 +214,7 @@ async def test_audit_finds_duplicates_and_evictions(tmp_path: Path) -> None:
     assert found.evicted["reject"] == [5, 4]
 
 
-def test_read_store_sorts_by_time_and_keeps_users_apart(tmp_path: Path) -> None:
+def test_read_store_sorts_by_time_and_keeps_users_apart(tmp_path):
     rows = [
         {"memory": "second", "created_at": "2026-01-01T09:00:00-08:00", "user_id": "ann"},
         {"memory": "first", "created_at": "2026-01-01T16:00:00Z", "user_id": "ann"},
@@ -232,9 +226,7 @@ def test_read_store_sorts_by_time_and_keeps_users_apart(tmp_path: Path) -> None:
     assert [entry.text for entry in read_store(path, ["user=ann"])] == ["first", "second"]
 
 
-def test_audit_reads_one_scope_of_a_saved_memory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_audit_reads_one_scope_of_a_saved_memory(tmp_path, capsys):
     tokenizer = WordTokenizer()
     policy = ScriptedPolicy(tokenizer, lambda prompt: "<create_memory>Ann sings</create_memory>")
     memory = Memory(policy, tokenizer=tokenizer, embedder="hashing")
@@ -250,7 +242,7 @@ def test_audit_reads_one_scope_of_a_saved_memory(
         audit_module.main([store, "--scope", "user=ann"])
 
 
-async def test_read_store_reads_sessions_and_traces(tmp_path: Path) -> None:
+async def test_read_store_reads_sessions_and_traces(tmp_path):
     session = Session(make_runner()[0].agent, "k")
     await session.memory.apply([Action("create", "bob hums"), Action("create", "ann sings")], 0)
     session.state().save(tmp_path / "s.jsonl")

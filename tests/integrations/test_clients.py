@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS)
-def test_client_works_as_released(client: str, server: Running) -> None:
+def test_client_works_as_released(client, server):
     script, package, command = FOLDER / client, CLIENTS[client], []
     options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300}
     for python in _names("CLIENTS_PYTHON") if script.suffix == ".py" else []:

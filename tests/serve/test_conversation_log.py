@@ -38,7 +38,7 @@ def commit(
     log.commit(name, [replace(event, embedder="words/4")], **more).result()
 
 
-def test_load_after_commit_returns_operations_and_vectors_exactly(log: ConversationLog) -> None:
+def test_load_after_commit_returns_operations_and_vectors_exactly(log):
     name = log.create("ann", {"goal": "x"}).id
     rows = np.array([[0.5, 0.25, 0, 0], [0.1, 0.2, 0.3, 0.4]], dtype=np.float32)
     cached = TextVectors("words/4", digests_of(["", "é\u2028☃"], "entry"), rows)
@@ -53,7 +53,7 @@ def test_load_after_commit_returns_operations_and_vectors_exactly(log: Conversat
     assert log.load(name, "ann", "others/4")[1].vectors is None
 
 
-def test_concurrent_commits_of_one_version_have_one_winner(log: ConversationLog) -> None:
+def test_concurrent_commits_of_one_version_have_one_winner(log):
     names = [log.create("ann", {}).id for _ in range(12)]
 
     def write(number: int) -> str:
@@ -68,7 +68,7 @@ def test_concurrent_commits_of_one_version_have_one_winner(log: ConversationLog)
     assert all(len(log.operations(name)) == 5 for name in names)
 
 
-def test_memory_at_and_fork_take_any_number_of_operations(log: ConversationLog) -> None:
+def test_memory_at_and_fork_take_any_number_of_operations(log):
     name = log.create("ann", {}).id
     commit(log, name, 1, OPERATIONS)
     more = [Operation(1, "delete", entry_id=1, before="")]
@@ -82,9 +82,7 @@ def test_memory_at_and_fork_take_any_number_of_operations(log: ConversationLog) 
             call(name, 7)
 
 
-def test_erase_leaves_no_byte_and_other_owners_see_nothing(
-    log: ConversationLog, tmp_path: Path
-) -> None:
+def test_erase_leaves_no_byte_and_other_owners_see_nothing(log, tmp_path):
     name = log.create("ann", {}).id
     commit(log, name, 1, [replace(OPERATIONS[0], after="the vault opens with 7151")])
     for call in (log.info, log.erase):
@@ -99,9 +97,7 @@ def test_erase_leaves_no_byte_and_other_owners_see_nothing(
     assert all(b"7151" not in path.read_bytes() for path in tmp_path.iterdir())
 
 
-def test_open_database_of_an_earlier_version_leaves_the_file(
-    log: ConversationLog, tmp_path: Path
-) -> None:
+def test_open_database_of_an_earlier_version_leaves_the_file(log, tmp_path):
     with log.engine.begin() as connection:
         schema_version.drop(connection)
     log.engine.dispose()

@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 from atommem.errors import OutageError, PromptTooLongError
 from atommem.serve import streaming
-from atommem.serve.conversations import Conversations
 from atommem.serve.items import text_item
 from atommem.serve.schema import Event, NotFoundError
 from atommem.serve.streaming import ChatForm
@@ -33,7 +31,7 @@ from tests.serve.servers import (
 
 
 @pytest.mark.slow
-def test_outage_while_reading_is_503_and_the_next_call_continues(tmp_path: Path) -> None:
+def test_outage_while_reading_is_503_and_the_next_call_continues(tmp_path):
     with gated(tmp_path / "log.db") as (gate, server, http), ThreadPoolExecutor(1) as threads:
         path, other_path = new_conversation(http, "one 1"), new_conversation(http)
         gate.error = OutageError("http://10.0.0.7 is gone")
@@ -58,7 +56,7 @@ def test_outage_while_reading_is_503_and_the_next_call_continues(tmp_path: Path)
         assert kinds[:5] == ["item", "step", "item", "ask", "step"]
 
 
-def test_item_beyond_the_context_is_stopped_and_later_items_are_read(tmp_path: Path) -> None:
+def test_item_beyond_the_context_is_stopped_and_later_items_are_read(tmp_path):
     with gated(tmp_path / "log.db") as (gate, server, http):
         path = new_conversation(http)
         gate.error = PromptTooLongError("The prompt has 9 tokens")
@@ -75,7 +73,7 @@ def test_item_beyond_the_context_is_stopped_and_later_items_are_read(tmp_path: P
         assert kinds == ["item", "stopped", "ask", "item", "step", *asked]
 
 
-def test_answer_without_box_is_marked_and_steps_show_prompts(tmp_path: Path) -> None:
+def test_answer_without_box_is_marked_and_steps_show_prompts(tmp_path):
     model = scripted(lambda prompt: "It is Rome.")
     with running(make_conversations(tmp_path / "log.db", model)) as server, server.http() as http:
         path = new_conversation(http, "Ann lives in Rome.")
@@ -95,7 +93,7 @@ def test_answer_without_box_is_marked_and_steps_show_prompts(tmp_path: Path) -> 
         assert "Where does Ann live?" in steps[1]["prompt"]
 
 
-def test_requests_beyond_the_bounds_are_429(tmp_path: Path) -> None:
+def test_requests_beyond_the_bounds_are_429(tmp_path):
     with gated(tmp_path / "log.db", active=1, max_requests=2) as (gate, server, http):
         paths = [new_conversation(http) for _ in range(3)]
         gate.shut()
@@ -113,7 +111,7 @@ def test_requests_beyond_the_bounds_are_429(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_shutdown_completes_requests_in_progress(tmp_path: Path) -> None:
+def test_shutdown_completes_requests_in_progress(tmp_path):
     with ThreadPoolExecutor(1) as threads:
         with gated(tmp_path / "log.db") as (gate, server, _):
             gate.shut()
@@ -124,7 +122,7 @@ def test_shutdown_completes_requests_in_progress(tmp_path: Path) -> None:
         assert answer.result().status_code == 200
 
 
-async def test_deleted_item_and_forgotten_source_are_not_read(conversations: Conversations) -> None:
+async def test_deleted_item_and_forgotten_source_are_not_read(conversations):
     name = conversations.log.create("local", {}).id
     texts = ("Ann lives in Rome.", "Bob lives in Oslo.", "Cid sings.")
     async with conversations.use(name, "local") as held:
@@ -136,9 +134,7 @@ async def test_deleted_item_and_forgotten_source_are_not_read(conversations: Con
     assert found == ["Bob lives in Oslo."]
 
 
-async def test_another_gateway_shows_nothing_forgotten_or_erased(
-    conversations: Conversations, tmp_path: Path
-) -> None:
+async def test_another_gateway_shows_nothing_forgotten_or_erased(conversations, tmp_path):
     other = make_conversations(tmp_path / "log.db")
     name = other.log.create("local", {}).id
 
@@ -158,8 +154,8 @@ async def test_another_gateway_shows_nothing_forgotten_or_erased(
 
 
 async def test_stream_that_nobody_reads_does_not_stop_the_work_and_a_silent_one_is_pinged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     ended = asyncio.Event()
 
     async def events(silent: bool) -> AsyncGenerator[Any, None]:

@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-from pathlib import Path
 
 import sqlalchemy as sa
 import yaml
@@ -20,13 +19,13 @@ def snippet(kind: str, server: Running) -> str:
     return re.sub("grpo|smollm2", "scripted", block)
 
 
-def test_python_snippet_runs(server: Running) -> None:
+def test_python_snippet_runs(server):
     lines = run_python(snippet("python", server), {}, PAGE).splitlines()
     # The scripted policy answers with the entry nearest to the question, the older of two.
     assert lines[0] == lines[-1] == "Ann lives in Rome."
 
 
-def test_curl_snippet_runs(server: Running, tmp_path: Path) -> None:
+def test_curl_snippet_runs(server, tmp_path):
     text = snippet("bash", server).replace("curl -s", "curl -sf")
     command = ["bash", "-euo", "pipefail", "-c", text]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -37,7 +36,7 @@ def test_curl_snippet_runs(server: Running, tmp_path: Path) -> None:
         assert comment in done.stdout
 
 
-def test_compose_file_parses_and_its_references_exist() -> None:
+def test_compose_file_parses_and_its_references_exist():
     text = (ROOT / "docs" / "compose.yaml").read_text()
     services = yaml.safe_load(re.sub(r"\$\{(\w+)(?::\?)?\}", r"/\1.test", text))["services"]
     assert set(services) == {"database", "policy", "gateway"}

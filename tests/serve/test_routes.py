@@ -3,15 +3,12 @@
 import base64
 import json
 import time
-from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from tests.serve.servers import (
-    Running,
     ask,
     entries,
     items,
@@ -25,7 +22,7 @@ from tests.serve.servers import (
 PARTS = ["Ann lives in Rome.", "Bob lives in Oslo.", "Cid sings."]
 
 
-def test_conversation_is_created_read_asked_listed_and_deleted(server: Running) -> None:
+def test_conversation_is_created_read_asked_listed_and_deleted(server):
     client = server.client()
     conversation = client.conversations.create(metadata={"goal": "Where does Ann live?"})
     new: Any = items(*PARTS[:2])["items"] + items(PARTS[2])["items"]
@@ -49,7 +46,7 @@ def test_conversation_is_created_read_asked_listed_and_deleted(server: Running) 
         client.responses.retrieve(answer.id)
 
 
-def test_streamed_response_has_a_summary_part_for_each_step(server: Running) -> None:
+def test_streamed_response_has_a_summary_part_for_each_step(server):
     client = server.client()
     conversation = client.conversations.create(**items("Ann lives in Rome.")).id
     with client.responses.stream(
@@ -70,7 +67,7 @@ def test_streamed_response_has_a_summary_part_for_each_step(server: Running) -> 
         type(event).model_validate(event.model_dump())  # the type of openai.types
 
 
-def test_chat_answers_at_once_and_in_a_stream(server: Running) -> None:
+def test_chat_answers_at_once_and_in_a_stream(server):
     create: Any = server.client().chat.completions.create
     history = [
         {"role": "system", "content": "Be brief."},
@@ -90,7 +87,7 @@ def test_chat_answers_at_once_and_in_a_stream(server: Running) -> None:
     assert any(getattr(chunk.choices[0].delta, "reasoning_content", None) for chunk in chunks)
 
 
-def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Client) -> None:
+def test_invalid_requests_raise_openai_errors(server, http):
     client = server.client()
     assert client.models.retrieve("scripted").id == "scripted"
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
@@ -120,7 +117,7 @@ def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Clien
         assert found.json()["error"]["message"] == "the body is not a JSON object."
 
 
-def test_owner_edits_and_deletes_entries(http: httpx.Client) -> None:
+def test_owner_edits_and_deletes_entries(http):
     path = new_conversation(http, *PARTS)
     new = {"text": "Bob lives in Bergen.", "reason": "he moved"}
     changed = http.post(f"{path}/entries/2", json=new).json()["data"]
@@ -142,7 +139,7 @@ def test_owner_edits_and_deletes_entries(http: httpx.Client) -> None:
     assert all(now - 60 < each["created_at"] <= now for each in (*log, *steps))
 
 
-def test_text_is_stored_as_it_is_and_goes_with_its_source(http: httpx.Client) -> None:
+def test_text_is_stored_as_it_is_and_goes_with_its_source(http):
     path = new_conversation(http, PARTS[0], name="letter")
     for text, body in ((PARTS[1], {"name": "letter"}), (PARTS[2], {}), ("x " * 999, {})):
         made = http.post(f"{path}/entries", json={"text": text, **body}).raise_for_status()
@@ -169,7 +166,7 @@ def test_text_is_stored_as_it_is_and_goes_with_its_source(http: httpx.Client) ->
     assert [item["content"][0]["text"] for item in songs] == ["Cid runs."]
 
 
-def test_full_memory_says_that_it_takes_no_text(tmp_path: Path) -> None:
+def test_full_memory_says_that_it_takes_no_text(tmp_path):
     model = scripted(capacity=1)
     with running(make_conversations(tmp_path / "log.db", model)) as server, server.http() as http:
         path = new_conversation(http, PARTS[0])
@@ -180,7 +177,7 @@ def test_full_memory_says_that_it_takes_no_text(tmp_path: Path) -> None:
         assert entries(http, path) == {1: PARTS[0]}
 
 
-def test_deleted_source_and_item_take_their_entries_along(http: httpx.Client) -> None:
+def test_deleted_source_and_item_take_their_entries_along(http):
     path = new_conversation(http, *PARTS[:2], name="https://bad.test/a?b=1")
     for name, left in (("Ann", {2: "Bob."}), ("Ann, Bob", {})):
         if left:
@@ -199,7 +196,7 @@ def test_deleted_source_and_item_take_their_entries_along(http: httpx.Client) ->
     assert entries(http, path, at=1) == {1: PARTS[0]}, "the log keeps it"
 
 
-def test_replaced_text_is_gone_and_recall_ranks_within_a_source(http: httpx.Client) -> None:
+def test_replaced_text_is_gone_and_recall_ranks_within_a_source(http):
     path = new_conversation(http)
     for number in range(8):
         new = items(f"pizza pizza u{number}", name=f"u{number}/food")
@@ -216,7 +213,7 @@ def test_replaced_text_is_gone_and_recall_ranks_within_a_source(http: httpx.Clie
     assert [item["content"][0]["text"] for item in listed] == ["I like pizza with olives."]
 
 
-def test_text_of_a_file_is_extracted_and_what_is_left_out_named(http: httpx.Client) -> None:
+def test_text_of_a_file_is_extracted_and_what_is_left_out_named(http):
     pytest.importorskip("markdownify")
     page = base64.b64encode(b"<html><p>Ann lives in Rome.</p><img src=x></html>").decode()
     answer = http.post("/v1/extract", json={"name": "a.html", "data": page})
@@ -226,7 +223,7 @@ def test_text_of_a_file_is_extracted_and_what_is_left_out_named(http: httpx.Clie
         assert (answer.status_code, message in answer.json()["error"]["message"]) == (400, True)
 
 
-def test_scope_lists_recalls_and_erases_what_belongs_to_it(http: httpx.Client) -> None:
+def test_scope_lists_recalls_and_erases_what_belongs_to_it(http):
     of_users = (("ann", "1", PARTS[0]), ("ann", "2", PARTS[2]), ("bob", "1", PARTS[1]))
     for user, session, text in of_users:
         new_conversation(http, text, user=user, session=session, **{"thème": "homes"})
@@ -269,7 +266,7 @@ def test_scope_lists_recalls_and_erases_what_belongs_to_it(http: httpx.Client) -
     assert [item["metadata"]["user"] for item in left] == ["bob"]
 
 
-def test_recalled_text_is_no_new_fact_and_cut_entries_are_named(tmp_path: Path) -> None:
+def test_recalled_text_is_no_new_fact_and_cut_entries_are_named(tmp_path):
     model = scripted(entry_tokens=6)
     with running(make_conversations(tmp_path / "log.db", model)) as server, server.http() as http:
         path = new_conversation(http, PARTS[0])

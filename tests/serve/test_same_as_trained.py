@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,9 +36,7 @@ def without_names(operations: Iterable[Operation]) -> list[Operation]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("shown", "chunking"), [("reading", "tokens"), ("answering", "documents")])
-async def test_training_evaluation_and_serving_give_the_same_tokens(
-    shown: str, chunking: str, tmp_path: Path
-) -> None:
+async def test_training_evaluation_and_serving_give_the_same_tokens(shown, chunking, tmp_path):
     tokenizer = WordTokenizer()
     world = {"chunking": chunking, "chunk_tokens": 30, "questions_shown": [shown]}
     environment = environment_config("longdoc", **world)

@@ -27,7 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("demo") / "grpo")
 
 
-def test_settings_that_change_the_prompt_are_refused(run: Path) -> None:
+def test_settings_that_change_the_prompt_are_refused(run):
     model = ServedModel.open(str(run), temperature=0.0, max_completion_length=4)
     assert (model.agent.sampling.max_completion_length, model.name) == (4, "grpo")
     with pytest.raises(ConfigError, match=r"retrieve_k=.*trained with .*Leave out --retrieve_k"):
@@ -44,14 +44,12 @@ def test_settings_that_change_the_prompt_are_refused(run: Path) -> None:
         ("--db sqlite://", "Give sqlite:///FILE"),
     ],
 )
-def test_serve_without_keys_places_or_a_file_is_refused(
-    flags: str, message: str, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_serve_without_keys_places_or_a_file_is_refused(flags, message, run, capsys):
     assert cli.main(["serve", "--policy", str(run), *flags.split()]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_serve_with_vllm_starts_answers_and_ends_on_sigterm(run: Path, tmp_path: Path) -> None:
+def test_serve_with_vllm_starts_answers_and_ends_on_sigterm(run, tmp_path):
     python = fake_vllm_python(tmp_path, text="<final_answer>\\boxed{Rome}</final_answer>")
     port, db = str(free_port()), f"sqlite:///{tmp_path / 'log.db'}"
     command = [sys.executable, "-m", "atommem.cli", "serve", "--policy", str(run), "--vllm"]

@@ -1,6 +1,5 @@
 """Hybrids of attention and DeltaNet layers (Qwen3.5): padded rows and sampling."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,9 +42,7 @@ def make_hybrid() -> Any:
 
 
 @pytest.mark.slow
-def test_text_model_of_a_vision_language_checkpoint_is_trained_and_evaluated(
-    tmp_path: Path,
-) -> None:
+def test_text_model_of_a_vision_language_checkpoint_is_trained_and_evaluated(tmp_path):
     """The names of an adapter's weights differ between the two, which peft only warns of."""
     size = {"hidden_size": 16, "num_heads": 2}
     vision = {**size, "depth": 1, "intermediate_size": 16, "out_hidden_size": 16}
@@ -64,7 +61,7 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.mark.slow
-def test_padded_rows_of_a_hybrid_equal_rows_one_by_one() -> None:
+def test_padded_rows_of_a_hybrid_equal_rows_one_by_one():
     model = make_hybrid()
     assert tree_obstacle(model) == "it has linear_attention layers"
     add_fused_lm_head(model)
@@ -85,7 +82,7 @@ def test_padded_rows_of_a_hybrid_equal_rows_one_by_one() -> None:
 
 
 @pytest.mark.slow
-def test_sampling_of_a_hybrid_is_the_same_in_a_batch_and_in_training() -> None:
+def test_sampling_of_a_hybrid_is_the_same_in_a_batch_and_in_training():
     model = make_hybrid()
 
     def sampled(*batch: list[int]) -> list[Row]:

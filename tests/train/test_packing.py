@@ -41,7 +41,7 @@ def sorted_rows(seed: int, count: int) -> list[Row]:
 
 
 @given(st.lists(st.lists(st.floats(0.1, 50), max_size=12), min_size=1, max_size=6))
-def test_balance_never_raises_the_largest_load(costs: list[list[float]]) -> None:
+def test_balance_never_raises_the_largest_load(costs):
     owners = balance(costs)
     loads = [0.0] * len(costs)
     for rank_costs, rank_owners in zip(costs, owners, strict=True):
@@ -52,7 +52,7 @@ def test_balance_never_raises_the_largest_load(costs: list[list[float]]) -> None
 
 @settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 9), st.integers(3, 40))
-def test_cut_of_sorted_rows_keeps_the_budget(seed: int, count: int, budget: int) -> None:
+def test_cut_of_sorted_rows_keeps_the_budget(seed, count, budget):
     rows = sorted_rows(seed, count)
     counts = cut([len(row) for row in rows], shared_prefixes(rows), 0.1, budget)
     assert sum(counts) == count
@@ -63,7 +63,7 @@ def test_cut_of_sorted_rows_keeps_the_budget(seed: int, count: int, budget: int)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 14))
-def test_pack_rows_has_the_path_of_every_row(seed: int, count: int) -> None:
+def test_pack_rows_has_the_path_of_every_row(seed, count):
     rows = sorted_rows(seed, count)
     packed = pack_rows(rows)
     ids, labels = (packed.inputs[name][0] for name in ("input_ids", "shift_labels"))
@@ -103,9 +103,7 @@ def dense(tree: Tree) -> torch.Tensor:
     ("dtype", "width", "tolerance"),
     [(torch.float32, 16, 1e-5), (torch.bfloat16, 16, 2e-2), (torch.float32, 8, 1e-5)],
 )
-def test_tree_attention_equals_the_dense_mask(
-    dtype: torch.dtype, width: int, tolerance: float
-) -> None:
+def test_tree_attention_equals_the_dense_mask(dtype, width, tolerance):
     """Values of latent attention (DeepSeek's) are narrower than queries."""
     # Two roots; the first has two branches of which one branches again.
     tree = Tree(((0, 5, 20), (5, 8, 14), (8, 10, 10), (10, 14, 14), (14, 20, 20), (20, 22, 22)))
@@ -148,9 +146,7 @@ class Flash:
         return torch.cat(out)
 
 
-def test_flash_attention_3_is_used_on_hopper_and_equals_tree_attention(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_flash_attention_3_is_used_on_hopper_and_equals_tree_attention(monkeypatch):
     gpu = torch.device("cuda")
     load_flash_attention.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
@@ -180,6 +176,6 @@ def assert_equals_tree_attention(attend: Any, kernel: Any) -> None:
 
 
 @pytest.mark.slow
-def test_flex_tree_attention_equals_tree_attention() -> None:
+def test_flex_tree_attention_equals_tree_attention():
     """Without gradients, which `flex_attention` lacks on CPU."""
     assert_equals_tree_attention(flex_tree_attention, flex_attention)

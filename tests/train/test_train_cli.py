@@ -42,20 +42,18 @@ REFUSED_VALUES = [
 
 
 @pytest.mark.parametrize(("stage", "flags", "message"), REFUSED_VALUES)
-def test_parse_value_that_cannot_be_honoured_is_refused(
-    stage: str, flags: str, message: str
-) -> None:
+def test_parse_value_that_cannot_be_honoured_is_refused(stage, flags, message):
     with pytest.raises(ConfigError, match=message):
         parse(stage, [*MINIMUM, *flags.split(" ")])
 
 
-def test_one_of_several_visible_gpus_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_several_visible_gpus_is_used(monkeypatch):
     """With more, transformers would wrap the model in `nn.DataParallel`, and TRL stop."""
     monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda _: 8))
     assert make_config("unused").n_gpu == 1
 
 
-def test_parse_flags_override_the_file_and_the_model_folder(tmp_path: Path) -> None:
+def test_parse_flags_override_the_file_and_the_model_folder(tmp_path):
     model, config = save_model(tmp_path), tmp_path / "config.yaml"
     config.write_text(f"retrieve_k: 3\nscratchpad_tokens: 9\nmodel_name_or_path: {model}\n")
     flags = f"--data x --use_cpu --config {config} --retrieve_k 5 --use_peft --lora_r 4"
@@ -67,9 +65,7 @@ def test_parse_flags_override_the_file_and_the_model_folder(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("flag", "shown"), [("--help", "[--resume]"), ("--help-all", "--top_k")])
-def test_help_names_what_can_be_given(
-    flag: str, shown: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_names_what_can_be_given(flag, shown, capsys):
     with pytest.raises(SystemExit):
         main(["grpo", flag])
     printed = capsys.readouterr().out
@@ -77,14 +73,14 @@ def test_help_names_what_can_be_given(
     assert "--learning_rate" in printed
 
 
-def test_shipped_adapter_is_trained_by_its_name() -> None:
+def test_shipped_adapter_is_trained_by_its_name():
     found = parse("grpo", [*MINIMUM, "--model_name_or_path", SHIPPED])
     assert (Path(str(found.model.model_name_or_path)) / "adapter_config.json").is_file()
     assert found.run.memory.templates == "plain"
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_adapter_is_trained_on_its_base_or_the_given_one(tmp_path: Path, given: bool) -> None:
+def test_adapter_is_trained_on_its_base_or_the_given_one(tmp_path, given):
     base, adapter = save_model(tmp_path), tmp_path / "adapter"
     model = AutoModelForCausalLM.from_pretrained(base)
     trained = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
@@ -98,7 +94,7 @@ def test_adapter_is_trained_on_its_base_or_the_given_one(tmp_path: Path, given: 
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_an_adapter_is_trained_without_its_dropout(tmp_path: Path, is_new: bool) -> None:
+def test_an_adapter_is_trained_without_its_dropout(tmp_path, is_new):
     """Nothing is sampled with it."""
     adapter, args = LoraConfig(lora_dropout=0.5, target_modules=["q_proj"]), make_config(tmp_path)
     model = make_model() if is_new else get_peft_model(make_model(), adapter)
@@ -119,7 +115,7 @@ def train(folder: Path, stage: str, flags: str) -> None:
 
 
 @pytest.mark.slow
-def test_train_grpo_then_sft_on_its_traces_then_grpo_resumed(tmp_path: Path) -> None:
+def test_train_grpo_then_sft_on_its_traces_then_grpo_resumed(tmp_path):
     first = "--model_name_or_path model --output_dir first --max_steps 2 --save_traces true"
     train(tmp_path, "grpo", first)
     assert len(list((tmp_path / "first" / "traces").rglob("*.jsonl"))) == 24
@@ -149,7 +145,7 @@ def double(task: Any, answers: list[str | None]) -> float:
 
 
 @pytest.mark.slow
-def test_make_trainer_with_tasks_and_a_reward_of_the_caller(tmp_path: Path) -> None:
+def test_make_trainer_with_tasks_and_a_reward_of_the_caller(tmp_path):
     settings = {"model_name_or_path": save_model(tmp_path), "output_dir": tmp_path / "out"}
     settings |= {"reward": double, "max_steps": 1, "report_to": "none", "use_cpu": True}
     settings |= {"per_device_train_batch_size": 12, "num_generations": 6}
@@ -167,7 +163,7 @@ def test_make_trainer_with_tasks_and_a_reward_of_the_caller(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_train_async_saves_the_model_and_traces_and_resumes(tmp_path: Path) -> None:
+def test_train_async_saves_the_model_and_traces_and_resumes(tmp_path):
     flags = "--model_name_or_path model --output_dir out --save_traces true --max_steps"
     train(tmp_path, "async", f"{flags} 1")
     train(tmp_path, "async", f"{flags} 1 --resume")
@@ -176,7 +172,7 @@ def test_train_async_saves_the_model_and_traces_and_resumes(tmp_path: Path) -> N
     assert len(list((tmp_path / "out" / "traces" / "step-1").iterdir())) == 12
 
 
-def test_wandb_run_of_a_resumed_run_is_continued(tmp_path: Path) -> None:
+def test_wandb_run_of_a_resumed_run_is_continued(tmp_path):
     def run_id(*flags: str) -> str:
         reports = ["--report_to", "wandb", "--output_dir", str(tmp_path / "out")]
         with mock.patch.dict(os.environ):
@@ -192,9 +188,7 @@ def test_wandb_run_of_a_resumed_run_is_continued(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @mock.patch.dict(os.environ, WANDB_MODE="disabled")
-def test_wandb_gets_settings_rates_and_episodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_gets_settings_rates_and_episodes(tmp_path, monkeypatch):
     logged: list[dict[str, Any]] = []
     monkeypatch.setattr(NoopRun, "log", lambda self, values, **options: logged.append(values))
     flags = "--model_name_or_path model --output_dir out --save_strategy no --max_steps 2"
@@ -212,7 +206,7 @@ def test_wandb_gets_settings_rates_and_episodes(
     assert table.data[0][COLUMNS.index("task")].startswith("task-")
 
 
-def test_plot_draws_several_runs(tmp_path: Path) -> None:
+def test_plot_draws_several_runs(tmp_path):
     entry = {"reward": 0.5, "store_size": 1.0, "actions/create": 0.3, "loss": 0.0}
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -83,7 +83,7 @@ def inherited(package: ModuleType) -> set[str]:
 
 
 @pytest.mark.slow
-def test_private_names_of_the_libraries_are_few() -> None:
+def test_private_names_of_the_libraries_are_few():
     train, whole = nodes(["train"]), nodes(ROOMS)
     seam = {*used_names(train), *defined_names(train)} & inherited(atommem.train)
     others = {*used_names(whole)} - {*defined_names(whole)}
