@@ -14,16 +14,11 @@ from atommem import AsyncMemory, Memory
 from atommem.config import SHIPPED, PolicyConfig
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError, DataError, OutageError
+from atommem.files import load_beside
 from atommem.policy.contract import Completion, Sampling
 from atommem.saved_memory import MEMORY_FILE
-from tests.fakes import (
-    ScriptedPolicy,
-    WordEmbedder,
-    WordTokenizer,
-    list_policy,
-    longdoc,
-    make_episode_runner,
-)
+from tests import fakes
+from tests.fakes import ScriptedPolicy, WordEmbedder, WordTokenizer, list_policy
 
 TEXT = "one two three four five six seven"
 ANSWERED = "<final_answer>\\boxed{six}</final_answer>"
@@ -77,20 +72,7 @@ async def test_reading_counts_what_limits_cut():
     assert whole.cut == 0 < cut.cut < cut.written == whole.written
 
 
-@pytest.mark.parametrize(
-    ("completion", "text", "note"),
-    [
-        (ANSWERED, "six", ""),
-        ("<think>Was it five?</think> It is six.", "It is six.", "without a box"),
-        ("<final_answer>six</final_answer>", "six", "without a box"),
-        ("<final_answer>\\boxed{six}", "six", "without a box"),
-        ("So \\boxed{six}, I think", "six", "without a box"),
-        ("<final_answer>\\boxed{\\text{a.m.} to 5]</final_answer>", "a.m. to 5", "without a box"),
-        ("\\boxed{ \\boxed{[1, 2]", "[1, 2]", "without a box"),
-        ("<create_memory>five</create_memory>", None, "no answer: the policy wrote '<create_mem"),
-        ("", None, "no answer: the policy wrote nothing (1 tokens, stop); 1 of 4 steps had an act"),
-    ],
-)
+@pytest.mark.parametrize(("completion", "text", "note"), load_beside(__file__, "api.yaml"))
 async def test_ask_takes_unboxed_answer_and_explains_none(completion, text, note):
     note_and_look = "<create_memory>a</create_memory><read_memory>a</read_memory>"
     replies = [note_and_look, "", "", *[completion] * 4]
@@ -117,7 +99,7 @@ async def test_answer_from_an_empty_memory_says_so(note):
 
 async def test_read_warns_after_three_chunks_without_action():
     memory = await make(list_policy(WordTokenizer(), ["", "", "", *["Dear me!"] * 3]))
-    await memory.read("one two three four five six seven")  # it chose to write nothing
+    await memory.read(TEXT)  # it chose to write nothing
     with pytest.warns(UserWarning, match="3 chunks in a row led to no action.*'Dear me!'"):
         await memory.read(TEXT)
 
@@ -136,10 +118,10 @@ async def test_memory_asks_policy_as_training_episode_does():
     read = "<read_memory>{}</read_memory>"
     replies = ["<create_memory>a</create_memory>", read.format("a"), "", read.format("b"), ANSWERED]
     trained, served = (list_policy(WordTokenizer(), replies) for _ in range(2))
-    runner = make_episode_runner(
+    runner = fakes.make_episode_runner(
         policy=trained,
         tokenizer=trained.tokenizer,
-        factory=longdoc(trained.tokenizer, chunking="tokens", chunk_tokens=3),
+        factory=fakes.longdoc(trained.tokenizer, chunking="tokens", chunk_tokens=3),
     )
     episode = await runner.run(Task("t", (Question("What?", ()),), context=TEXT))
     memory = await make(served)

@@ -9,6 +9,7 @@ import pytest
 
 from atommem.documents import extract, read_path
 from atommem.errors import DataError
+from atommem.files import load_beside
 
 pytest.importorskip("mammoth")
 FILES = Path(__file__).with_name("documents")
@@ -50,27 +51,11 @@ def test_html_keeps_visible_text_and_names_the_rest():
     assert left_out == ["pictures: 2", "iframe: 1"]
 
 
-@pytest.mark.parametrize(
-    ("declared", "encoding"),
-    [
-        ("gb2312", "gb18030"),
-        ("shift_jis", "cp932"),
-        ("hz-gb-2312", "hz"),
-        ("iso-8859-1", "cp1252"),
-        ("utf-16", "utf-8"),
-        ("utf-8", "utf-16"),
-        (None, "utf-8"),
-        (None, "cp1252"),
-    ],
-)
-def test_html_is_decoded_as_browsers_do(declared, encoding):
-    words = {"gb18030": "镕基", "hz": "中文", "cp932": "①髙", "cp1252": "“naïve” €"}.get(
-        encoding, "“naïve” 镕①"
-    )
+@pytest.mark.parametrize(("declared", "encoding", "words"), load_beside(__file__, "documents.yaml"))
+def test_html_is_decoded_as_browsers_do(declared, encoding, words):
     meta = f'<meta charset="{declared}">' if declared else ""
-    raw = f"<html><head><!--{'-' * 2000}-->{meta}</head><body><p>{words}</p></body></html>".encode(
-        encoding
-    )
+    page = f"<html><head><!--{'-' * 2000}-->{meta}</head><body><p>{words}</p></body></html>"
+    raw = page.encode(encoding)
     assert extract(raw, "x.html") == (words, [])
 
 

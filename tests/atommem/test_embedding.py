@@ -1,24 +1,32 @@
-"""Embedders: hashing, random, sentence-transformers, HTTP, the factory and the batcher."""
+"""Embedders: hashing, random, sentence-transformers, HTTP, the batcher; words of any language."""
 
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder, HashingEmbedder, MicroBatcher, TextKind, Vectors
 from atommem.embedding.models import HttpEmbedder, SentenceTransformerEmbedder
+from atommem.envs.scoring.metrics import score_question
+from atommem.envs.task import Question
 from atommem.errors import ConfigError, OutageError
+from atommem.files import load_beside
+from atommem.words import unify, words
 from tests.atommem.sessions import Embeds
 from tests.fake_chat import refusal
 from tests.loopback import make_checkpoint
 
+WORDS = load_beside(__file__, "words.yaml")
 TEXTS = ["The red fox", "a blue whale", "", "?!", "日本 東京", "ẞ and \ud800"]
 
 
@@ -163,3 +171,30 @@ async def test_micro_batcher_failed_call_fails_its_requests_and_no_other(error):
     failed, vectors = await asyncio.gather(*work, return_exceptions=True)
     assert type(failed) is type(error)
     np.testing.assert_array_equal(vectors, await expected("a"))
+
+
+# Words ---
+
+
+@pytest.mark.parametrize(("text", "expected"), WORDS["words"])
+def test_words_of_a_language(text, expected):
+    assert words(text) == expected.split(" ")
+
+
+@given(st.text("aZ09_ -'.,\n\té–“”€²½ßñ", max_size=30))  # noqa: RUF001
+def test_words_of_english_are_those_of_a_regular_expression(text):
+    assert words(text) == re.findall(r"\w+", text.casefold())
+    assert not text.isascii() or unify(text) == text
+
+
+@pytest.mark.parametrize("language", WORDS["translated"])
+async def test_translated_texts_are_found_and_scored_as_in_english(language):
+    texts, questions, golds = zip(*WORDS["translated"][language], strict=True)
+    embedder = HashingEmbedder(2048)
+    entries = await embedder.embed(texts, "entry")
+    nearest = (await embedder.embed(questions, "query") @ entries.T).argmax(axis=1)
+    assert nearest.tolist() == list(range(len(texts)))
+    end = {"chinese": "。", "japanese": "。", "english": "."}.get(language, "!")
+    for question, gold in zip(questions, golds, strict=True):
+        asked = Question(question, (gold,))
+        assert set(score_question(asked, f"“{gold}”{end}", "told").values()) == {1.0}
