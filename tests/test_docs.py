@@ -63,9 +63,7 @@ def test_flags_that_pages_name_exist(capsys):
             assert not own or named - {*re.findall(FLAG, " ".join(own))} == set(), path
 
 
-NAMES_AN_INDEX = re.compile(
-    r"pip install (?:-\S+ )*['\"]?atommem\b|`atommem\[|\bpypi\b", re.IGNORECASE
-)
+INDEX = re.compile(r"pip install (?:-\S+ )*['\"]?atommem\b|`atommem\[|\bpypi\b", re.IGNORECASE)
 
 
 def test_no_page_or_message_installs_atommem_from_an_index():
@@ -73,10 +71,8 @@ def test_no_page_or_message_installs_atommem_from_an_index():
     rooms = ("docs", "examples", "atommem", "envs", "train", "eval", "serve", "demo")
     files = [path for room in rooms for path in (ROOT / room).rglob("*.*")]
     texts = [path for path in files if path.suffix in (".md", ".ipynb", ".py")]
-    found = [
-        path for path in (ROOT / "README.md", *texts) if NAMES_AN_INDEX.search(path.read_text())
-    ]
-    assert found == []
+    files = (ROOT / "README.md", *texts)
+    assert [path for path in files if INDEX.search(path.read_text())] == []
 
 
 @pytest.mark.slow

@@ -119,9 +119,7 @@ async def test_http_embedder_normalises_and_keeps_order():
         (["\u200b\u200b", "a"], "a refused text has no vector", [np.inf, 1]),
     ],
 )
-def test_http_embedder_refused_text_is_halved_and_at_last_the_first_unit_vector(
-    texts, warning, numbers
-):
+def test_http_embedder_refused_text_is_halved_and_at_last_a_unit_vector(texts, warning, numbers):
     with pytest.warns(UserWarning, match=warning):
         vectors = embed(EmbeddingServer().embedder(), texts)
     with np.errstate(divide="ignore"):
@@ -146,9 +144,8 @@ async def test_micro_batcher_embeds_equal_texts_once():
     recorder = Embeds()
     batcher = MicroBatcher(recorder)
     batcher.batch_size = 4
-    vectors = await asyncio.gather(
-        *(batcher.embed(["same", "same", f"x{i % 2}"], "entry") for i in range(10))
-    )
+    requests = (["same", "same", f"x{i % 2}"] for i in range(10))
+    vectors = await asyncio.gather(*(batcher.embed(texts, "entry") for texts in requests))
     assert recorder.calls == [("entry", "same", "x0", "x1")]
     np.testing.assert_array_equal(vectors[3], await expected("same", "same", "x1"))
     vectors[3][:] = 7  # a result that is changed does not change the cache

@@ -96,7 +96,7 @@ async def test_step_failure_leaves_memory_unchanged_and_counts_tokens(failure, e
         (WRITE, "length", True, 1, True),
     ],
 )
-async def test_chat_reply_thoughts_are_not_actions(
+async def test_thoughts_of_a_chat_are_not_actions(
     text, finish_reason, thinking_apart, created, opens
 ):
     reply = Completion([], [], text, finish_reason, 1, 2, thinking_apart)

@@ -41,9 +41,7 @@ async def test_client_transient_failure_is_retried_then_an_outage(trouble):
     assert await server.client().post("/v1/x", {"a": 1}) == {"ok": True}
     assert {request.content for request in server.requests} == {b'{"a": 1}'}
     server = Server(*[trouble] * 9)
-    outage = pytest.raises(
-        OutageError, match=r"POST http://server/v1/x failed 4 times, last with ."
-    )
+    outage = pytest.raises(OutageError, match=r"POST http://server/v1/x failed 4 times, last .")
     with outage, pytest.warns(UserWarning, match=r"failed twice \(.+\): trying 2 times more"):
         await server.client().post("/v1/x", {})
     assert len(server.requests) == 4
@@ -74,11 +72,8 @@ async def test_client_retries_wait_exponentially_or_as_retry_after_asks(monkeypa
     monkeypatch.setattr(asyncio, "sleep", sleep)
     monkeypatch.setattr("random.uniform", lambda low, high: low)
     busy = [httpx.Response(429, headers={"retry-after": seconds}) for seconds in ("7", "9999")]
-    await (
-        Server(*[httpx.ConnectError("x")] * 3, *busy)
-        .client(retries=5, backoff=0.5)
-        .request("GET", "/v1/x")
-    )
+    server = Server(*[httpx.ConnectError("x")] * 3, *busy)
+    await server.client(retries=5, backoff=0.5).request("GET", "/v1/x")
     assert [call.args[0] for call in sleep.call_args_list] == [0.5, 1.0, 2.0, 7.0, 30.0]
 
 
@@ -97,7 +92,7 @@ ALLOWED = {"ATOMMEM_ALLOW_KEYS_OVER_HTTP": "1"}
         ("http://127.0.0.1.evil.org/", "judge", KEYS, ConfigError),
     ],
 )
-async def test_api_key_is_per_service_and_never_sent_over_plain_http(
+async def test_key_is_per_service_and_never_sent_over_plain_http(
     monkeypatch, url, service, given, header
 ):
     for name in {*KEYS, *ALLOWED, "OPENAI_API_KEY"}:

@@ -15,15 +15,7 @@ import psutil
 import pytest
 
 from atommem import cli
-from atommem.demo.recipe import (
-    BOUNDED,
-    FULL,
-    INJECTED,
-    WEB,
-    make_expert,
-    make_tasks,
-    world_words,
-)
+from atommem.demo.recipe import BOUNDED, FULL, INJECTED, WEB, make_expert, make_tasks, world_words
 from atommem.demo.run import load_settings
 from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
 from atommem.dialects import get_dialect

@@ -67,9 +67,8 @@ def test_2wiki_adds_aliases_and_demonyms(tmp_path):
 def test_musique_marks_gold_by_paragraph(tmp_path):
     twice = sample("musique")  # a repeated paragraph is gold if either copy is
     twice["paragraphs"].append({**twice["paragraphs"][0], "idx": 4, "is_supporting": True})
-    path = write_lines(
-        tmp_path / "x", [sample("musique"), sample("musique", answerable=False), twice]
-    )
+    listed = [sample("musique"), sample("musique", answerable=False), twice]
+    path = write_lines(tmp_path / "x", listed)
     rows = list(questions.BENCHMARKS["musique"].read(path))
     assert rows[0].question.answers == ("Port 0", "Harbour 0")
     assert rows[0].question.metadata == {"type": "2hop", "hops": 2}

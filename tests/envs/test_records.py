@@ -44,9 +44,8 @@ def test_unscored_episode_is_in_no_mean():
     task = TaskDescription("t")
     unknown = records.record_of(task, replace(episode(0.5), reward=None))
     record = records.record_of(task, episode(0.5, metrics={"success": 1.0, "calls": 7.0}))
-    summary = records.summarize(
-        [unknown, record, records.record_of(TaskDescription("u"), episode(1.0))]
-    )
+    other = records.record_of(TaskDescription("u"), episode(1.0))
+    summary = records.summarize([unknown, record, other])
     assert (summary["metric"], summary["metrics"]["reward"]["mean"]) == ("reward", 0.75)
     assert summary["means"]["calls"] == 7.0
     assert records.metric_names([record]) == ["reward", "success"], "calls are counts"

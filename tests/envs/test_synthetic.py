@@ -12,15 +12,9 @@ from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.environment import EnvironmentFactory
 from atommem.envs.longdoc.environment import MODES
+from atommem.envs.synthetic import world
 from atommem.envs.synthetic.expert import Expert, ExpertPolicy, Faults
-from atommem.envs.synthetic.world import (
-    PROSES,
-    RELATIONS,
-    WorldConfig,
-    generate,
-    get_prose,
-    make_task,
-)
+from atommem.envs.synthetic.world import PROSES, RELATIONS, WorldConfig, generate, get_prose
 from atommem.envs.task import Task
 from atommem.episode import Episode
 from atommem.memory.log import Outcome
@@ -57,7 +51,7 @@ def test_answer_follows_from_the_documents(prose, hops):
 def test_task_depends_on_config_seed_and_index_only():
     tasks = list(generate(WorldConfig(), 9, seed=3))
     assert list(generate(WorldConfig(), 5, seed=3)) == tasks[:5]
-    assert make_task(WorldConfig(), 4, 4).documents != tasks[4].documents
+    assert world.make_task(WorldConfig(), 4, 4).documents != tasks[4].documents
 
 
 def run_expert(

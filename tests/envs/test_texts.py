@@ -150,9 +150,8 @@ def test_ledger_answers_follow_from_the_text_and_a_reader_gives_them(split, coun
 
 def string_match_all(prediction: str, references: list[str]) -> float:
     """As in NVIDIA/RULER, scripts/eval/synthetic/constants.py (Apache-2.0), of one row."""
-    return sum(1.0 if r.lower() in prediction.lower() else 0.0 for r in references) / len(
-        references
-    )
+    found = sum(1.0 if r.lower() in prediction.lower() else 0.0 for r in references)
+    return found / len(references)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
-"""Reports: numbers, tests, tables, charts, the page, comparisons; and audits of stores."""
+"""Reports, comparisons, audits of stores; the same answers under several judges and golds."""
 
+import asyncio
 import json
 import re
 from dataclasses import replace
@@ -13,25 +14,24 @@ from atommem.actions import Action
 from atommem.api import Memory
 from atommem.cli import main
 from atommem.embedding.embedder import HashingEmbedder
+from atommem.envs.scoring.judge import JudgeConfig, LLMJudge
 from atommem.envs.scoring.records import summarize
 from atommem.envs.scoring.statistics import holm
 from atommem.errors import ConfigError, DataError
 from atommem.eval import audit as audit_module
+from atommem.eval import judging
 from atommem.eval.audit import audit, read_store
+from atommem.eval.reporting import results as reported
 from atommem.eval.reporting.page import headlines, make_charts, render_page
 from atommem.eval.reporting.report_cli import load_published, set_beside
-from atommem.eval.reporting.results import (
-    STAGES,
-    Evaluation,
-    best_rows,
-    make_results,
-    read_evaluation,
-)
+from atommem.eval.reporting.results import Evaluation, best_rows, make_results
 from atommem.eval.reporting.tables import make_tables
 from atommem.rollout import Session
+from atommem.servers.client import ServerClient
 from atommem.trace import read_trace
 from tests.envs.benchmark_rows import write_lines
 from tests.eval.toys import evaluated, made, make_runner, make_task, ones
+from tests.fake_chat import FakeChat, Reply
 from tests.fakes import ScriptedPolicy, WordTokenizer
 
 NAMES = "abcdefgh"
@@ -95,7 +95,7 @@ def test_lost_answers_are_counted_at_the_first_stage():
     given = evaluation.records
     records = tuple(replace(one, sums={**one.sums, "store_size": 1.0}) for one in given)
     (group,) = make_results([replace(evaluation, records=records)])["groups"]
-    assert group["lost"] == {stage: count for count, stage in enumerate(STAGES, 1)}
+    assert group["lost"] == {stage: count for count, stage in enumerate(reported.STAGES, 1)}
 
 
 def test_letters_of_charts_have_ten_pixels_on_a_telephone():
@@ -175,7 +175,7 @@ async def test_inspect_log_has_every_episode_and_our_own_scores(tmp_path, undraw
     (path,) = (out / "inspect").iterdir()
     log = json.loads(path.read_text())
     assert path.name.startswith(log["eval"]["created"][:10]), "Inspect finds logs by such names"
-    mean = summarize(read_evaluation(first).records)["metrics"]["em"]
+    mean = summarize(reported.read_evaluation(first).records)["metrics"]["em"]
     em = next(score for score in log["results"]["scores"] if score["name"] == "em")
     found = [em["metrics"][name]["value"] for name in ("mean", "ci_low", "ci_high")]
     assert (found, em["scored_samples"]) == ([mean[name] for name in ("mean", "low", "high")], 3)
@@ -250,3 +250,110 @@ async def test_read_store_reads_sessions_and_traces(tmp_path):
     await evaluated([make_task("a")], tmp_path)
     (path,) = (tmp_path / "traces").iterdir()
     assert [entry.text for entry in read_store(path)] == ["seen", "seen"]
+
+
+# The same answers under several judge prompts, and under corrected gold answers ---
+
+
+LETTERS = "abcdefghij"
+PROMPT = "Q {question}\nG {golds}\nA {answer}\nCORRECT or INCORRECT?"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> FakeChat:
+    """A judge that is as generous as its prompt asks it to be, and unreadable for one."""
+
+    def answer(body: dict[str, Any]) -> Reply:
+        prompt = body["messages"][0]["content"]
+        if prompt.startswith("Q "):
+            return "well"
+        return "CORRECT" if "same topic" in prompt else "INCORRECT"
+
+    chat = FakeChat(answer=answer)
+
+    def make_judge(config: JudgeConfig) -> LLMJudge:
+        limits: dict[str, Any] = {"timeout": 5, "retries": 1, "max_in_flight": 8}
+        client = ServerClient("http://j", service="judge", transport=chat.transport, **limits)
+        return LLMJudge(client, config)
+
+    monkeypatch.setattr(judging, "make_judge", make_judge)
+    return chat
+
+
+def evaluation(folder: Path, right: int, names: str = LETTERS) -> Path:
+    asyncio.run(evaluated([make_task(name) for name in names], folder, wrong=set(names[right:])))
+    return folder
+
+
+def judge(folder: Path, *words: str) -> int:
+    return main(["judge", str(folder), "--judge_url", "http://j", "--judge_model", "m", *words])
+
+
+def test_judge_table_flags_scores_that_depend_on_the_prompt(tmp_path, server, capsys):
+    folder = evaluation(tmp_path / "ours", 4)
+    labels, out = tmp_path / "labels.jsonl", tmp_path / "judged.json"
+    labels.write_text('{"id": "q0", "answer": "wrong", "right": false}\n')
+    (odd := tmp_path / "odd.txt").write_text(PROMPT)
+    prompts = ("--judge_prompt", "default", "mem0", str(odd))
+    assert judge(folder, *prompts, "--labels", str(labels), "--out", str(out)) == 0
+    numbers = json.loads(out.read_text())["numbers"]
+    scores = {prompt: found["mean"] for prompt, found in numbers["scores"]["ours"].items()}
+    assert scores == {"default": 0.4, "mem0": 1.0, str(odd): 0.4}
+    assert numbers["spread"]["ours"] == pytest.approx(0.6)
+    assert numbers["labels"]["default"] == {"agreement": 1.0, "n": 6, "wrong_accepted": 0.0}
+    assert numbers["labels"]["mem0"] == {"agreement": 0.0, "n": 6, "wrong_accepted": 1.0}
+    assert numbers["labels"][str(odd)] == {"agreement": 0.0, "n": 6, "wrong_accepted": 0.0}
+    assert "**60.0 points**" in capsys.readouterr().out
+
+
+def test_judge_prompt_without_readable_verdicts_is_left_out(tmp_path, server, capsys):
+    names = [f"t{number}" for number in range(30)]
+    tasks = [make_task(name, questions=2) for name in names]
+    asyncio.run(evaluated(tasks, tmp_path / "ours", wrong={*names}))
+    (odd := tmp_path / "odd.txt").write_text(PROMPT)
+    assert judge(tmp_path / "ours", "--judge_prompt", str(odd), "default") == 0
+    found = capsys.readouterr()
+    assert "odd.txt left out" in found.err
+    assert "default" in found.out
+    assert judge(tmp_path / "ours", "--judge_prompt", str(odd)) == 2
+
+
+def test_judge_that_dies_continues_where_it_stopped(tmp_path, server, capsys):
+    folder, out = evaluation(tmp_path / "ours", 0, LETTERS[:6]), tmp_path / "judged.json"
+    words = ("--judge_prompt", "default", "mem0", "--out", str(out))
+    answer = server._answer
+    server._answer = lambda body: 503 if len(server.bodies) > 8 else "INCORRECT"
+    assert judge(folder, *words) == 2
+    assert "the same command continues" in capsys.readouterr().err
+    kept = out.with_suffix(".verdicts.jsonl").read_text().count("[")
+    assert kept == 8
+    with out.with_suffix(".verdicts.jsonl").open("ab") as file:
+        file.write(b'["torn')
+    server.bodies.clear()
+    server._answer = answer
+    assert judge(folder, *words) == 0
+    assert len(server.bodies) == 12 - kept
+    assert json.loads(out.read_text())["numbers"]["scores"]["ours"]["default"]["mean"] == 0.0
+    server.bodies.clear()
+    assert judge(folder, *words) == 0
+    assert not server.bodies
+
+
+def test_corrections_add_scores_beside_the_official_ones(tmp_path, capsys):
+    folder = tmp_path / "ours"
+    tasks = [make_task("a", questions=4), make_task("b", questions=1)]
+    asyncio.run(evaluated(tasks, folder, wrong={"a"}))
+    corrections = tmp_path / "corrections.json"
+    corrections.write_text('{"q1": ["wrong", "false"], "q2": "drop", "gone": ["x"]}')
+    words = ["report", str(folder), "--output_dir", str(tmp_path / "report")]
+    assert main([*words, "--corrections", str(corrections)]) == 0
+    assert "1 ids are of no question" in capsys.readouterr().err
+    results = json.loads((tmp_path / "report" / "results.json").read_text())
+    scores = {line["metric"]: (line["mean"], line["n"]) for line in results["scores"]}
+    assert scores["em"] == (0.2, 5)
+    assert scores["em_corrected"] == (0.5, 4)
+    assert "| EM | EM corrected |" in (tmp_path / "report" / "tables.md").read_text()
+    for text, message in (('{"x": ["y"]}', "no question"), ('{"q1": []}', "length >= 1")):
+        corrections.write_text(text)
+        assert main([*words, "--corrections", str(corrections)]) == 2
+        assert message in capsys.readouterr().err

@@ -20,13 +20,7 @@ from atommem.episode import Episode
 from atommem.errors import DataError, OutageError
 from atommem.integrations.engine import EnginePolicy, Episodes, read_sampling, vllm_params
 from atommem.policy.contract import Sampling
-from atommem.train.objective.rows import (
-    EpisodeSize,
-    advantages_of_steps,
-    episode_rows,
-    group_advantages,
-    normalizer,
-)
+from atommem.train.objective import rows as objective
 from tests.fakes import WordTokenizer
 from tests.train.toys import WrittenRunner, make_episode
 
@@ -53,9 +47,11 @@ def own_weights(scale: Callable[[list[float]], float] = lambda rewards: 1.0) -> 
     for task_id in TASKS:
         rewards = REWARDS[task_id]
         divisor = scale([reward for reward in rewards if reward is not None])
-        advantages += [value / divisor for value in group_advantages(rewards, SAMPLES)]
-    rows = episode_rows(EPISODES, advantages_of_steps(advantages, EPISODES), "token", with_kl=True)
-    total = normalizer([EpisodeSize.of(episode) for episode in EPISODES], "token", 0)
+        advantages += [value / divisor for value in objective.group_advantages(rewards, SAMPLES)]
+    of_steps = objective.advantages_of_steps(advantages, EPISODES)
+    rows = objective.episode_rows(EPISODES, of_steps, "token", with_kl=True)
+    sizes = [objective.EpisodeSize.of(episode) for episode in EPISODES]
+    total = objective.normalizer(sizes, "token", 0)
     return {tuple(row.ids.tolist()): row.advantage * row.weight / total for row in rows}
 
 

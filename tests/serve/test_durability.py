@@ -18,17 +18,7 @@ from atommem.errors import OutageError
 from atommem.serve import conversation_log
 from tests.fakes import full_disk
 from tests.serve.kills import DATABASES, kill_under_load
-from tests.serve.servers import (
-    KEYS,
-    Running,
-    ask,
-    entries,
-    gated,
-    items,
-    make_conversations,
-    new_conversation,
-    running,
-)
+from tests.serve.servers import KEYS, Running, ask, entries, gated, items, new_conversation, opened
 
 
 @pytest.mark.slow
@@ -46,7 +36,7 @@ def test_two_gateways_under_load_write_once_and_lose_nothing_after_kill_9(kind):
 
 @pytest.mark.slow
 def test_full_disk_refuses_a_text_and_loses_none(tmp_path):
-    with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
+    with opened(tmp_path) as (_, http):
         path = new_conversation(http, "Ann lives in Rome.")
         with full_disk((tmp_path / "log.db-wal").stat().st_size):
             refused = http.post(f"{path}/items", json=items("Bob sings."))
@@ -58,7 +48,7 @@ def test_full_disk_refuses_a_text_and_loses_none(tmp_path):
 def test_key_belongs_to_one_request_of_one_owner_and_happens_once(tmp_path):
     once = {"Idempotency-Key": "8e03978e-40d5-43dd-bc93-6894a57f9324"}
     with (
-        running(make_conversations(tmp_path / "log.db"), KEYS) as server,
+        opened(tmp_path, keys=KEYS) as (server, _),
         server.http(KEYS["ann"]) as ann,
         server.http(KEYS["bob"]) as bob,
     ):
@@ -129,7 +119,7 @@ def test_request_that_is_sent_again_writes_once(tmp_path):
 
 
 def test_retry_whose_first_try_never_came_is_not_an_older_equal_request(tmp_path, monkeypatch):
-    with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
+    with opened(tmp_path) as (_, http):
         path, retry = new_conversation(http, "Ann lives in Rome."), {"X-Stainless-Retry-Count": "1"}
         body = {"conversation": path.rpartition("/")[2], "input": "Where does Ann live?"}
         http.post("/v1/responses", json=body).raise_for_status()
@@ -173,7 +163,7 @@ def test_copy_reads_what_is_unread_and_a_part_of_it_says_so(tmp_path):
 
 
 def test_last_response_of_a_branch_takes_its_memory_along(tmp_path):
-    with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
+    with opened(tmp_path) as (server, http):
         first = http.post("/v1/responses", json={"input": "I am Gus. Hi?"}).json()["id"]
         body = {"input": "Who am I?", "previous_response_id": first}
         others = [http.post("/v1/responses", json=body).json()["id"] for _ in range(3)]

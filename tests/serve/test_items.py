@@ -10,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from atommem.files import load_beside
 from atommem.serve.items import new_items, only_asks, text_item
 from tests.serve.servers import ask, entries, new_conversation, respond
 
+TABLES = load_beside(__file__, "items.yaml")
 FACT = {"role": "user", "content": "Ann lives in Rome."}
 QUESTION = {"role": "user", "content": "Where does Ann live?"}
 JSON = {"Content-Type": "application/json"}
@@ -110,19 +112,7 @@ def test_output_fed_back_and_previous_response_continue(server):
         create(model="scripted", input="Who?", previous_response_id=answer.id)
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"n": 2}, "n"),
-        ({"background": True}, "background"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text"),
-        ({"text": {"format": "json"}}, "text"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [{"type": "function", "name": "look"}]}, "tools"),
-        ({"inputs": "Who?"}, "inputs"),
-    ],
-)
+@pytest.mark.parametrize(("body", "param"), TABLES["refused"])
 def test_parameters_that_change_the_answer_are_refused_by_name(http, body, param):
     for route, name in (("responses", "input"), ("chat/completions", "messages")):
         found = http.post(f"/v1/{route}", json={name: [QUESTION], **body})
@@ -138,17 +128,8 @@ def test_parameters_that_change_the_answer_are_refused_by_name(http, body, param
 
 def test_items_that_cannot_be_read_are_refused_by_place(http):
     deep = json.loads("[" * 500 + "]" * 500)
-    for item, message in (
-        ({"role": "user", "content": [{"type": "blob"}]}, ".content[0]: parts of type 'blob'"),
-        ({"type": "dream"}, ": items of type 'dream'"),
-        ({"type": "function_call", "name": "f"}, ": call_id is missing"),
-        ({"role": "tutor", "content": "x"}, ".role: 'tutor' is not one of user"),
-        (7, ": not an object"),
-        ({"type": "reasoning", "score": float("nan")}, ": nan is not a finite number"),
-        ({"role": "assistant", "tool_calls": 5}, ": not of the form of an item"),
-        ({"role": "user", "content": [{"type": []}]}, ": not of the form of an item"),
-        ({"content": "x", "more": deep}, ": nested too deeply"),
-    ):
+    broken = [*TABLES["broken"], [{"content": "x", "more": deep}, ": nested too deeply"]]
+    for item, message in broken:
         content = json.dumps({"items": [FACT, item]})
         answer = http.post("/v1/conversations", content=content, headers=JSON)
         assert f"items[1]{message}" in answer.json()["error"]["message"]
@@ -237,24 +218,7 @@ def test_references_stand_for_their_items_on_every_route(http):
         assert answer[0]["text"] == "Bob sings."
 
 
-@pytest.mark.parametrize(
-    ("text", "is_bare"),
-    [
-        ("Where do I live?", True),
-        ("And in which town does Ann live?!", True),
-        ("Bob?", True),
-        ("Bob lives in Oslo?", False),
-        ("Where should I eat now that I live in Oslo?", False),
-        ("Can you remember my birthday is May 5?", False),
-        ("Do you know I'm vegetarian?", False),
-        ("Where is Bob (he moved to Oslo)?", False),
-        ("Wo esse ich, wenn ich in Rom wohne?", False),
-        ("What should I cook for my vegan daughter Lena?", False),
-        ("What does a boy who loves bees read?", False),
-        ("Is Ann's flight LH12 on time?", False),
-        ("What is my name?", True),
-    ],
-)
+@pytest.mark.parametrize(("text", "is_bare"), TABLES["questions"])
 def test_only_a_short_question_that_tells_nothing_is_not_read(text, is_bare):
     assert only_asks(text_item(text)) == is_bare
 

@@ -24,6 +24,7 @@ from tests.serve.servers import (
     items,
     make_conversations,
     new_conversation,
+    opened,
     running,
     scripted,
     until,
@@ -110,8 +111,7 @@ async def test_errors_are_messages_and_crashes_reveal_nothing(conversations, mon
 
 
 async def test_share_that_limits_cut_is_told_when_a_text_is_read(tmp_path):
-    server = make_conversations(tmp_path / "log.db", scripted(entry_tokens=6))
-    with running(server) as found, found.http() as http:
+    with opened(tmp_path, scripted(entry_tokens=6)) as (found, http):
         routes = f"{new_conversation(http)}/items", "/v1/conversations"
         read = [http.post(route, json=items(FACT)).raise_for_status().json() for route in routes]
         async with http_client(found) as client:
@@ -127,7 +127,7 @@ async def test_share_that_limits_cut_is_told_when_a_text_is_read(tmp_path):
 async def test_reply_says_what_was_written_and_if_a_goal_was_missing(goal, tmp_path):
     model = scripted(lambda prompt: "nothing to keep")
     model.trained = {"questions_shown": ["reading"]}
-    with running(make_conversations(tmp_path / "log.db", model)) as found, found.http() as http:
+    with opened(tmp_path, model) as (found, http):
         path = new_conversation(http, goal=goal)
         replies = [http.post(f"{path}/items", json=items(FACT)).raise_for_status().json()]
         async with http_client(found) as client:

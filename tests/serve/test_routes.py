@@ -1,23 +1,20 @@
-"""The API's routes: OpenAI's through OpenAI's client, and AtomMem's own."""
+"""The API's routes: OpenAI's through its client, and AtomMem's own; snippets of docs/serve.md."""
 
 import base64
 import json
+import re
+import subprocess
 import time
 from typing import Any
 
 import openai
 import pytest
+import sqlalchemy as sa
+import yaml
 
-from tests.serve.servers import (
-    ask,
-    entries,
-    items,
-    make_conversations,
-    new_conversation,
-    respond,
-    running,
-    scripted,
-)
+from atommem.serve import serve_cli
+from tests.pages import ADDRESS, ROOT, blocks, run_python
+from tests.serve.servers import ask, entries, items, new_conversation, opened, respond, scripted
 
 PARTS = ["Ann lives in Rome.", "Bob lives in Oslo.", "Cid sings."]
 
@@ -167,8 +164,7 @@ def test_text_is_stored_as_it_is_and_goes_with_its_source(http):
 
 
 def test_full_memory_says_that_it_takes_no_text(tmp_path):
-    model = scripted(capacity=1)
-    with running(make_conversations(tmp_path / "log.db", model)) as server, server.http() as http:
+    with opened(tmp_path, scripted(capacity=1)) as (_, http):
         path = new_conversation(http, PARTS[0])
         refused = http.post(f"{path}/entries", json={"text": PARTS[1]})
         assert refused.status_code == 400
@@ -248,16 +244,8 @@ def test_scope_lists_recalls_and_erases_what_belongs_to_it(http):
     one = {"query": "Oslo", "metadata": "thème=homes", "k": 1}
     best = http.get("/v1/recall", params=one).json()
     assert [entry["text"] for entry in best["data"]] == [PARTS[1]]
-    other = "user=ann&metadata=user%3Dbob"
-    for wrong in (
-        "",
-        "user=",
-        "user=ann&user=bob",
-        "usr=ann",
-        "metadata=%22=1",
-        "user=ann&sesion=1",
-        other,
-    ):
+    wrongs = "|user=|user=ann&user=bob|usr=ann|metadata=%22=1|user=ann&sesion=1"
+    for wrong in (*wrongs.split("|"), "user=ann&metadata=user%3Dbob"):
         assert http.delete(f"/v1/conversations?{wrong}").status_code == 400, wrong
     assert http.delete("/v1/conversations/x/sources/y?z=1").json()["error"]["param"] == "z"
     assert len(http.delete("/v1/conversations", params={"user": "ann"}).json()["ids"]) == 2
@@ -267,8 +255,7 @@ def test_scope_lists_recalls_and_erases_what_belongs_to_it(http):
 
 
 def test_recalled_text_is_no_new_fact_and_cut_entries_are_named(tmp_path):
-    model = scripted(entry_tokens=6)
-    with running(make_conversations(tmp_path / "log.db", model)) as server, server.http() as http:
+    with opened(tmp_path, scripted(entry_tokens=6)) as (_, http):
         path = new_conversation(http, PARTS[0])
         long = items("Bob lives in Oslo, in a house by the sea.")
         http.post(f"{path}/items", json=long).raise_for_status()
@@ -283,3 +270,44 @@ def test_recalled_text_is_no_new_fact_and_cut_entries_are_named(tmp_path):
         assert len(entries(http, other)) == 3, "a number is no mark of a list"
         answer = respond(http, path, "Bob?").json()
         assert {entry["id"]: entry["cut"] for entry in answer["memory"]} == {1: False, 2: True}
+
+
+# Snippets of docs/serve.md ---
+
+
+PAGE = "docs/serve.md"
+
+
+def snippet(kind: str, server: Any) -> str:
+    (block,) = (block for _, block in blocks(PAGE, kind) if f"http://{ADDRESS}" in block)
+    block = block.replace(f"http://{ADDRESS}", server.url)
+    return re.sub("grpo|smollm2", "scripted", block)
+
+
+def test_python_snippet_runs(server):
+    lines = run_python(snippet("python", server), {}, PAGE).splitlines()
+    # The scripted policy answers with the entry nearest to the question, the older of two.
+    assert lines[0] == lines[-1] == "Ann lives in Rome."
+
+
+def test_curl_snippet_runs(server, tmp_path):
+    text = snippet("bash", server).replace("curl -s", "curl -sf")
+    command = ["bash", "-euo", "pipefail", "-c", text]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert '"deleted":true' in done.stdout
+    for comment in ('"written":{"create":1,"update":0,"delete":0}', '"text":"Ann lives in Rome."'):
+        assert f"# {comment}" in text
+        assert comment in done.stdout
+
+
+def test_compose_file_parses_and_its_references_exist():
+    text = (ROOT / "docs" / "compose.yaml").read_text()
+    services = yaml.safe_load(re.sub(r"\$\{(\w+)(?::\?)?\}", r"/\1.test", text))["services"]
+    assert set(services) == {"database", "policy", "gateway"}
+    program, command, *flags = services["gateway"]["command"]
+    assert (program, command) == ("atommem", "serve")
+    arguments, _ = serve_cli._arguments(flags)
+    assert arguments.policy == ["http://policy:8000"]
+    assert f"gateway:{arguments.port}" in text
+    assert sa.make_url(services["gateway"]["environment"]["ATOMMEM_DATABASE"]).host == "database"

@@ -40,9 +40,7 @@ SHARED: dict[str, Any] = {"max_completion_length": 4, "max_grad_norm": 1.0}
 SHARED |= {"seed": 3, "max_steps": 3}
 
 
-def make_trainer(
-    model: Path, out: Path, runner: Any = None, **given: Any
-) -> AsyncMemoryGRPOTrainer:
+def make_trainer(model: Path, out: Path, runner: Any = None, **given: Any) -> Any:
     defaults = {"num_generations": 4, "token_budget": 64, "shuffle_dataset": False}
     arguments = {name: given.pop(name) for name in ("peft_config", "held_out") if name in given}
     args = AsyncTrainConfig(str(out), **{**BARE, **defaults, **SHARED, **given})

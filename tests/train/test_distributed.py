@@ -14,14 +14,7 @@ from safetensors.torch import load_file
 from atommem.errors import ConfigError
 from atommem.train.checkpoints import SHARDED_MODEL, list_checkpoints
 from atommem.train.resumable_trainer import keep_in_float32
-from tests.train.distributed_worker import (
-    CASES,
-    KINDS,
-    fsdp2_run,
-    fsdp2_update,
-    resume_adapter,
-    train_alike,
-)
+from tests.train import distributed_worker as worker
 from tests.train.harness import assert_equal_gradients, save_model, torchrun
 from tests.train.toys import make_model
 
@@ -35,11 +28,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     model = save_model(folder)
     torchrun("distributed_worker", "ddp", folder)
     ranks = [torch.load(folder / f"ddp-{rank}.pt", weights_only=False) for rank in (0, 1)]
-    everyone = [train_alike(folder / "one", model), *ranks]
+    everyone = [worker.train_alike(folder / "one", model), *ranks]
     return lambda case: [results[case] for results in everyone if case in results]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", worker.CASES)
 def test_two_ranks_equal_one_process(found, case):
     alone, first, second = found(case)
     assert first["jobs"] + second["jobs"] == alone["jobs"]
@@ -85,7 +78,7 @@ def test_rank_without_servers_ends_the_run_for_all(found):
 def test_adapter_resumes_on_two_one_and_two_ranks(tmp_path):
     """Both changes are between the two updates on a rollout."""
     torchrun("distributed_worker", "adapter", tmp_path)
-    resume_adapter(tmp_path / "one", tmp_path / "whole" / "checkpoint-1")
+    worker.resume_adapter(tmp_path / "one", tmp_path / "whole" / "checkpoint-1")
     torchrun("distributed_worker", "adapter", tmp_path)
     start = weights(tmp_path / "whole" / "checkpoint-1")
     end = weights(tmp_path / "whole")
@@ -132,9 +125,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", worker.KINDS)
 def test_fsdp2_update_equals_one_process(runs, kind):
-    alone = fsdp2_update(runs, kind)
+    alone = worker.fsdp2_update(runs, kind)
     ranks = [torch.load(runs / f"fsdp2-{rank}.pt", weights_only=False)[kind] for rank in (0, 1)]
     torch.testing.assert_close(ranks[0]["updated"], ranks[1]["updated"], atol=0, rtol=0)
     for found in ranks:  # rank 0 hands out the weights
@@ -174,4 +167,4 @@ def test_fsdp2_checkpoint_of_two_ranks_resumes_on_one(runs):
 
 def test_fsdp2_checkpoint_without_fsdp_is_refused(runs, tmp_path):
     with pytest.raises(ConfigError, match="cannot read each other's checkpoints"):
-        fsdp2_run(tmp_path, runs / "whole" / "checkpoint-2")
+        worker.fsdp2_run(tmp_path, runs / "whole" / "checkpoint-2")

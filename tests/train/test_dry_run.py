@@ -150,19 +150,14 @@ def test_engine_and_host_memory_equal_numbers_by_hand():
 
 
 DATA = TaskShape("test", 100, 30, 3, 1000, questions=2, question_tokens=10, reads=3)
-PROMPT = shapes.PromptShape(
-    reading=100, answering=80, memory=50, longest_memory=300, is_chunk_first=True
-)
+PROMPT = shapes.PromptShape(100, 80, memory=50, longest_memory=300, is_chunk_first=True)
 
 
-def workload(
-    prompt: shapes.PromptShape = PROMPT, share: bool = True, **changes: Any
-) -> shapes.Workload:
+def workload(prompt: Any = PROMPT, share: bool = True, **changes: Any) -> shapes.Workload:
     settings = {"per_device_train_batch_size": 8, "num_generations": 4, "token_budget": 5000}
     settings |= {"max_steps": -1, "num_train_epochs": 2, "max_completion_length": 200}
-    return shapes.estimate_workload(
-        SimpleNamespace(**{**settings, **changes}), 2, DATA, prompt, 20, share
-    )
+    args = SimpleNamespace(**{**settings, **changes})
+    return shapes.estimate_workload(args, 2, DATA, prompt, 20, share)
 
 
 def test_workload_of_groups_equals_numbers_by_hand():

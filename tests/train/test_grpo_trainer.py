@@ -3,6 +3,7 @@
 import asyncio
 import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,9 +170,8 @@ def test_update_without_variance_changes_nothing(tmp_path):
     """Neither a backward pass nor weight decay."""
     model = make_model()
     config = make_config(tmp_path, weight_decay=0.1, max_grad_norm=1.0)
-    trainer, recorder, _ = make_trainer(
-        model, config, lambda task, sample: random_episode(task, sample, 1.0)
-    )
+    write = partial(random_episode, reward=1.0)
+    trainer, recorder, _ = make_trainer(model, config, write)
     trainer.train()
     assert recorder.gradients == [{}]
     torch.testing.assert_close(model.state_dict(), make_model().state_dict(), atol=0, rtol=0)
@@ -302,9 +302,8 @@ async def test_run_groups_replaces_groups_without_variance():
 
 
 def test_task_order_has_each_task_once_per_epoch():
-    order, again = (
-        TaskOrder(tasks=12, groups_per_update=3, shuffle=True, seed=7) for _ in range(2)
-    )
+    settings = {"groups_per_update": 3, "shuffle": True, "seed": 7}
+    order, again = (TaskOrder(tasks=12, **settings) for _ in range(2))
     first, second = ([order.task(12 * epoch + i) for i in range(12)] for epoch in (0, 1))
     theirs = RepeatSampler(range(12), mini_repeat_count=1, batch_size=3, shuffle=True, seed=7)
     assert first == list(theirs)

@@ -115,9 +115,7 @@ def test_vectors_are_searched_alone_and_fused_with_words(tmp_path):
 
 
 @pytest.mark.slow
-def test_vector_index_above_the_flat_size_reaches_the_recall_and_covers_new_rows(
-    tmp_path, monkeypatch
-):
+def test_vector_index_above_the_flat_size_has_the_recall_and_covers_new_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(indexes, "FLAT_BELOW", 2000)
     rows = np.random.default_rng(0).standard_normal((6100, 16)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
@@ -149,10 +147,8 @@ def test_interrupted_addition_is_completed_by_the_next(tmp_path, monkeypatch):
 @pytest.mark.parametrize("size", [30_000, 60_000])
 def test_addition_on_a_full_disk_names_it_and_continues(tmp_path, size):
     pages = [Page(f"Town {n} was built by Ann in {n}. " * 9, f"Town {n}") for n in range(200)]
-    with (
-        full_disk(size),
-        pytest.raises((ConfigError, DataError, OSError), match="not a corpus that can"),
-    ):
+    errors = (ConfigError, DataError, OSError)
+    with full_disk(size), pytest.raises(errors, match="not a corpus that can"):
         build_corpus(pages, tmp_path, HASHING)
     with pytest.warns(UserWarning, match="was interrupted"):
         Corpus(tmp_path)

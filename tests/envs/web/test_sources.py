@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
 from atommem.environment import environment_config
 from atommem.envs.web import mcp_source
@@ -21,6 +20,7 @@ from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, ToolResult
 from atommem.episode import Episode, Observation, StopReason
 from atommem.errors import BudgetSpentError, ConfigError, DataError, OutageError
+from atommem.files import load_beside
 from tests.envs.web.browsing import ANSWER, ENGINE, MADE, call, play, serving, use
 from tests.fakes import command
 from tests.loopback import answering
@@ -296,34 +296,14 @@ def ask(tool: str, path: str, answer: Any, *texts: str, **settings: Any) -> tupl
         return use(make_sources([tool], config), *texts), asked
 
 
-ANN = {"title": "Ann  Gray", "link": "https://a.test/", "snippet": "Ann\nlives."}
-SERPER = [{"title": "Leak", "link": DENIED, "snippet": "the answer"}, ANN]
-SEARXNG = [{"title": "Ann Gray", "url": "https://a.test/", "content": "Ann lives."}]
-RETRIEVED = [
-    {"document": {"contents": "Leak\nthe answer", "url": DENIED}, "score": 9.0},
-    {"document": {"contents": '"Ann Gray"\nAnn lives.', "url": "https://a.test/"}},
-    {"contents": "no title", "title": None},
-]
-QUERY = "who is Ann"
-FOUND = "Ann Gray: https://a.test/ Ann lives."
-SEARCHES: list[tuple[str, str, Any, str, Any]] = [
-    ("serper", "POST /search", {"organic": SERPER}, FOUND, {"q": QUERY, "num": 2}),
-    ("searxng", "GET /search?q=who+is+Ann&format=json", {"results": SEARXNG}, FOUND, None),
-    (
-        "retrieve",
-        "POST /retrieve",
-        {"result": [RETRIEVED]},
-        f"{FOUND}\n-: no title",
-        {"queries": [QUERY], "topk": 2, "return_scores": True},
-    ),
-]
+CASES = load_beside(__file__, "providers.yaml")
 
 
-@pytest.mark.parametrize(("tool", "line", "answer", "text", "body"), SEARCHES)
+@pytest.mark.parametrize(("tool", "line", "answer", "text", "body"), CASES["searches"])
 def test_search_shows_allowed_results(tool, line, answer, text, body, monkeypatch):
     monkeypatch.setenv("ATOMMEM_SERPER_API_KEY", "my-key")
     path = line.split()[1].partition("?")[0]
-    (result,), asked = ask(tool, path, answer, QUERY, search_results=2)
+    (result,), asked = ask(tool, path, answer, "who is Ann", search_results=2)
     assert (result.text, result.links[0]) == (text, HIT)
     ((sent, headers, raw),) = asked
     assert (sent, json.loads(raw) if raw else None) == (line, body)
@@ -352,7 +332,6 @@ def test_access_reads_pages_and_refuses_denied_ones():
     assert [json.loads(body) for _, _, body in asked] == [{"urls": ["https://a.test/"]}]
 
 
-CASES = yaml.safe_load(Path(__file__).with_name("providers.yaml").read_text(encoding="utf-8"))
 LONG = ["jina", {"data": {"content": "x" * 2000}}, "an answer of more than 0.001 MB (502)", True]
 
 
@@ -366,7 +345,7 @@ def test_unusual_answer_is_read(tool, answer, text, is_error):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("tool", "status", "answer", "shown", "requests"), CASES["faults"])
-def test_provider_fault_is_an_outage_and_refused_query_an_observation(
+def test_provider_fault_is_an_outage_and_refusal_an_observation(
     tool, status, answer, shown, requests
 ):
     visit, search = call("visit", page="https://a.test/"), call("search", query="Ann")
