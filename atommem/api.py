@@ -241,10 +241,11 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
             session = self._session.fork()
         return await _answer(session, question)
 
-    async def edit(self, entry: Entry, text: str | None) -> tuple[Operation, ...]:
-        """Replace the text of an entry, as the user; None deletes the entry."""
+    async def edit(self, entry: Entry | int, text: str | None) -> tuple[Operation, ...]:
+        """Replace the text of an entry (or of its id), as the user; None deletes the entry."""
         async with self._lock:
-            return await self._session.memory.edit(entry.id, text, max(0, self.steps - 1))
+            number = entry if isinstance(entry, int) else entry.id
+            return await self._session.memory.edit(number, text, max(0, self.steps - 1))
 
     async def forget(self, source: str) -> tuple[Operation, ...]:
         """Delete everything that came from the text called `source`, or from one chunk of it.
@@ -271,10 +272,7 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
         return self._scopes[key]
 
     async def search(self, query: str, k: int | None = None, **scope: str) -> list[Found]:
-        """Return the entries for a query, best first, without calling the policy.
-
-        With ``user``, ``agent`` or ``session``, those of all scopes that match.
-        """
+        """Return the best entries for a query; with names, of all scopes that match them."""
         if not scope:
             return await self._session.memory.search(query, k)
         wanted, found = scope_key(scope), list[Found]()

@@ -105,3 +105,5 @@ def _run(args: argparse.Namespace, rank: str = "") -> None:
         check_out(args.output_dir)
     console = Console(highlight=False, quiet=not is_main)
     run_demo(recipe, args.output_dir, args.seed, console, started)
+    if args.quick:
+        console.print("--quick only checks that the parts run; its policy has learned nothing.")

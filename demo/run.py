@@ -129,8 +129,7 @@ def print_outcome(summary: Mapping[str, Any], console: Console) -> None:
     console.print(
         f"GRPO changed the answer on {summary['better'] + summary['worse']} of {summary['n']} "
         f"held-out tasks: {summary['better']} became right, {summary['worse']} wrong "
-        f"(sign-flip test p = {summary['p_value']:.1e}).",
-        soft_wrap=True,
+        f"(sign-flip test p = {summary['p_value']:.2g})."
     )
     if "followed_after" in summary:
         before, after = summary["followed_before"], summary["followed_after"]
@@ -320,7 +319,7 @@ class Demo:
     @contextmanager
     def _timed(self, name: str, title: str = "") -> Iterator[None]:
         if title:
-            self.console.print(f"\n[bold]{title}", soft_wrap=True)
+            self.console.print(f"\n[bold]{title}")
         started = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - started
@@ -363,8 +362,7 @@ def run_demo(
     metrics = {"grpo": read_metrics(out / "grpo" / METRICS_FILE)}
     plot = plot_training(metrics, out / PLOT_FILE, lines)
     write_json(out / SUMMARY_FILE, summary)
-    console.print()
-    console.print(results_table(found))
+    console.print("", results_table(found), sep="\n")
     print_outcome(summary, console)
     console.print(f"summary: {out / SUMMARY_FILE}; training: {plot}", soft_wrap=True)
     console.print(f"policies: {out / 'grpo'}, before GRPO {out / 'cold_start'}", soft_wrap=True)

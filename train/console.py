@@ -96,7 +96,7 @@ class ConsoleTable(TrainerCallback):
         idle = f"nothing left to do: {done} of {state.max_steps} updates; give a larger max_steps"
         report = idle if done == self._began[1] else signal_report(state.log_history)
         if state.is_world_process_zero and report:
-            self.console.print(report, soft_wrap=True)
+            self.console.print(report)
 
     def _print(self, line: str, style: str = "") -> None:
         wraps = not self.console.is_terminal

@@ -87,13 +87,21 @@ async def test_ask_takes_unboxed_answer_and_explains_none(completion, text, note
     assert memory.prompt(answer.steps[0]).startswith("[system]")
 
 
-@pytest.mark.parametrize("note", ["", "<update_scratchpad>It may be six.</update_scratchpad>"])
+@pytest.mark.parametrize(
+    "note",
+    [
+        "",
+        "<update_scratchpad>It may be six.</update_scratchpad>",
+        "<read_memory>six</read_memory>",
+    ],
+)
 async def test_answer_from_an_empty_memory_says_so(note):
     memory = await make(list_policy(WordTokenizer(), [note, "", "", ANSWERED]), max_reads=0)
     reading = await memory.read(TEXT)
     answer = await memory.ask("Which?")
-    assert (answer.text, bool(reading.written)) == ("six", bool(note))
-    found = "" if note else "no entry was shown: this is not from the memory"
+    kept = "scratchpad" in note
+    assert (answer.text, bool(reading.written)) == ("six", kept)
+    found = "" if kept else "no entry was shown: this is not from the memory"
     assert answer.note == found
 
 
@@ -149,7 +157,7 @@ async def test_user_edits_and_deletes_an_entry():
     first, second, _ = memory.entries()
     changed, *_ = await memory.edit(first, "1 2 3")
     assert (changed.actor, changed.before, changed.after) == ("user", first.text, "1 2 3")
-    await memory.edit(second, None)
+    await memory.edit(second.id, None)
     assert texts(memory) == ["1 2 3", "seven"]
     with pytest.raises(ConfigError, match="entry 2 does not exist in this memory"):
         await memory.edit(second, "again")

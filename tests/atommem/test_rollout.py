@@ -278,6 +278,7 @@ async def test_render_trace_shows_whole_and_cut_episodes(tmp_path):
     for clutter in ("None", "()", "',)", ":\n", ": \n", "->  "):
         assert clutter not in text, clutter
     assert "answers: " in text
+    assert text.count("reads_left") == 1, "two pieces of a prompt have this value"
     assert "\x1b" not in text  # escape sequences of a model do not reach the terminal
     assert text.count("y ") < 1000
     assert rendered(path, step=1).count("y") >= 3000

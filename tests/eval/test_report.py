@@ -108,6 +108,8 @@ def test_letters_of_charts_have_ten_pixels_on_a_telephone():
     for chart in charts.values():
         drawing = vl_convert.vegalite_to_svg(chart.to_dict())
         assert 13 * 368 / float(re.findall(r'<svg[^>]* width="([\d.]+)"', drawing)[0]) > 10
+        symbols = re.findall(r'role-legend-symbol.*?<path[^>]* d="([^"]+)"', drawing)
+        assert len(symbols) == len({*symbols}) == 2 * ("per task" in drawing)
 
 
 def test_page_escapes_data_and_loads_nothing():
@@ -233,9 +235,10 @@ def test_audit_reads_one_scope_of_a_saved_memory(tmp_path, capsys):
     for scope in ({"user": "ann"}, {"user": "ann", "session": "7"}, {"user": "bob"}):
         memory.scope(**scope).read("Ann sings.")
     store = str(memory.save(tmp_path / "memory"))
-    assert audit_module.main([store]) == 0
+    assert audit_module.main([store, "--capacity", "1"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("without the 3 scopes")
+    assert out.startswith("left out: the 3 scopes")
+    assert out.endswith("length evicts 0\n")
     assert audit_module.main([store, "--scope", "user=ann", "session=7"]) == 0
     assert "1 entries" in capsys.readouterr().out
     with pytest.raises(DataError, match="names 2 scopes"):
