@@ -165,10 +165,8 @@ class Contents:
                 new = operation.entry_id
                 if new is None or new <= self.newest_id:
                     raise _misfit(operation, f"its new id is {new}, after {self.newest_id}")
-                step = operation.step
-                self.entries[new] = _rewritten(
-                    Entry(new, "", created=step, updated=step), operation
-                )
+                blank = Entry(new, "", created=operation.step, updated=operation.step)
+                self.entries[new] = _rewritten(blank, operation)
                 self.newest_id = new
             case "update":
                 entry = self._addressed(operation)

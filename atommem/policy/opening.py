@@ -56,8 +56,7 @@ def model_folder(setting: str, name: str) -> str:
                 safe_open(weights, framework="np")
             except SafetensorError as error:
                 raise PolicyError(
-                    f"{setting}={name}: {weights.name} is cut off or damaged ({error}). Copy it "
-                    "again."
+                    f"{setting}={name}: {weights.name} is damaged ({error}). Copy it again."
                 ) from error
         return str(path)
     if path.exists():

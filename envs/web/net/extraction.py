@@ -178,7 +178,7 @@ def is_allowed_by_robots(rules: bytes, url: str, agent: str) -> bool:
 def _decode(body: bytes, charset: str | None, is_html: bool) -> str:
     from trafilatura.utils import detect_encoding
 
-    declared = decode_declared(body, charset, is_html)
+    declared = decode_declared(body, charset or "", is_html)
     if declared is not None:
         return declared[0]
     with suppress(UnicodeDecodeError):
