@@ -294,7 +294,7 @@ class PromptBuilder:
     def _make_frame(self, actions: Sequence[ActionSpec]) -> str:
         """Return the prompt around the user message, tools worded by the chat template if it can.
 
-        It can if it asks for calls in the dialect's tag and makes no control token of a tool's text.
+        It can if it asks for calls in the dialect's tag, and tools' texts become no control tokens.
         """
         ours = self.chat.render(self.chat.messages(_USER, self.system))
         if not (self._tools and self._templates.chat):

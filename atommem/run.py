@@ -98,6 +98,9 @@ def stored_settings(
     found = config.load_config(folder) if folder else {}
     refuse_code(str(folder), found, named)
     found |= changes or {}
+    if "max_tokens" in found:
+        fix = f"max_completion_length now. Rename it in {config.CONFIG_FILE}"
+        raise ConfigError(f"{folder}: its stored max_tokens is called {fix}.")
     name = environment or found.get("environment") or DEFAULT_ENVIRONMENT
     kinds = (MemoryConfig, EmbedderConfig, find_environment(name).config_class, Sampling)
     known = {field for kind in kinds for field in field_names(kind)} - {"affinity"}
