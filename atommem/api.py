@@ -19,7 +19,7 @@ from atommem.config import SHIPPED, shipped_policy
 from atommem.embedding.embedder import Embedder
 from atommem.episode import Observation, Step, written_and_cut
 from atommem.errors import ConfigError, DataError, TraceError
-from atommem.memory.log import Entry, Operation
+from atommem.memory.log import Entry, Found, Operation
 from atommem.policy.contract import Policy
 from atommem.process import wait_for
 from atommem.rollout import Session
@@ -30,7 +30,6 @@ from atommem.session_state import SessionState
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 Progress = Callable[[int, int], None]  # called with the number of chunks that were read, and of all
-Found = tuple[Entry, float]  # with its similarity
 _SILENT = 3  # chunks in a row with text but without an action, after which reading warns
 
 

@@ -37,15 +37,13 @@ class EvalConfig:
     output_dir: str = setting("", "Folder of records and traces; a partial run continues in it.")
     method: str = setting("atommem", f"Method that reads the task: {', '.join(METHODS)}.")
     context_tokens: int = setting(
-        32_768, "Longest prompt and completion together (full_context truncates to it)."
+        32_768, "Longest prompt with completion; full_context cuts to it."
     )
     max_calls: int = setting(40, "Calls of tools in an episode; then it must answer.")
     yarn_factor: float | None = setting(None, "YaRN factor of the server, stated in the result.")
     limit: int | None = setting(None, "Only this many tasks, the first ones.")
     num_generations: int = setting(1, "Episodes of each task.")
-    max_failed_fraction: float = setting(
-        0.05, "Exit with status 3 if more than this fraction of episodes failed or overflowed."
-    )
+    max_failed_fraction: float = setting(0.05, "Status 3 if a larger share failed or overflowed.")
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)

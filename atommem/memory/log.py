@@ -72,6 +72,9 @@ class Entry:
     details: Mapping[str, Any] | None = None  # further JSON values (records of an experience bank)
 
 
+Found = tuple[Entry, float]  # with its similarity
+
+
 @dataclass(frozen=True, slots=True)
 class Retrieved:
     """A retrieved entry under its handle: 1 is the best match.

@@ -18,6 +18,7 @@ from atommem.memory.log import (
     USER,
     Contents,
     Entry,
+    Found,
     MemoryView,
     Operation,
     Outcome,
@@ -160,9 +161,7 @@ class WorkingMemory:
             plan.add(READ, before=self._contents.query, **cause)
         return self._commit(plan, None if READ in written else self._query_vector)
 
-    async def search(
-        self, query: str, k: int | None = None, source: str = ""
-    ) -> list[tuple[Entry, float]]:
+    async def search(self, query: str, k: int | None = None, source: str = "") -> list[Found]:
         """Return the entries that a read of `query` would show, best first.
 
         `k` replaces ``retrieve_k``; of pieces whose name begins with `source`, if given.

@@ -130,9 +130,8 @@ class Recorder:
             value = None
         if isinstance(value, dict):
             return step, value
-        step.problems += (
-            actions.Problem(actions.ProblemReason.NOT_JSON, "json", 0, len(step.text)),
-        )
+        problem = actions.Problem(actions.ProblemReason.NOT_JSON, "json", 0, len(step.text))
+        step.problems += (problem,)
         return step, {}
 
     async def hold(self, texts: Sequence[str]) -> None:

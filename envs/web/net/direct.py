@@ -41,11 +41,11 @@ class Direct(ToolSource):
 
     backend = "direct"
 
-    def __init__(self, config: Any, *options: Any) -> None:
+    def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         super().__init__(config)
         if missing := [name for name in _PACKAGES if find_spec(name) is None]:
             raise ConfigError(f"tools=direct needs {', '.join(missing)}: pip install -e '.[web]'.")
-        self._guard = GuardedBackend(*options)
+        self._guard = GuardedBackend(*args, **options)
         self._tls = ssl.create_default_context()
         self._hosts = HostRules.of(config)
         self._extraction = extraction.Extraction(config.parse_seconds, config.parse_megabytes)
