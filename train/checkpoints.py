@@ -166,10 +166,10 @@ def checkpoint_to_resume(args: Any) -> str | None:
             problem = "it holds a model, which would be replaced. Give another output_dir."
             raise ConfigError(f"output_dir={args.output_dir}: {problem}")
         return None
-    if problem := find_damage(folder):
+    if damage := find_damage(folder):
         fix = "restore it, or move it away to start from the first update"
         if good := last_checkpoint(folder.parent):
             fix = f"--resume_from_checkpoint {good} continues from a complete one"
-        raise CheckpointError(f"{folder} is damaged: {problem}. Nothing was changed; {fix}.")
+        raise CheckpointError(f"{folder} is damaged: {damage}. Nothing was changed; {fix}.")
     check_same_run(folder, args)
     return str(folder)
