@@ -33,7 +33,8 @@ def check_reward(reward: str, source: str = GAIA_SOURCE) -> None:
         plugins.find("reward", reward)
         return
     if reward in ("f1", "sub_em", "oolong"):
-        raise ConfigError(f"reward={reward}: rewards who lists candidates. Give em or net_recall.")
+        problem = "pays for an answer that lists candidates. Give em, net_recall or judge."
+        raise ConfigError(f"reward={reward}: {problem}")
     check_choice("reward", reward, (*REWARDS, "MODULE:FUNCTION"))
     if reward == "gaia" and source != GAIA_SOURCE:
         raise ConfigError(f"reward=gaia: not a score of source {source!r}. Give em or judge.")

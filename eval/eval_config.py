@@ -43,7 +43,9 @@ class EvalConfig:
     yarn_factor: float | None = setting(None, "YaRN factor of the server, stated in the result.")
     limit: int | None = setting(None, "Only this many tasks, the first ones.")
     num_generations: int = setting(1, "Episodes of each task.")
-    max_failed_fraction: float = setting(0.05, "Status 3 if a larger share failed or overflowed.")
+    max_failed_fraction: float = setting(
+        0.05, "Exit with status 3 if more than this fraction of episodes failed or overflowed."
+    )
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)

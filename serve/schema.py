@@ -332,7 +332,7 @@ def open_database(url: str) -> sa.Engine:
             "postgresql://USER@HOST/NAME."
         ) from error
     if found != VERSION:
-        problem = f"its tables have version {found}, not {VERSION}. Give a new database."
+        problem = f"its tables have version {found}, AtomMem needs {VERSION}. Give a new database."
         raise ConfigError(f"db={url}: {problem}")
     return engine
 

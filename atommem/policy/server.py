@@ -171,7 +171,8 @@ class ChatPolicy(RemotePolicy):
                 return Completion([], [], "", "content_filter")
             raise self._policy_error(error, "a prompt") from error
         if reply.finish_reason == "error":
-            raise OutageError(f"{self._client.base_url} sent no completion: {reply.text[:200]!r}.")
+            problem = f"returned no chat completion: {reply.text[:200]!r}."
+            raise OutageError(f"{self._client.base_url} {problem}")
         counts, apart = (reply.prompt_tokens, reply.completion_tokens), bool(reply.reasoning)
         return Completion([], [], reply.text, reply.finish_reason, *counts, thinking_apart=apart)
 

@@ -195,7 +195,8 @@ class ServerPool:
             return
         urls = ", ".join(server.url for server in self.servers)
         if self._restricted:
-            raise OutageError(f"No server ({urls}) has the current weights; an update sends them.")
+            problem = "has the current weights; the next update sends them."
+            raise OutageError(f"No server ({urls}) {problem}")
         try:
             async with asyncio.timeout(self.patience):
                 while not self.serving:

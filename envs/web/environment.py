@@ -39,7 +39,7 @@ class WebConfig(QAConfig):
 
     search_url: str | None = setting(None, "Server of the tools searxng, retrieve, serper.")
     reader_url: str | None = setting(
-        None, "Server of access (else search_url), jina (else Jina's)."
+        None, "Server of the tools access (unset: search_url) and jina (unset: Jina's own)."
     )
     tool_retries: int = setting(3, "Retries of a request to a search engine or reader.")
     tool_requests: int = setting(32, "Requests in flight at a search engine or reader.")
@@ -65,9 +65,13 @@ class WebConfig(QAConfig):
         "direct, jina, access (reader_url); mcp (mcp_servers); or package.module:name of a typed "
         "function or a ToolSource. Several with spaces.",
     )
-    mcp_servers: list[str] = setting([], "URLs or commands of MCP servers; ${NAME} is a variable.")
+    mcp_servers: list[str] = setting(
+        [], "URLs or command lines of MCP servers (tools: mcp); ${NAME} is an environment variable."
+    )
     corpus: str | None = setting(None, "Folder of the corpus (tools: corpus).")
-    corpus_search: str | None = setting(None, "lexical, dense or hybrid (if it has vectors).")
+    corpus_search: str | None = setting(
+        None, "lexical, dense or hybrid; unset: hybrid if the corpus has vectors."
+    )
     corpus_embedder: str | None = setting(None, "Where the corpus's embedder is, if elsewhere now.")
     tool_seconds: float = setting(120.0, "Longest call, seconds.")
     calls: str = setting(
@@ -77,7 +81,7 @@ class WebConfig(QAConfig):
     )
     max_calls: int = setting(40, "Calls of an episode; then it must answer.")
     search_results: int = setting(5, "Pages that a search shows.")
-    max_reads: int = setting(0, "If several questions are asked: steps before one must answer.")
+    max_reads: int = setting(0, "With several questions: steps before one must be answered.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
