@@ -223,8 +223,7 @@ def test_words_that_open_no_thought_stay():
 # Families end to end: prompt, parse, cold start, replay and a scripted evaluation ---
 
 # The chat templates are those that TRL ships. Real tokenizers are used where `scripts/zoo.py` has
-# downloaded them, otherwise a small one with the template's special tokens ---
-
+# downloaded them, otherwise a small one with the template's special tokens.
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 FOLDED = {"gemma": "before the user's text"}

@@ -31,7 +31,6 @@ from atommem.trace import read_trace
 from tests.loopback import serving
 
 ROOT = Path(__file__).parents[2]
-RECIPE = "train/qwen3_0.6b_lora_1gpu"
 HEAVY = {"torch", "transformers", "trl", "vllm", "datasets", "peft", "accelerate"}
 ROOMS = {"envs", "train", "eval", "serve", "demo", "integrations"}
 

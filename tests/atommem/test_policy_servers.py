@@ -116,11 +116,10 @@ async def test_chat_policy_unsupported_parameters_are_dropped_with_a_warning():
 AT_ONE = Sampling(temperature=1.0, max_completion_length=4)
 AT_HALF = Sampling(temperature=0.5, max_completion_length=4)
 V1, V2 = Adapter("v1", "/adapters/v1"), Adapter("v2", "/adapters/v2")
-Pools = Callable[..., ServerPool]
 
 
 @pytest.fixture
-async def pools() -> AsyncIterator[Pools]:
+async def pools() -> AsyncIterator[Callable[..., ServerPool]]:
     made: list[ServerPool] = []
 
     def make(cluster: Cluster, **settings: Any) -> ServerPool:
@@ -283,11 +282,8 @@ class FakeEngine:
         return outputs
 
 
-Colocated = tuple[VllmEnginePolicy, FakeEngine]
-
-
 @pytest.fixture
-def colocated(monkeypatch: pytest.MonkeyPatch) -> Colocated:
+def colocated(monkeypatch: pytest.MonkeyPatch) -> tuple[VllmEnginePolicy, FakeEngine]:
     """A policy and its engine, beside what stands where vLLM's two classes would."""
     for name, attribute in (("vllm", "SamplingParams"), ("vllm.lora.request", "LoRARequest")):
         module = ModuleType(name)

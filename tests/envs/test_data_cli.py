@@ -66,7 +66,6 @@ def test_load_of_another_file_raises_with_row_and_field(tmp_path, rows, message)
 
 main = command("data")
 BUILD = ["build", "--benchmark", "hotpotqa", "--split", "train"]
-Capture = pytest.CaptureFixture[str]
 
 
 def qa_row(number: int) -> QARow:

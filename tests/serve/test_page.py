@@ -51,7 +51,7 @@ def test_example_is_read_and_answered_in_one_click(page):
     assert page.evaluate("document.documentElement.scrollWidth") == 400
 
 
-def test_dropped_file_is_read_and_titles_its_conversation(page, tmp_path):
+def test_dropped_file_is_read_and_titles_its_conversation(page):
     page.evaluate(
         """() => {
           const data = new DataTransfer();
@@ -68,7 +68,7 @@ def test_dropped_file_is_read_and_titles_its_conversation(page, tmp_path):
     page.wait_for_selector("#conversations button[aria-current=true]:has-text('lives in Rome')")
 
 
-def test_error_is_shown_at_its_form(page, server):
+def test_error_is_shown_at_its_form(page):
     page.fill("#read textarea", "Bob sings.")
     page.route("**/items", lambda route: route.fulfill(status=503, body="{}"))
     page.click("#read button")

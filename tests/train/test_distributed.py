@@ -19,11 +19,10 @@ from tests.train.harness import assert_equal_gradients, save_model, torchrun
 from tests.train.toys import make_model
 
 pytestmark = pytest.mark.slow
-Found = Callable[[str], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("distributed")
     model = save_model(folder)
     torchrun("distributed_worker", "ddp", folder)
