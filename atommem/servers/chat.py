@@ -1,11 +1,10 @@
 """Client of OpenAI's ``/v1/chat/completions``, for the chat policy and the judge."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from atommem.chat_format import Message
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.text_safety import clean
 
@@ -42,7 +41,9 @@ class ChatClient:
         self._dropped: set[str] = set()
         self.folds_system = False
 
-    async def ask(self, model: str, messages: Sequence[Message], **settings: Any) -> ChatReply:
+    async def ask(
+        self, model: str, messages: Sequence[Mapping[str, str]], **settings: Any
+    ) -> ChatReply:
         """Return one reply to `messages`; raises as `ServerClient.request` does.
 
         `settings` are ``max_tokens``, ``temperature``, ``top_p``, ``top_k`` and ``seed``. Hosted
@@ -70,7 +71,7 @@ class ChatClient:
                     warnings.warn(f"{self.client.base_url} {problem}: {error}", stacklevel=2)
 
 
-def fold_system(messages: Sequence[Message]) -> list[Message]:
+def fold_system(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """Return the messages with the system message's text before that of the first user's."""
     if len(messages) < 2 or messages[0]["role"] != "system":
         return list(messages)
