@@ -19,7 +19,7 @@ from atommem.config import SHIPPED, shipped_policy
 from atommem.embedding.embedder import Embedder
 from atommem.episode import Observation, Step, written_and_cut
 from atommem.errors import ConfigError, DataError, TraceError
-from atommem.memory.log import Entry, Operation
+from atommem.memory.log import Entry, Found, Operation
 from atommem.policy.contract import Policy
 from atommem.process import wait_for
 from atommem.rollout import Session
@@ -30,17 +30,14 @@ from atommem.session_state import SessionState
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 Progress = Callable[[int, int], None]  # called with the number of chunks that were read, and of all
-Found = tuple[Entry, float]  # with its similarity
 _SILENT = 3  # chunks in a row with text but without an action, after which reading warns
 
 
 class _Contents:
     """The members of both kinds of memory that do not wait."""
 
-    def __init__(
-        self, runtime: Runtime, session: Session, readings: Iterable[Reading] = ()
-    ) -> None:
-        self._runtime, self._session, self._readings = runtime, session, list(readings)
+    def __init__(self, runtime: Runtime, session: Session, read: Iterable[Reading] = ()) -> None:
+        self._runtime, self._session, self._readings = runtime, session, list(read)
         self._lock = asyncio.Lock()
         self._scopes: dict[tuple[str, ...], Any] = {}  # by the names of `SCOPE`
 
@@ -229,8 +226,7 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
     async def ask(self, question: str, *, keep: bool = True) -> Answer:
         """Ask a question; the policy may look up several things before it answers (``max_reads``).
 
-        Without `keep`, a fork answers and this memory stays as it is; several questions can then be
-        asked at the same time.
+        Without `keep`, a fork answers: this memory stays as it is, and questions can be concurrent.
         """
         if not question.strip():
             raise ConfigError(f"question={question!r}: nothing to ask. Give a text.")

@@ -194,9 +194,8 @@ def _file_of(folder: Path, scope: Sequence[str]) -> Path:
     found = [path for path, names in scopes.items() if {*scope} <= {*names}]
     if len(found) != 1:
         known = "; ".join(" ".join(scopes[path]) for path in found or scopes)
-        raise DataError(
-            f"scope={' '.join(scope)}: names {len(found)} scopes of {folder}. Give one: {known}."
-        )
+        problem = f"names {len(found)} scopes of {folder}. Give one: {known}."
+        raise DataError(f"scope={' '.join(scope)}: {problem}")
     return found[0]
 
 

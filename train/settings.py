@@ -150,9 +150,8 @@ def read_settings(
         of = stage_of(recipe)
         if of in (None, stage):
             raise
-        raise ConfigError(
-            f"config={recipe}: for atommem train {of}, not {stage}. {error}"
-        ) from error
+        problem = f"config={recipe}: for atommem train {of}, not {stage}. {error}"
+        raise ConfigError(problem) from error
 
 
 def stage_of(recipe: str | None) -> str | None:
