@@ -1,8 +1,4 @@
-"""Actions of a policy: their descriptions, and the results of parsing one completion.
-
-Memory brings its actions (`MEMORY_ACTIONS`), every environment its own. An `ActionSpec` describes
-an action to the parser, prompts, statistics and traces.
-"""
+"""Actions of a policy, the memory's and any environment's, and what parsing a completion gives."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,10 +25,7 @@ class Body(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
-    """One action that can be written.
-
-    One with `ARGUMENTS` and without a tag is a tool, written as a call by its name.
-    """
+    """An action that can be written, as parser, prompts, statistics and traces know it."""
 
     name: str
     body: Body
@@ -43,7 +36,7 @@ class ActionSpec:
 
     @property
     def is_tool(self) -> bool:
-        """Whether it is written as a call by name."""
+        """Whether it is a tool, written as a call by its name."""
         return self.body is Body.ARGUMENTS and self.tag is None
 
 

@@ -19,7 +19,7 @@ from atommem.config import SHIPPED, shipped_policy
 from atommem.embedding.embedder import Embedder
 from atommem.episode import Observation, Step, written_and_cut
 from atommem.errors import ConfigError, DataError, TraceError
-from atommem.memory.log import Entry, Operation
+from atommem.memory.log import Entry, Found, Operation
 from atommem.policy.contract import Policy
 from atommem.process import wait_for
 from atommem.rollout import Session
@@ -30,17 +30,14 @@ from atommem.session_state import SessionState
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 Progress = Callable[[int, int], None]  # called with the number of chunks that were read, and of all
-Found = tuple[Entry, float]  # with its similarity
 _SILENT = 3  # chunks in a row with text but without an action, after which reading warns
 
 
 class _Contents:
     """The members of both kinds of memory that do not wait."""
 
-    def __init__(
-        self, runtime: Runtime, session: Session, readings: Iterable[Reading] = ()
-    ) -> None:
-        self._runtime, self._session, self._readings = runtime, session, list(readings)
+    def __init__(self, runtime: Runtime, session: Session, read: Iterable[Reading] = ()) -> None:
+        self._runtime, self._session, self._readings = runtime, session, list(read)
         self._lock = asyncio.Lock()
         self._scopes: dict[tuple[str, ...], Any] = {}  # by the names of `SCOPE`
 
@@ -229,8 +226,7 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
     async def ask(self, question: str, *, keep: bool = True) -> Answer:
         """Ask a question; the policy may look up several things before it answers (``max_reads``).
 
-        Without `keep`, a fork answers and this memory stays as it is; several questions can then be
-        asked at the same time.
+        Without `keep`, a fork answers: this memory stays as it is, and questions can be concurrent.
         """
         if not question.strip():
             raise ConfigError(f"question={question!r}: nothing to ask. Give a text.")
@@ -241,10 +237,11 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
             session = self._session.fork()
         return await _answer(session, question)
 
-    async def edit(self, entry: Entry, text: str | None) -> tuple[Operation, ...]:
-        """Replace the text of an entry, as the user; None deletes the entry."""
+    async def edit(self, entry: Entry | int, text: str | None) -> tuple[Operation, ...]:
+        """Replace the text of an entry (or of its id), as the user; None deletes the entry."""
         async with self._lock:
-            return await self._session.memory.edit(entry.id, text, max(0, self.steps - 1))
+            number = entry if isinstance(entry, int) else entry.id
+            return await self._session.memory.edit(number, text, max(0, self.steps - 1))
 
     async def forget(self, source: str) -> tuple[Operation, ...]:
         """Delete everything that came from the text called `source`, or from one chunk of it.
@@ -271,10 +268,7 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
         return self._scopes[key]
 
     async def search(self, query: str, k: int | None = None, **scope: str) -> list[Found]:
-        """Return the entries for a query, best first, without calling the policy.
-
-        With ``user``, ``agent`` or ``session``, those of all scopes that match.
-        """
+        """Return the best entries for a query; with names, of all scopes that match them."""
         if not scope:
             return await self._session.memory.search(query, k)
         wanted, found = scope_key(scope), list[Found]()

@@ -303,10 +303,8 @@ def run_command(prog: str, commands: Mapping[str, Command], argv: Sequence[str])
         print(f"usage: {prog} COMMAND ...\n\ncommands:", *lines, sep="\n")
         return 0 if name else 2
     if name not in commands:
-        known = ", ".join(commands)
-        raise ConfigError(
-            f"{shorten(name)}: not a command{suggest(name, commands)}. Give one of {known}."
-        )
+        hint = f"{suggest(name, commands)}. Give one of {', '.join(commands)}."
+        raise ConfigError(f"{shorten(name)}: not a command{hint}")
     run = commands[name].run
     run = resolve_name(run) if isinstance(run, str) else run
     return int(run(list(argv[1:])) or 0)

@@ -1,11 +1,11 @@
 """``atommem ask``: read a file and answer questions about it."""
 
-import argparse
 import asyncio
 import json
 import os
 import sys
 import warnings
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
+def _parse(argv: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
     """Return the checked arguments, and the settings that were given."""
     parser = Parser(
         "atommem ask",
@@ -95,7 +95,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     return arguments, settings
 
 
-async def _run(arguments: argparse.Namespace, settings: dict[str, Any], text: str | None) -> int:
+async def _run(arguments: Namespace, settings: dict[str, Any], text: str | None) -> int:
     folder = arguments.memory
     _note(f"opening {' '.join(arguments.policy) or 'the policy'} ...")
     if folder is not None and (arguments.no_reading or SavedMemory.exists(folder)):
@@ -132,7 +132,7 @@ async def _run(arguments: argparse.Namespace, settings: dict[str, Any], text: st
 
 
 def _write_trace(
-    memory: AsyncMemory, arguments: argparse.Namespace, steps: list[Step], answers: list[Answer]
+    memory: AsyncMemory, arguments: Namespace, steps: list[Step], answers: list[Answer]
 ) -> None:
     """Write the steps of this command as an episode, each with its prompt."""
     shown = [replace(step, prompt=memory.prompt(step)) for step in steps]
@@ -151,9 +151,7 @@ def _text(file: str | None) -> str | None:
     return None if file is None else read_path(Path(file))
 
 
-async def _read(
-    memory: AsyncMemory, arguments: argparse.Namespace, text: str, steps: list[Step]
-) -> None:
+async def _read(memory: AsyncMemory, arguments: Namespace, text: str, steps: list[Step]) -> None:
     """Read the text with a progress bar, which says for every chunk what the policy wrote."""
     name = "" if arguments.file == "-" else Path(arguments.file).name
     # The delay keeps a bar without a total from being shown.
@@ -193,7 +191,7 @@ def _to_json(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _print(answer: Answer, arguments: argparse.Namespace) -> None:
+def _print(answer: Answer, arguments: Namespace) -> None:
     several = len(arguments.questions) > 1
     print(f"{answer.question}\t{answer}" if several else answer, flush=True)
     if answer.note:

@@ -177,10 +177,7 @@ async def check_environment(
     data: str | Path | None = None,
     max_steps: int = _MAX_STEPS,
 ) -> str | None:
-    """Check an environment without a model; return the first fault with its fix, or None.
-
-    Without `data`, no episode is played.
-    """
+    """Return the first fault with its fix, or None; without `data`, no episode is played."""
     checker = _Checker(kind, config, data, max_steps)
     declarations = (checker.settings, checker.prompts)
     played = (checker.read_tasks, checker.episodes, checker.repeatable)

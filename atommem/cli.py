@@ -113,10 +113,8 @@ def _run(argv: list[str]) -> int:
         print(f"atommem {version('atommem')}")
         return 0
     # Nothing is imported to list commands. Another package cannot replace one of ours.
-    entries = sorted(
-        registered("atommem.commands"), key=lambda entry: entry.value.startswith("atommem.")
-    )
-    values = {entry.name: entry.value for entry in entries}
+    found = sorted(registered("atommem.commands"), key=lambda one: one.value.startswith("atommem."))
+    values = {entry.name: entry.value for entry in found}
     commands = {
         name: Command(values[name], _SUMMARIES.get(name, f"({values[name]})"))
         for name in sorted(values, key=[*_SUMMARIES, *values].index)

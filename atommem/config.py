@@ -35,9 +35,7 @@ def setting(default: _Value, help: str) -> _Value:
 class MemoryConfig:
     """The memory's abilities, limits and wording."""
 
-    dialect: str = setting(
-        "paper", "Action format: paper, released, memagent, or a registered one."
-    )
+    dialect: str = setting("paper", "Action format: paper, released, memagent or a registered one.")
     templates: str = setting(
         "full", "Prompt wording: full, compact, memagent, or the path of a template file (YAML)."
     )
@@ -101,16 +99,12 @@ def drawn_capacity(capacities: Sequence[int], task_id: str) -> int | None:
 class EmbedderConfig:
     """The model that embeds entries and queries."""
 
-    embedder: str = setting(
-        "sentence_transformer", "sentence_transformer, http, hashing or random."
-    )
+    embedder: str = setting("sentence_transformer", "sentence_transformer, http, hashing, random.")
     embedder_model: str = setting(
         "Qwen/Qwen3-Embedding-0.6B",
         "Folder or hub name (NAME, NAME@REVISION); with http, the model's name on the server.",
     )
-    embedder_url: str | None = setting(
-        None, "Base URL of an OpenAI-compatible /v1/embeddings server (http)."
-    )
+    embedder_url: str | None = setting(None, "Base URL of an OpenAI-compatible server (http).")
     embedder_dim: int = setting(256, "Vector length (hashing, random).")
 
     def __post_init__(self) -> None:
@@ -159,9 +153,7 @@ class PolicyConfig:
             )
         name = ", ".join(self.policy)
         if not self.is_server and (self.tokenizer or self.model or self.api != "completions"):
-            raise ConfigError(
-                f"policy={name}: model, tokenizer and api are for servers. Drop them."
-            )
+            raise ConfigError(f"policy={name}: model, tokenizer, api are for servers. Drop them.")
         if self.api == "chat" and len(self.policy) > 1:
             raise ConfigError(f"policy={name}: api=chat takes one server. Give one.")
         if self.is_server and self.api != "chat" and self.tokenizer is None:

@@ -4,8 +4,7 @@ A dialect is always chosen by name and saved with a checkpoint, because one tag 
 ``update_memory`` changes an entry in `paper` and writes the scratchpad in `released`.
 
 Wording is read from YAML: the memory's from ``atommem/templates``, an environment's from beside it,
-a user's from any file. In a template ``{name}`` stands for text or further pieces and ``{name:d}``
-for a number.
+a user's from any file. A template's ``{name}`` is text or further pieces, ``{name:d}`` a number.
 """
 
 import re
@@ -62,9 +61,8 @@ class Templates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The wording of a memory, and what holds a prompt together.
 
     In every field ``{tag.create}``, ``{tag.answer}``, ``{tag.call}``, ... stand for tag names. A
-    set for a dialect without a store leaves out `memory`, `query` and `entry`. With `chat`, system
-    and user messages go through the tokenizer's chat template; otherwise the pieces are joined and
-    encoded as plain text.
+    set for a dialect without a store leaves out `memory`, `query` and `entry`. With `chat`, the
+    tokenizer's chat template words messages; otherwise the pieces are joined as plain text.
     """
 
     system: str  # with {introduction} and {rules} of the environment, {actions} and {places}
@@ -89,8 +87,7 @@ class Dialect:
     """Tags of completions, with the templates that explain them to the model.
 
     `tags` are those of memory actions, of the answer and of tool calls (``call``); other actions
-    bring their own. A dialect without tags has in `whole` the one action that a completion is as a
-    whole, by phase.
+    bring their own. A dialect without tags has in `whole` the action of a completion, by phase.
     """
 
     name: str
@@ -135,9 +132,7 @@ class Dialect:
 _REGISTERED: dict[str, Dialect] = {}
 
 
-def register_dialect(
-    name: str, tags: Mapping[str, str], whole: Mapping[str, str] | None = None
-) -> None:
+def register_dialect(name: str, tags: Mapping[str, str], whole: Mapping[str, str] = {}) -> None:
     """Make a dialect known under `name`: of tags, or of whole completions (see `Dialect`).
 
     `tags` has one for every memory action and the answer; ``call`` is ``tool_call`` by default.
@@ -145,7 +140,7 @@ def register_dialect(
     needed = () if whole else (*MEMORY_KINDS, ANSWER)
     if missing := [kind for kind in needed if kind not in tags]:
         raise DialectError(f"dialect={name}: no tag for {', '.join(missing)}. Name one for each.")
-    new = Dialect(name, dict(tags), Templates(""), whole or {})
+    new = Dialect(name, dict(tags), Templates(""), whole)
     if _REGISTERED.setdefault(name, new) != new:
         raise DialectError(f"dialect={name}: registered with other tags. Choose another name.")
 
@@ -153,10 +148,8 @@ def register_dialect(
 def get_dialect(name: str, templates: str = "full") -> Dialect:
     """Return the dialect `name` with the wording of `templates` (see `load_templates`)."""
     if name not in _REGISTERED:
-        known = ", ".join(sorted(_REGISTERED))
-        raise DialectError(
-            f"dialect={name}: unknown{suggest(name, _REGISTERED)}. Give one of {known}."
-        )
+        hint = f"{suggest(name, _REGISTERED)}. Give one of {', '.join(sorted(_REGISTERED))}."
+        raise DialectError(f"dialect={name}: unknown{hint}")
     dialect = replace(_REGISTERED[name], templates=load_templates(templates))
     if bool(dialect.whole) == bool(dialect.templates.entry):
         store, others = ("no store", "with") if dialect.whole else ("a store", "without")
@@ -227,6 +220,4 @@ def _load(kind: Any, path: Path) -> Any:
 def _check_placeholders(place: str, template: str, needed: Sequence[str]) -> None:
     missing = set(needed) - {part.placeholder for part in split_template(template)}
     if missing:
-        raise DialectError(
-            f"{place} lacks {{{min(missing)}}}, so its content would never be shown. Add it."
-        )
+        raise DialectError(f"{place} lacks {{{min(missing)}}}: its content is never shown. Add it.")

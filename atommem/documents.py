@@ -90,9 +90,7 @@ def _reader(raw: bytes, name: str) -> tuple[str, _Reader]:
     return "text", lambda raw: (_decode_text(raw, name), [])
 
 
-def decode_declared(
-    raw: bytes, charset: str | None = None, is_html: bool = True
-) -> tuple[str, str] | None:
+def decode_declared(raw: bytes, charset: str = "", is_html: bool = True) -> tuple[str, str] | None:
     """Return text and encoding as browsers find it; None if nothing declares it.
 
     A byte order mark wins over `charset`, of the header, and that over the page's own declaration.
@@ -155,10 +153,7 @@ def _decode_text(raw: bytes, name: str) -> str:
 
 
 def _read_html(source: bytes | str) -> tuple[str, list[str]]:
-    """Return the visible text of a page as Markdown, without addresses of links.
-
-    Its encoding is found as browsers do.
-    """
+    """Return a page's visible text as Markdown without links' addresses, decoded as browsers do."""
     from bs4 import BeautifulSoup
     from markdownify import MarkdownConverter
 

@@ -82,10 +82,7 @@ class Score:
 
 
 class Environment(Protocol):
-    """The world of one episode.
-
-    An `OutageError` that it raises fails the episode; any other exception stops the run.
-    """
+    """The world of one episode: its `OutageError` fails it, other exceptions stop the run."""
 
     async def reset(self, task: Any) -> Observation:
         """Start a task."""

@@ -10,7 +10,7 @@ from math import sqrt
 from os.path import commonprefix
 from typing import Any
 
-from atommem.actions import ANSWER, MEMORY_KINDS, Action, Call, Problem, ProblemReason
+from atommem.actions import ANSWER, MEMORY_KINDS, READ, Action, Call, Problem, ProblemReason
 from atommem.memory.log import POLICY, MemoryView, Operation, Outcome
 
 
@@ -122,8 +122,9 @@ class Step:
 
 def written_and_cut(step: Step) -> tuple[int, int]:
     """Return the characters of a step's texts for the memory, and how many of them limits cut."""
-    texts = [action.text for action in step.actions if action.kind in MEMORY_KINDS]
-    done = [operation for operation in step.operations if operation.actor == POLICY]
+    kept = {*MEMORY_KINDS} - {READ}
+    texts = [action.text for action in step.actions if action.kind in kept]
+    done = [item for item in step.operations if item.actor == POLICY and item.kind in kept]
     cut = [
         len(text) - len(commonprefix((text, operation.after or "")))  # noqa: RUF071, not paths
         for text, operation in zip(texts, done, strict=False)  # an outage leaves no operations

@@ -90,12 +90,14 @@ def format_error(error: BaseException) -> str:
     if isinstance(error, OSError) and (error.errno or error.filename):
         paths = [str(path) for path in (error.filename, error.filename2) if path is not None]
         place = f"{shorten(' and '.join(paths), 400)}: " if paths else ""
-        return f"{place}{error.strerror or type(error).__name__}. {remedy(error)}."
+        return place + explain(error)
     return shorten(" ".join(str(error).split()), 800)
 
 
-def remedy(error: OSError) -> str:
-    return _REMEDIES.get(error.errno or 0, "Give another path or address")
+def explain(error: OSError) -> str:
+    """Return the system's message and what to do."""
+    remedy = _REMEDIES.get(error.errno or 0, "Give another path or address")
+    return f"{error.strerror or error}. {remedy}."
 
 
 def shorten(text: str, length: int = 120) -> str:
@@ -118,6 +120,4 @@ def check_writable(name: str, path: str | os.PathLike[str] | None, *, folder: bo
         with tempfile.TemporaryFile(dir=place if place.is_dir() else next(parents)):
             pass
     except OSError as error:
-        raise ConfigError(
-            f"{name}={shorten(str(path))}: {error.strerror or error}. {remedy(error)}."
-        ) from error
+        raise ConfigError(f"{name}={shorten(str(path))}: {explain(error)}") from error

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from atommem.errors import ConfigError, DataError, remedy
+from atommem.errors import ConfigError, DataError, explain
 
 
 @contextmanager
@@ -33,9 +33,7 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot be written: {error.strerror or error}; {remedy(error)}."
-        ) from error
+        raise DataError(f"{path}: cannot be written: {explain(error)}") from error
 
 
 def load_beside(module: str, name: str) -> Any:

@@ -232,10 +232,7 @@ def _parsed(items: list[_Item]) -> Parsed:
 
 
 def _closers(tags: list[_Tag]) -> list[int | None]:
-    """Return for every opening tag the index of its own closing tag, or None.
-
-    Thinking does not nest: the next closing tag ends it.
-    """
+    """Return the index of every opening tag's closing tag, or None; thinking does not nest."""
     closers: list[int | None] = [None] * len(tags)
     following: dict[str, int] = {}
     for index in range(len(tags) - 1, -1, -1):

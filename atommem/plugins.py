@@ -19,8 +19,7 @@ CONFIGS = Path(__file__).with_name("configs")
 def find(group: str, name: str) -> Any:
     """Return the object that `name` stands for in the entry-point group `group`.
 
-    A name is an entry point's, or ``package.module:Attribute`` with a module that may lie in the
-    current folder.
+    A name is an entry point's, or ``package.module:Attribute``, whose file may lie in this folder.
     """
     entries = registered(group)
     path = entries[name].value if name in entries.names else name
@@ -81,8 +80,7 @@ def find_file(setting: str, name: str | Path, folder: str | None = None) -> Path
     if wanted not in known:
         hint = suggest(wanted.rpartition("/")[2], known)
         raise ConfigError(
-            f"{setting}={name}: no such file{hint}. Give a path, or a name that `atommem configs` "
-            "lists."
+            f"{setting}={name}: no such file{hint}. Give a path, or see `atommem configs`."
         )
     return known[wanted]
 

@@ -1,8 +1,7 @@
 """Prompts: from an observation and a memory view to token ids.
 
-A prompt is a sequence of segments, each template text or data. They are encoded one by one, so that
-no control token comes out of data; template text keeps the ids that the tokenizer gives it, up to
-the joints with data.
+A prompt is a sequence of segments, template text or data, encoded one by one: no control token
+comes out of data, and template text keeps its ids up to the joints with data.
 """
 
 from __future__ import annotations
@@ -15,15 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from atommem.actions import (
-    CREATE,
-    MEMORY_ACTIONS,
-    MEMORY_KINDS,
-    OUR_KINDS,
-    READ,
-    SCRATCHPAD,
-    ActionSpec,
-)
+from atommem.actions import CREATE, MEMORY_ACTIONS, OUR_KINDS, READ, SCRATCHPAD, ActionSpec
 from atommem.chat_format import ChatFormat
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, Section, fill, split_template
@@ -95,7 +86,7 @@ class PromptBuilder:
         tagged = [spec for spec in (*MEMORY_ACTIONS, *actions) if not spec.is_tool]
         self._tags = {f"tag.{spec.name}": dialect.tag(spec) for spec in tagged}
         self._tags["tag.call"] = dialect.call_tag
-        written = filter(dialect.can_write, MEMORY_KINDS)
+        written = [spec.name for spec in MEMORY_ACTIONS if dialect.can_write(spec.name)]
         self._enabled = [name for name in written if name not in config.disabled_actions]
         # A place that no action can fill stays empty for ever.
         self._places = {
@@ -182,9 +173,8 @@ class PromptBuilder:
     def _user(self, observation: Observation, view: MemoryView) -> list[Segment]:
         stream, memory = observation.stream, self._memory(view)
         middle = (*stream, *memory) if self._config.layout == "prefix" else (*memory, *stream)
-        return self._joined(
-            (*observation.task, *middle, *observation.closing), self._templates.join
-        )
+        pieces = (*observation.task, *middle, *observation.closing)
+        return self._joined(pieces, self._templates.join)
 
     def _joined(self, pieces: Sequence[Piece], between: str) -> list[Segment]:
         segments: list[Segment] = []
@@ -278,8 +268,7 @@ class PromptBuilder:
     def _shown_tools(self, actions: Sequence[ActionSpec]) -> dict[str, dict[str, Any]]:
         """Return the tools among `actions` by name, as chat templates take functions.
 
-        Descriptions and schemas are data of the tools' servers: every text stands in one line,
-        without control tokens.
+        Their texts are data of servers: each stands in one line, without control tokens.
         """
         frame = self.chat.render(self.chat.messages("", "-")) if self._templates.chat else ""
         words = [*control_tokens(self.tokenizer).values(), *forms_in(frame)]
@@ -305,8 +294,7 @@ class PromptBuilder:
     def _make_frame(self, actions: Sequence[ActionSpec]) -> str:
         """Return the prompt around the user message, tools worded by the chat template if it can.
 
-        It can where it asks for calls in the dialect's tag, and no text of a tool becomes a control
-        token in it.
+        It can if it asks for calls in the dialect's tag, and tools' texts become no control tokens.
         """
         ours = self.chat.render(self.chat.messages(_USER, self.system))
         if not (self._tools and self._templates.chat):

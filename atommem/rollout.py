@@ -21,14 +21,7 @@ from atommem.errors import ConfigError, OutageError, PromptTooLongError
 from atommem.memory.log import MemoryView, Source
 from atommem.memory.memory import WorkingMemory
 from atommem.memory.rules import RuleSet
-from atommem.policy.contract import (
-    Completion,
-    MessagePolicy,
-    Policy,
-    Sampling,
-    derived_seed,
-    request_sampling,
-)
+from atommem.policy.contract import Completion, MessagePolicy, Policy, Sampling, derived_seed
 from atommem.process import ActivityClock, StepTimeoutError, run_jobs, time_limit
 from atommem.prompts import PromptBuilder
 from atommem.session_state import SessionState
@@ -163,7 +156,7 @@ class Session:
         """Sample a completion; `max_tokens` further limits it."""
         agent, view = self.agent, self.memory.view()
         started = time.perf_counter()
-        sampling = request_sampling(agent.sampling, self.key, self.steps, affinity)
+        sampling = agent.sampling.for_request(self.key, self.steps, affinity)
         if max_tokens is not None and max_tokens < sampling.max_completion_length:
             sampling = replace(sampling, max_completion_length=max_tokens)
         prompt_ids, completion = await agent.complete(observation, view, sampling)
@@ -245,9 +238,7 @@ class EpisodeRunner:
     def factory(self) -> EnvironmentFactory:
         return self.agent.factory
 
-    def copy(
-        self, *, policy: Policy | None = None, sampling: Sampling | None = None
-    ) -> EpisodeRunner:
+    def copy(self, *, policy: Policy | None = None, sampling: Sampling | None = None) -> Self:
         """Return a runner with the same prompts, and another policy or sampling if given."""
         agent = copy(self.agent)
         agent.policy, agent.sampling = policy or agent.policy, sampling or agent.sampling
@@ -259,7 +250,7 @@ class EpisodeRunner:
         with timed(episode):
             await self.factory.prepare(task)
             environment = self.factory()
-            episode.stop_reason = await self._take_steps(episode, environment, task)
+            episode.stop_reason = await self._play(episode, environment, task)
             set_score(episode, await environment.score())
         return episode
 
@@ -275,9 +266,7 @@ class EpisodeRunner:
         """
         return await run_jobs(self.run, jobs, on_episode, self.max_in_flight)
 
-    async def _take_steps(
-        self, episode: Episode, environment: Environment, task: Any
-    ) -> StopReason:
+    async def _play(self, episode: Episode, environment: Environment, task: Any) -> StopReason:
         session = Session(self.agent, f"{episode.task_id}/{episode.sample}")
         limits = self.limits
         try:

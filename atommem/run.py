@@ -13,18 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from atommem import config
 from atommem.arguments import Parser, find_flag, make
-from atommem.config import (
-    CONFIG_FILE,
-    EmbedderConfig,
-    MemoryConfig,
-    PolicyConfig,
-    field_names,
-    fields_of,
-    is_server,
-    load_config,
-    shipped_policy,
-)
+from atommem.config import EmbedderConfig, MemoryConfig, PolicyConfig, field_names
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder
 from atommem.environment import (
@@ -86,9 +77,9 @@ def find_stored(
     model = given(model_field)
     if isinstance(model, list):
         model = next(iter(model), None)
-    if model is not None and is_server([str(model)]):
+    if model is not None and config.is_server([str(model)]):
         model = given("tokenizer")
-    folder = model and shipped_policy(str(model))
+    folder = model and config.shipped_policy(str(model))
     named = [name for name in CODE_SETTINGS if given(name)]
     return stored_settings(folder, given("environment"), named=named)
 
@@ -104,14 +95,12 @@ def stored_settings(
 
     Among them is always the ``environment`` to use: the one given, stored, or the default.
     """
-    found = load_config(folder) if folder else {}
+    found = config.load_config(folder) if folder else {}
     refuse_code(str(folder), found, named)
     found |= changes or {}
     if "max_tokens" in found:
-        raise ConfigError(
-            f"{folder}: its stored max_tokens is called max_completion_length now. Rename it in "
-            f"{CONFIG_FILE}."
-        )
+        fix = f"max_completion_length now. Rename it in {config.CONFIG_FILE}"
+        raise ConfigError(f"{folder}: its stored max_tokens is called {fix}.")
     name = environment or found.get("environment") or DEFAULT_ENVIRONMENT
     kinds = (MemoryConfig, EmbedderConfig, find_environment(name).config_class, Sampling)
     known = {field for kind in kinds for field in field_names(kind)} - {"affinity"}
@@ -123,7 +112,7 @@ def warn_of_other_prompts(stored: Mapping[str, Any], memory: MemoryConfig) -> No
     """Warn of settings that show a trained policy prompts unlike those of its training."""
     if "dialect" not in stored:
         return
-    trained = MemoryConfig(**fields_of(MemoryConfig, stored))
+    trained = MemoryConfig(**config.fields_of(MemoryConfig, stored))
     fixes = dict.fromkeys(("dialect", "templates", "layout"), "drop it")
     fixes = {name: fixes[name] for name in fixes if getattr(trained, name) != getattr(memory, name)}
     if memory.shows_capacity and not trained.shows_capacity:
@@ -179,10 +168,8 @@ def check_setting_names(environment: str, config_class: type, taken: Container[s
     """Raise ConfigError if an environment's setting has the name of another one of a command."""
     for name in field_names(config_class):
         if name in taken:
-            raise ConfigError(
-                f"environment={environment}: its setting {name} is one of this command too. "
-                "Rename it."
-            )
+            problem = f"its setting {name} is one of this command too. Rename it."
+            raise ConfigError(f"environment={environment}: {problem}")
 
 
 def make_run(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> RunConfig:

@@ -8,7 +8,7 @@ text as it came. `insert_backslashes` inserts every backslash, so different text
 import copy
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache, lru_cache, partial
 from itertools import pairwise
 from math import isfinite
@@ -38,8 +38,7 @@ def clean(text: str) -> str:
 def clean_json(value: Any, max_depth: int) -> Any:
     r"""Return a value of JSON with its texts cleaned: ``\ud800`` spells what `clean` has removed.
 
-    ValueError or RecursionError: it is not JSON, holds NaN or infinity, or is nested more deeply
-    than `max_depth`.
+    ValueError or RecursionError: not JSON, NaN or infinity, or nested deeper than `max_depth`.
     """
     if max_depth < 0:
         raise ValueError("nested too deeply")
@@ -100,9 +99,8 @@ _MARKUP = re.compile(r"<<?[^\s<>]{1,80}>>?|\[[^\s\[\]]{1,80}\]|◁[^\s▷]{1,80}
 def guard_text(text: str, words: Collection[str] = ()) -> str:
     r"""Break the control tokens of all model families in `text`, for an unknown tokenizer.
 
-    Forms like ``<|im_end|>``, ``[INST]`` or ``<think>`` get a backslash behind their first
-    character (``<\|im_end|>``), also in full width or with invisible characters in them; so do
-    `words`.
+    `words` and forms like ``<|im_end|>``, ``[INST]`` or ``<think>`` get a backslash behind their
+    first character (``<\|im_end|>``), also in full width or with invisible characters in them.
     """
     find_words = _word_finder(words)
     return insert_backslashes(clean(text), lambda base: {*_find_forms(base), *find_words(base)})
@@ -168,9 +166,7 @@ class Headings:
     with a placeholder for text.
     """
 
-    def __init__(
-        self, templates: Mapping[str, Sequence[TemplatePart]], lines: bool, empty: str
-    ) -> None:
+    def __init__(self, templates: dict[str, list[TemplatePart]], lines: bool, empty: str) -> None:
         self._lines = lines
         self._empty = _pattern(empty)
         self._lettered: set[str] = set()

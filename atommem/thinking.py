@@ -1,8 +1,7 @@
 """Thoughts in completions, in the forms in which model families mark them (``thinking.yaml``).
 
-A thought runs from an opening mark to the next closing mark of its form. The prompt may have opened
-it already. ``gpt-oss`` (harmony), Kimi K3 and Muse write messages: all but the one to the user are
-thoughts.
+A thought runs from an opening mark to the next closing mark of its form; the prompt may have opened
+it. ``gpt-oss`` (harmony), Kimi K3 and Muse write messages: all but the user's are thoughts.
 """
 
 import re

@@ -34,8 +34,7 @@ def token_offsets(tokenizer: Tokenizer, text: str) -> list[tuple[int, int]]:
 def cut_position(offsets: Sequence[tuple[int, int]], count: int) -> int:
     """Return the character position that leaves at most `count` tokens.
 
-    Byte-level tokenizers spread one character over several tokens; it is then cut before that
-    character.
+    A character that a byte-level tokenizer spreads over several tokens is not cut in two.
     """
     if count >= len(offsets):
         return offsets[-1][1] if offsets else 0

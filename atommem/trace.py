@@ -31,17 +31,14 @@ class Trace:
 
 
 def write_trace(
-    path: str | Path,
-    episode: Episode,
-    task: Mapping[str, Any],
-    config: Mapping[str, Any] | None = None,
+    path: str | Path, episode: Episode, task: Mapping[str, Any], config: Mapping[str, Any] = {}
 ) -> Path:
     """Write an episode to a file as a whole, without prompt ids and log-probabilities."""
     path = Path(path)
     end = msgspec.to_builtins(episode)
     header = {name: end.pop(name) for name in ("task_id", "sample")}
     header = {"type": "episode", "format": FORMAT, **header, "task": dict(task)}
-    header["config"] = dict(config or {})
+    header["config"] = dict(config)
     del end["steps"]
     steps = [step_record(step, tokens=False) for step in episode.steps]
     lines = [header, *steps, {"type": "end", **end, "seconds": round(episode.seconds, 4)}]

@@ -51,7 +51,7 @@ def _render_step(step: Step, longest: int | None) -> RenderableType:
     observation, view = step.observation, step.view
     shown: list[tuple[str, Any]] = [("prompt", step.prompt)]
     if step.prompt is None or (longest is not None and observation.pieces):
-        shown = [pair for piece in observation.pieces for pair in piece.walk()]
+        shown = [*dict.fromkeys(pair for piece in observation.pieces for pair in piece.walk())]
         shown += [("scratchpad", view.scratchpad), ("query", view.query)]
         shown += [(f"Memory {item.handle}", item.text) for item in view.retrieved]
     shown = [(name, value) for name, value in shown if value not in _EMPTY]

@@ -8,8 +8,7 @@ UNSPACED = (
     "\u0e01-\u0e3a\u0e40-\u0e4e\u0e81-\u0ece\u1000-\u103f\u1050-\u109f\u1780-\u17d3"
     f"\u3006\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u312f\u31f0-\u31ff{_HAN}"
 )
-"""Scripts without spaces between words, for a character class: Thai, Lao, Burmese, Khmer, Chinese
-and Japanese."""
+"""Scripts without spaces, for a character class: Thai, Lao, Burmese, Khmer, Chinese, Japanese."""
 HANGUL = "\u1100-\u11ff\uac00-\ud7a3"
 # A vowel sign or an accent belongs to the word before it, though `\w` leaves it out.
 _MARKS = "".join(

@@ -39,9 +39,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="Of weights, tasks, sampling (0).")
     shared = "Processes that share the work: 1, 2 or 4 (default: two on two cores; --quick: one)."
     parser.add_argument("--processes", type=int, help=shared)
-    parser.add_argument(
-        "--quick", action="store_true", help="Run every part for a few seconds; teaches nothing."
-    )
+    brief = "Run every part for a few seconds; teaches nothing."
+    parser.add_argument("--quick", action="store_true", help=brief)
     args = parser.parse_args(argv)
     args.output_dir = args.output_dir or Path("runs", "_".join(filter(None, ("demo", args.world))))
     ranks = args.processes
@@ -105,3 +104,5 @@ def _run(args: argparse.Namespace, rank: str = "") -> None:
         check_out(args.output_dir)
     console = Console(highlight=False, quiet=not is_main)
     run_demo(recipe, args.output_dir, args.seed, console, started)
+    if args.quick:
+        console.print("--quick only checks that the parts run; its policy has learned nothing.")

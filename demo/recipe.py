@@ -21,15 +21,8 @@ from atommem.envs.synthetic.world import (
     task_name,
 )
 from atommem.envs.task import Task
-from atommem.envs.web.site import (
-    DIRECTORY,
-    HOME,
-    HOPS,
-    BrowsingExpert,
-    BrowsingFaults,
-    SiteConfig,
-    generate_sites,
-)
+from atommem.envs.web import site
+from atommem.envs.web.site import BrowsingExpert, BrowsingFaults, SiteConfig
 
 GRPO_CONFIG = Path(__file__).with_name("grpo.yaml")  # of GRPO, memory, embedder, environment
 _WORLD = WorldConfig(prose="compact", distractors=2, corrections=0.5, errata=True, names=16)
@@ -181,7 +174,7 @@ def make_tasks(
     from as many as a limited store holds to twice as many.
     """
     if isinstance(world, SiteConfig):
-        return list(generate_sites(world, count, seed))
+        return list(site.generate_sites(world, count, seed))
     if not capacities:
         return list(generate(world, count, seed))
     tasks = []
@@ -202,8 +195,8 @@ def world_words(world: World, memory: MemoryConfig) -> list[str]:
         most = max(10, world.catalogues * world.works + 1)  # links, calls left, handles
         lists = (f"list{number}" for number in range(1, world.catalogues + 1))
         refusal = "There is no page: Write a tool (search, visit) and what it is given."
-        words = [*map(str, range(most)), "visit", HOME, DIRECTORY, *lists, *refusal.split()]
-        hops = HOPS
+        pages = ("visit", site.HOME, site.DIRECTORY, *lists)
+        hops, words = site.HOPS, [*map(str, range(most)), *pages, *refusal.split()]
     else:
         most = max([memory.capacity or 0, *memory.capacities])  # the prompt shows how full it is
         numbers = [*range(1, memory.retrieve_k + 1), *range(most + 1 if most else 0)]

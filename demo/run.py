@@ -59,9 +59,8 @@ ABLATIONS: Mapping[str, tuple[str, ...]] = {
     **{f"{name}_off": (name,) for name in ("scratchpad", "update", "delete")},
     **dict.fromkeys(("tools_off", "injected_off", "orders_off"), ()),
 }
-"""Evaluations of the trained policy without memory actions, or with a web that has no pages (tools)
-or no instructions on them (injected), or with a rule that drops the actions that a page asks for
-(orders)."""
+"""Evaluations of the trained policy without memory actions, or with a web without pages (tools) or
+instructions on them (injected), or with a rule that drops what a page asks for (orders)."""
 
 LABELS = {
     "before": "before GRPO",
@@ -129,8 +128,7 @@ def print_outcome(summary: Mapping[str, Any], console: Console) -> None:
     console.print(
         f"GRPO changed the answer on {summary['better'] + summary['worse']} of {summary['n']} "
         f"held-out tasks: {summary['better']} became right, {summary['worse']} wrong "
-        f"(sign-flip test p = {summary['p_value']:.1e}).",
-        soft_wrap=True,
+        f"(sign-flip test p = {summary['p_value']:.2g})."
     )
     if "followed_after" in summary:
         before, after = summary["followed_before"], summary["followed_after"]
@@ -164,8 +162,7 @@ def load_settings(out: Path, recipe: Recipe, seed: int = 0) -> Settings:
 class Demo:
     """One run of the demo; its methods are the phases, in order.
 
-    An earlier demo in `out` is replaced. On several ranks each makes the same calls, and the first
-    one writes and prints.
+    An earlier demo in `out` is replaced. All ranks make the same calls; the first one writes.
     """
 
     def __init__(self, recipe: Recipe, out: Path, seed: int, console: Console) -> None:
@@ -246,7 +243,7 @@ class Demo:
         dialect = get_dialect(memory.dialect, memory.templates)
         expert = make_expert(recipe.world, dialect, recipe.cold_start.faults)
         policy = ExpertPolicy(expert, self.tokenizer, self.tokenizer.eos_token_id)
-        runner = EpisodeRunner(self._agent(policy, keep_prompts=True), max_in_flight=256)
+        runner = EpisodeRunner(self._agent(policy, keep=True), max_in_flight=256)
         with self._ranks.split_between_processes(self.tasks(_DEMONSTRATIONS, count)) as own:
             return asyncio.run(runner.run_all([(task, 0) for task in own]))
 
@@ -306,21 +303,19 @@ class Demo:
                 trainer.close()
             trainer.save_final()
 
-    def _agent(
-        self, policy: Any, disabled: Sequence[str] = (), keep_prompts: bool = False
-    ) -> Agent:
+    def _agent(self, policy: Any, disabled: Sequence[str] = (), keep: bool = False) -> Agent:
         run, train = self.settings.run, self.settings.args
         longest = train.max_completion_length or 48
         memory = replace(run.memory, disabled_actions=list(disabled))
         sampling = Sampling(train.temperature, max_completion_length=longest, seed=self.seed)
         changed = replace(run, memory=memory, sampling=sampling)
         shared = {"tokenizer": self.tokenizer, "embedder": self.embedder}
-        return build_agent(changed, policy, keep_prompts=keep_prompts, **shared)
+        return build_agent(changed, policy, keep_prompts=keep, **shared)
 
     @contextmanager
     def _timed(self, name: str, title: str = "") -> Iterator[None]:
         if title:
-            self.console.print(f"\n[bold]{title}", soft_wrap=True)
+            self.console.print(f"\n[bold]{title}")
         started = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - started
@@ -363,8 +358,7 @@ def run_demo(
     metrics = {"grpo": read_metrics(out / "grpo" / METRICS_FILE)}
     plot = plot_training(metrics, out / PLOT_FILE, lines)
     write_json(out / SUMMARY_FILE, summary)
-    console.print()
-    console.print(results_table(found))
+    console.print("", results_table(found), sep="\n")
     print_outcome(summary, console)
     console.print(f"summary: {out / SUMMARY_FILE}; training: {plot}", soft_wrap=True)
     console.print(f"policies: {out / 'grpo'}, before GRPO {out / 'cold_start'}", soft_wrap=True)

@@ -15,28 +15,15 @@ from tqdm import tqdm
 from atommem.arguments import Command, Parser, find_flag, make, pop_flags, run_command
 from atommem.config import check_least
 from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
+from atommem.envs import task_files
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
 from atommem.envs.benchmarks.long_texts import QUESTIONS, parse_locomo
-from atommem.envs.benchmarks.questions import (
-    BENCHMARKS,
-    SPLITS,
-    WEB_BENCHMARKS,
-    listed_rows,
-    with_aliases,
-)
+from atommem.envs.benchmarks.questions import BENCHMARKS, WEB_BENCHMARKS, listed_rows, with_aliases
 from atommem.envs.benchmarks.rows import Benchmark, Columns, find_rows, read_rows, read_table
 from atommem.envs.synthetic import ledger, ruler, told
 from atommem.envs.synthetic.world import WorldConfig, generate
-from atommem.envs.synthetic.writing import SPLITS as TEXT_SPLITS
+from atommem.envs.synthetic.writing import SPLITS
 from atommem.envs.task import Task
-from atommem.envs.task_files import (
-    check_out,
-    describe_file,
-    iter_tasks,
-    load_tasks,
-    save_tasks,
-    write_provenance,
-)
 from atommem.errors import ConfigError, DataError
 from atommem.text_safety import printable
 
@@ -76,7 +63,7 @@ def build_long_documents(argv: Sequence[str]) -> int:
         usage="atommem data build --benchmark NAME --split NAME --out FILE [--SETTING]",
     )
     known = f"Its format; or {', '.join(_GENERATED)}: generated (--benchmark told --help)."
-    _add_source(parser, [*BENCHMARKS, *_GENERATED], SPLITS, known)
+    _add_source(parser, BENCHMARKS, known, _GENERATED)
     names = "id_aliases.json of 2WikiMultihopQA; its names are right too."
     parser.add_argument("--aliases", type=Path, help=names)
     parser.add_settings("tasks", BuildConfig)
@@ -93,15 +80,17 @@ def build_long_documents(argv: Sequence[str]) -> int:
     counts["rows_without_all_gold_documents"] = pool.skipped
     if pool.skipped:
         print(f"{pool.skipped} rows left out: a supporting paragraph is missing", file=sys.stderr)
-    aliases = args.aliases and describe_file(args.aliases)
+    aliases = args.aliases and task_files.describe_file(args.aliases)
     settings = {**origin, **asdict(config), "aliases": aliases, "pool": counts}
     return _save(tqdm(tasks, "building", config.n, unit="task", disable=None), args.out, settings)
 
 
-def _add_source(parser: Parser, names: Sequence[str], splits: Iterable[str], known: str) -> None:
-    add = parser.add_argument
-    add("--benchmark", required=True, choices=[*names], help=known)
-    add("--split", required=True, choices=[*splits], help="Official file to look for.")
+def _add_source(
+    parser: Parser, benchmarks: Mapping[str, Benchmark], known: str, others: Iterable[str] = ()
+) -> None:
+    add, splits = parser.add_argument, {split for one in benchmarks.values() for split in one.files}
+    add("--benchmark", required=True, choices=[*benchmarks, *others], help=known)
+    add("--split", required=True, choices=sorted(splits), help="Official file to look for.")
     folders = (
         "The benchmark's file, or a folder that holds it (itself or in a folder named like the "
         "benchmark); may be repeated. Default: $ATOMMEM_DATA, else the folder data."
@@ -116,24 +105,21 @@ def _source(
     """Return the files that flags name, and what provenance says of them."""
     folders = args.input or [os.environ.get("ATOMMEM_DATA") or "data"]
     files = [file for folder in folders for file in benchmark.find(args.split, folder)]
-    check_out(args.out, files)
+    task_files.check_out(args.out, files)
     command = ["atommem", "data", "build", *argv]
     named = {"command": command, "benchmark": benchmark.name, "split": args.split}
-    return files, {**named, "inputs": [describe_file(file) for file in files]}
+    return files, {**named, "inputs": [*map(task_files.describe_file, files)]}
 
 
 def _generate(source: str, argv: Sequence[str]) -> int:
     """Write tasks of the synthetic world, or of another source, which has splits."""
-    if source == "synthetic":
-        parser = Parser("atommem data synthetic", "Generate tasks of the synthetic world.")
-        title = "world"
-    else:
-        parser = Parser("atommem data build", f"Write the tasks of {source}.")
-        parser.add_argument("--benchmark", required=True, choices=list(_GENERATED), help="Which.")
-        parser.add_argument("--split", default="train", choices=TEXT_SPLITS, help="(%(default)s)")
-        title = "texts"
-    config_class, make_tasks = (_GENERATED | {"synthetic": (WorldConfig, generate)})[source]
+    config_class, make_tasks = _GENERATED.get(source, (WorldConfig, generate))
+    title, command = ("texts", "build") if source in _GENERATED else ("world", source)
+    parser = Parser(f"atommem data {command}", f"Write generated tasks: {source}.")
     add = parser.add_argument
+    if source in _GENERATED:
+        add("--benchmark", required=True, choices=list(_GENERATED), help="Which.")
+        add("--split", default="train", choices=SPLITS, help="(%(default)s)")
     add("--n", type=int, required=True, help="Tasks to write.")
     add("--seed", type=int, default=42, help="Seed of every draw (%(default)s).")
     add("--out", type=Path, required=True, help=_OUT)
@@ -141,7 +127,7 @@ def _generate(source: str, argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     config = make(config_class, args)
     check_least(args, n=1)
-    check_out(args.out)
+    task_files.check_out(args.out)
     split = {"split": args.split} if hasattr(args, "split") else {}
     tasks = make_tasks(config, args.n, args.seed, **split)
     settings = {"source": source, **split, "n": args.n, "seed": args.seed, title: asdict(config)}
@@ -152,8 +138,7 @@ def build_web_questions(argv: Sequence[str]) -> int:
     """Build a task file of a benchmark without documents; return the exit status."""
     about = "Build tasks of questions that are asked of the web."
     parser = Parser("atommem data build --environment web", about)
-    splits = {split for benchmark in WEB_BENCHMARKS.values() for split in benchmark.files}
-    _add_source(parser, [*WEB_BENCHMARKS], sorted(splits), "Its format.")
+    _add_source(parser, WEB_BENCHMARKS, "Its format.")
     add = parser.add_argument
     add("--n", type=int, help="Tasks, drawn by the seed (default: all).")
     add("--seed", type=int, default=42, help="Seed of the draw (%(default)s).")
@@ -182,7 +167,7 @@ def build_web_questions(argv: Sequence[str]) -> int:
     if secret := sum(not row.question.answers for row in rows):
         print(f"{secret} tasks without a known answer", file=sys.stderr)
     drawn = {"seed": args.seed, "counts": {"tasks": len(tasks)}}
-    drawn["only"] = args.only and describe_file(args.only)
+    drawn["only"] = args.only and task_files.describe_file(args.only)
     return _save(tasks, args.out, {**origin, **drawn})
 
 
@@ -194,9 +179,9 @@ def _show(argv: list[str]) -> int:
     add("--environment", default=DEFAULT_ENVIRONMENT, help="That of the file (%(default)s).")
     args = parser.parse_args(argv)
     check_least(args, limit=0)
-    environment = find_environment(args.environment)
-    ours, broken, count = environment.read_tasks is load_tasks, list[DataError](), 0
-    tasks = iter_tasks(read_rows(args.file), broken) if ours else environment.read_tasks(args.file)
+    environment, file = find_environment(args.environment), args.file
+    ours, broken, count = environment.read_tasks is task_files.load_tasks, list[DataError](), 0
+    tasks = task_files.iter_tasks(read_rows(file), broken) if ours else environment.read_tasks(file)
     for count, described in enumerate(map(environment.describe, tasks), start=1):
         if count > args.limit:
             continue
@@ -206,7 +191,8 @@ def _show(argv: list[str]) -> int:
             lines.append(f"    answer: {' | '.join(question.golds) or 'not known'}")
             lines += [f"    {name}: {value}" for name, value in question.attributes.items()]
         print(printable("\n".join(lines)), end="\n\n")
-    print(f"{count} tasks, {len(broken)} broken rows", *broken, sep="\n")
+    print(f"{count} tasks, {len(broken)} broken rows", *broken[:10], sep="\n")
+    print(f"and {len(broken) - 10} more\n" * (len(broken) > 10), end="")
     return 2 if broken else 0
 
 
@@ -229,7 +215,7 @@ def _convert(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     check_least(args, questions=1)
     path = Path(args.file)
-    check_out(args.out, [path])
+    task_files.check_out(args.out, [path])
     rows = find_rows(args.file, args.split, args.subset)
     columns = {name: getattr(args, name) for name in ("question", "answer", "text", "id")}
     left_out: list[int] = []
@@ -240,7 +226,7 @@ def _convert(argv: list[str]) -> int:
             raise ConfigError("wording, questions: only of LoCoMo, not of a table. Leave them out.")
         tasks = read_table(rows, Columns(**columns), left_out)
     elif args.wording is None and args.questions is None:
-        tasks = iter_tasks(rows)
+        tasks = task_files.iter_tasks(rows)
     else:
         questions, official = args.questions or QUESTIONS, args.wording is not None
         tasks = (task for row in rows for task in parse_locomo(row, questions, official))
@@ -248,7 +234,7 @@ def _convert(argv: list[str]) -> int:
         "command": "atommem data convert",
         **{name: getattr(args, name) for name in ("wording", "questions", "split", "subset")},
         "columns": columns,
-        "input": describe_file(path) if path.is_file() else {"name": args.file},
+        "input": task_files.describe_file(path) if path.is_file() else {"name": args.file},
     }
     status = _save(tasks, args.out, settings)
     if left_out:
@@ -257,6 +243,6 @@ def _convert(argv: list[str]) -> int:
 
 
 def _save(tasks: Iterable[Task], out: Path, settings: Mapping[str, Any]) -> int:
-    count = save_tasks(tasks, out)
-    print(f"{out}: {count} tasks; provenance: {write_provenance(out, settings)}")
+    count = task_files.save_tasks(tasks, out)
+    print(f"{out}: {count} tasks; provenance: {task_files.write_provenance(out, settings)}")
     return 0

@@ -33,10 +33,8 @@ def check_reward(reward: str, source: str = GAIA_SOURCE) -> None:
         plugins.find("reward", reward)
         return
     if reward in ("f1", "sub_em", "oolong"):
-        raise ConfigError(
-            f"reward={reward}: pays for an answer that lists candidates. Give em, net_recall or "
-            "judge."
-        )
+        problem = "pays for an answer that lists candidates. Give em, net_recall or judge."
+        raise ConfigError(f"reward={reward}: {problem}")
     check_choice("reward", reward, (*REWARDS, "MODULE:FUNCTION"))
     if reward == "gaia" and source != GAIA_SOURCE:
         raise ConfigError(f"reward=gaia: not a score of source {source!r}. Give em or judge.")
@@ -47,9 +45,7 @@ class QAConfig(JudgeConfig, EnvironmentConfig):
     """The text of a step, the steps of a question, and the score of an episode."""
 
     chunk_tokens: int = setting(4000, "Tokens of a document or page that a step shows.")
-    max_reads: int = setting(
-        3, "Steps that a question may use before the step that must answer it."
-    )
+    max_reads: int = setting(3, "Steps that a question may use before the one that must answer it.")
     reward: str = setting(
         "em",
         "Mean score of a task's questions: em, net_recall, judge or gaia; or a function of yours, "
@@ -119,10 +115,7 @@ async def score_answers(
     Questions without golds have no metric, and a task of such questions alone has no reward. A
     judge adds ``judge`` and ``judge_unreadable``; its replies are the questions' notes.
 
-    Raises:
-        ConfigError: This metric cannot be the reward for this task.
-        OutageError: The judge is out of reach.
-        JudgeError: The judge cannot judge at all.
+    ConfigError: it cannot be the reward of this task. OutageError, JudgeError: of the judge.
     """
     check_reward(reward, task.source)
     pairs = list(zip(task.questions, answers, strict=True))

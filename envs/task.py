@@ -118,7 +118,5 @@ def chunk_text(text: str, tokenizer: Tokenizer, chunk_tokens: int) -> list[str]:
 def chunk_task(task: Task, tokenizer: Tokenizer, chunking: str, chunk_tokens: int) -> list[str]:
     """Return the chunks of a task: of its joined text, or one a document (``documents``)."""
     if chunking == "documents" and task.context is None:
-        return [
-            f"{item.title}\n{item.text}" if item.title else item.text for item in task.documents
-        ]
+        return [f"{one.title}\n{one.text}" if one.title else one.text for one in task.documents]
     return chunk_text(clean(joined_text(task)), tokenizer, chunk_tokens)

@@ -86,8 +86,7 @@ def _parse(row: Row, documents: dict[Document, Document]) -> Task:
 def save_tasks(tasks: Iterable[Task], path: str | Path) -> int:
     """Write tasks to a ``.parquet`` or ``.jsonl`` file, which appears when it is complete.
 
-    In parquet, the metadata of a task and of a question are JSON strings. Returns the number of
-    tasks.
+    In parquet, metadata of tasks and questions are JSON strings. Returns the number of tasks.
     """
     check_out(path := Path(path))
     save = _save_parquet if path.suffix == ".parquet" else _save_json_lines

@@ -189,14 +189,13 @@ def _file_of(folder: Path, scope: Sequence[str]) -> Path:
     }
     if not scope:
         if scopes:
-            print(f"without the {len(scopes)} scopes of this memory: --scope user=NAME is of one")
+            print(f"left out: the {len(scopes)} scopes of this memory; --scope user=NAME reads one")
         return folder / MEMORY_FILE
     found = [path for path, names in scopes.items() if {*scope} <= {*names}]
     if len(found) != 1:
         known = "; ".join(" ".join(scopes[path]) for path in found or scopes)
-        raise DataError(
-            f"scope={' '.join(scope)}: names {len(found)} scopes of {folder}. Give one: {known}."
-        )
+        problem = f"names {len(found)} scopes of {folder}. Give one: {known}."
+        raise DataError(f"scope={' '.join(scope)}: {problem}")
     return found[0]
 
 
@@ -218,5 +217,6 @@ def _format(entries: Sequence[Entry], found: Audit) -> list[str]:
         lines.append(f"never shown: {len(found.never_shown):,}")
         lines += [texts[entry_id] for entry_id in found.never_shown[:5]]
     for rule, ids in found.evicted.items():
-        lines.append(f"{rule} evicts {len(ids):,}, first {', '.join(map(str, ids[:8]))}")
+        first = ids and f", first {', '.join(map(str, ids[:8]))}"
+        lines.append(f"{rule} evicts {len(ids):,}{first or ''}")
     return lines

@@ -66,10 +66,8 @@ async def _run(evaluation: eval_config.EvalRun) -> EvalResult:
     tasks = environment.read_tasks(config.data)[: config.limit]
     async with eval_config.EvalContext() as context:
         method, settings = await context.open(evaluation)
-        episodes = config.num_generations
-        return await evaluate(
-            tasks, method, config.output_dir, num_generations=episodes, settings=settings
-        )
+        out, episodes = config.output_dir, config.num_generations
+        return await evaluate(tasks, method, out, num_generations=episodes, settings=settings)
 
 
 def _print_summary(result: EvalResult, out: Path) -> None:
@@ -87,11 +85,7 @@ ALIASES = "id_aliases.json"  # 2WikiMultihopQA's names, which count as right if 
 
 
 def run_suite(argv: Sequence[str]) -> int:
-    """Run ``atommem eval --suite``.
-
-    Returns 0; 2 if a run was refused; 3 if more episodes of a run failed than
-    ``--max_failed_fraction`` allows; 4 if ``--call_budget`` was spent; 130 after Ctrl-C.
-    """
+    """Run ``atommem eval --suite``; returns a status of `main`, or 2 if a run was refused."""
     parser = _make_parser()
     own = parser.setting_names()
     own += [former for former, name in RENAMED.items() if name in own]  # refused by the parser
@@ -196,8 +190,7 @@ def load_columns(
 def column_file(column: Column, cache: Path, benchmarks: Path | None = None) -> Path:
     """Return the file of a column's tasks, built if necessary.
 
-    A built file's name has a digest of its inputs' content, the build's settings and the package's
-    version.
+    A built file's name has a digest of its inputs, the build's settings and the package's version.
     """
     if column.file:
         path = Path(column.file)

@@ -37,7 +37,7 @@ class EvalConfig:
     output_dir: str = setting("", "Folder of records and traces; a partial run continues in it.")
     method: str = setting("atommem", f"Method that reads the task: {', '.join(METHODS)}.")
     context_tokens: int = setting(
-        32_768, "Longest prompt and completion together (full_context truncates to it)."
+        32_768, "Longest prompt with completion; full_context cuts to it."
     )
     max_calls: int = setting(40, "Calls of tools in an episode; then it must answer.")
     yarn_factor: float | None = setting(None, "YaRN factor of the server, stated in the result.")

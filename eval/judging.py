@@ -29,6 +29,7 @@ from atommem.process import run_jobs
 SPREAD = 0.1  # prompts that differ by more are flagged
 Answer = tuple[str, str | None]  # the id of a question, and its answer
 Labels = Mapping[Answer, bool]  # whether an answer is right
+Rows = Mapping[str, Sequence[EpisodeRecord]]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -68,16 +69,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def judge_rows(
-    rows: Mapping[str, Sequence[EpisodeRecord]],
-    config: JudgeConfig,
-    prompts: Sequence[str],
-    log: Path,
+    rows: Rows, config: JudgeConfig, prompts: Sequence[str], log: Path
 ) -> tuple[dict[str, list[EpisodeRecord]], dict[str, set[Answer]]]:
     """Judge all answers with every prompt, but for the readable verdicts that `log` has.
 
     The records get a score named like the prompt for each question with a gold answer; answers
-    whose verdict is unreadable, by prompt, have 0. A prompt with too many of them is left out, with
-    a line on standard error.
+    whose verdict is unreadable, by prompt, have 0. A prompt with too many of them is left out.
     """
     judged = {row: [*records] for row, records in rows.items()}
     unreadable: dict[str, set[Answer]] = {}
@@ -151,9 +148,7 @@ async def _judge_records(
 
 
 def judge_table(
-    judged: Mapping[str, Sequence[EpisodeRecord]],
-    unreadable: Mapping[str, set[Answer]],
-    labels: Labels,
+    judged: Rows, unreadable: Mapping[str, set[Answer]], labels: Labels
 ) -> tuple[Table, dict[str, Any]]:
     """Return a table of prompts, and its numbers: ``scores``, ``spread`` and ``labels``."""
     numbers: dict[str, dict[str, Any]] = {"scores": {}, "spread": {}, "labels": {}}

@@ -56,10 +56,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rows for every combination of the points of `axes`.
-
-    An axis is ``{FIELD: [VALUE, ...]}`` or ``{POINT: {FIELD: VALUE}, ...}``.
-    """
+    """Rows for all points of `axes`: ``{FIELD: [VALUE, ...]}`` or ``{POINT: {FIELD: VALUE}}``."""
 
     method: str
     axes: dict[str, dict[str | int | float, list[Any] | dict[str, Any]]]

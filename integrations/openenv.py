@@ -11,13 +11,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from openenv.core.harness import (
-    ResourceSession,
-    ResourceSessionFactory,
-    TrainingTrace,
-    TrainingTurn,
-    VerifyResult,
-)
+from openenv.core import harness
 
 from atommem.config import PolicyConfig
 from atommem.episode import Episode
@@ -26,7 +20,7 @@ from atommem.policy.opening import open_policy
 from atommem.process import background_loop
 
 
-class MemorySession(ResourceSession):
+class MemorySession(harness.ResourceSession):
     """One episode of our loop."""
 
     def __init__(self, running: Future[Episode]) -> None:
@@ -36,14 +30,15 @@ class MemorySession(ResourceSession):
         """Wait for the episode's end; 1 if it failed."""
         return int(self._running.result(timeout_s).failed)
 
-    def fetch_training_trace(self) -> TrainingTrace:
+    def fetch_training_trace(self) -> harness.TrainingTrace:
         """Return the steps as sampled; a failed episode has none to train on."""
         return make_trace(self._running.result())
 
-    def verify(self, transcript: list[Any], final_state: Any = None) -> VerifyResult:
+    def verify(self, transcript: list[Any], final_state: Any = None) -> harness.VerifyResult:
         """Return the reward; None, which leaves the baseline, for a failed episode."""
         episode = self._running.result()
-        return VerifyResult(env_reward=episode.reward, done=True, metrics=dict(episode.metrics))
+        metrics = dict(episode.metrics)
+        return harness.VerifyResult(env_reward=episode.reward, done=True, metrics=metrics)
 
     def close(self) -> None:
         self._running.cancel()
@@ -61,7 +56,7 @@ class MemorySession(ResourceSession):
         raise ValueError(f"tool {name!r}: the session offers none.")
 
 
-class MemorySessions(ResourceSessionFactory):
+class MemorySessions(harness.ResourceSessionFactory):
     """Makes the sessions of a run; the dataset's prompts are the ids of tasks.
 
     `base_url` is the vLLM server that TRL updates, with ``--logprobs-mode processed_logprobs``.
@@ -85,9 +80,7 @@ class MemorySessions(ResourceSessionFactory):
         self.runner = runner.copy(sampling=own)
         self._samples: Counter[str] = Counter()
 
-    def create(
-        self, task: Any, seed: int | None = None, episode_id: str | None = None
-    ) -> MemorySession:
+    def create(self, task: Any, seed: Any = None, episode_id: Any = None) -> MemorySession:
         """Start an episode of the task whose id is the prompt."""
         name = task if isinstance(task, str) else task[-1]["content"]
         self._samples[name] += 1
@@ -97,11 +90,11 @@ class MemorySessions(ResourceSessionFactory):
         return MemorySession(asyncio.run_coroutine_threadsafe(episode, loop))
 
 
-def make_trace(episode: Episode) -> TrainingTrace:
+def make_trace(episode: Episode) -> harness.TrainingTrace:
     """Return OpenEnv's validated record of the steps with a token."""
-    return TrainingTrace(
+    return harness.TrainingTrace(
         turns=[
-            TrainingTurn(
+            harness.TrainingTurn(
                 node_id=f"{episode.task_id}/{episode.sample}/{index}",
                 prompt_token_ids=step.prompt_ids,
                 completion_token_ids=step.token_ids,

@@ -1,7 +1,6 @@
 """Training with verl 0.9 (its V1 trainer): ``python -m atommem.integrations.verl --config NAME``.
 
-Its agent loop runs an episode and returns a row for each step. Other arguments are verl's own
-overrides, KEY=VALUE.
+Its agent loop runs an episode and returns a row for each step. Other arguments are verl's own.
 """
 
 import json
@@ -30,10 +29,8 @@ NAME, MODULE = "atommem", "atommem.integrations.verl"
 class MemoryAgentLoop(AgentLoopBase):
     """Runs one episode; `data`, `model` and `settings` come from the agent loop's YAML file."""
 
-    def __init__(
-        self, *args: Any, data: Any, model: str, settings: Any = None, **kwargs: Any
-    ) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, data: Any, model: str, settings: Any = None, **own: Any) -> None:
+        super().__init__(*args, **own)
         given = OmegaConf.to_container(OmegaConf.create([data, model, settings or {}]))
         self.episodes, self.runner = _open(json.dumps(given), self.tokenizer)
 

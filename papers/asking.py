@@ -11,7 +11,7 @@ from typing import Any
 
 from atommem.chat_format import ChatFormat
 from atommem.config import PolicyConfig, check_least
-from atommem.policy.contract import MessagePolicy, Sampling, request_sampling
+from atommem.policy.contract import MessagePolicy, Sampling
 from atommem.policy.opening import open_policy, policy_identity
 from atommem.text_safety import guard_text
 from atommem.thinking import after_thoughts
@@ -31,7 +31,7 @@ class Asker:
 
     async def ask(self, system: str, user: str, key: str) -> str:
         """Return the reply without its thoughts; texts of records cannot be control tokens."""
-        sampling = request_sampling(self._sampling, key, 0)
+        sampling = self._sampling.for_request(key, 0)
         user = guard_text(user)
         if self._format is None:
             messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]

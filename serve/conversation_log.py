@@ -14,18 +14,7 @@ from atommem.errors import DataError
 from atommem.memory.log import Contents, operation_from_json, replay
 from atommem.memory.store import TextVectors
 from atommem.serve import schema
-from atommem.serve.schema import (
-    ConversationInfo,
-    Event,
-    LogState,
-    NotFoundError,
-    RequestKey,
-    Unread,
-    conversations,
-    events,
-    requests,
-    vectors,
-)
+from atommem.serve.schema import ConversationInfo, Event, RequestKey, conversations, events, vectors
 from atommem.session_state import SessionState
 
 _Create = Callable[[sa.Connection], ConversationInfo]
@@ -99,7 +88,7 @@ class ConversationLog:
         if request is not None and request.derived:
             keys = [request.key, *(request.derive(name).key for name in schema.PARTS)]
             with self._write_engine.begin() as connection:
-                rows = requests.update().where(requests.c.key.in_(keys))
+                rows = schema.requests.update().where(schema.requests.c.key.in_(keys))
                 connection.execute(rows.values(failed=failed))
 
     def written_by(
@@ -135,20 +124,18 @@ class ConversationLog:
             query = query.where(conversations.c.id < after)
         return [ConversationInfo(*tuple(row)) for row in self._rows(query)]
 
-    def update(
-        self, conversation: str, owner: str, metadata: Mapping[str, str]
-    ) -> ConversationInfo:
+    def update(self, conversation: str, owner: str, values: Mapping[str, str]) -> ConversationInfo:
         with self._write_engine.begin() as connection:
             info = schema.find_conversation(connection, conversation, owner)
             row = conversations.update().where(conversations.c.id == conversation)
-            connection.execute(row.values(metadata=dict(metadata)))
-            return replace(info, metadata=dict(metadata))
+            connection.execute(row.values(metadata=dict(values)))
+            return replace(info, metadata=dict(values))
 
     def erase(self, conversation: str, owner: str) -> None:
         """Delete a conversation with all its rows."""
         with self._write_engine.begin() as connection:
             schema.find_conversation(connection, conversation, owner, lock=True)
-            for table in (events, vectors, requests):
+            for table in (events, vectors, schema.requests):
                 connection.execute(table.delete().where(table.c.conversation == conversation))
             connection.execute(conversations.delete().where(conversations.c.id == conversation))
         if self._is_sqlite:  # the write-ahead log still holds the old pages
@@ -174,9 +161,9 @@ class ConversationLog:
             try:
                 connection.execute(events.insert(), rows)
                 if deleted := [event.parent for event in new if event.kind == "deleted"]:
-                    columns = requests.c
+                    columns = schema.requests.c
                     gone = columns.conversation == conversation, columns.version.in_(deleted)
-                    connection.execute(requests.delete().where(*gone))
+                    connection.execute(schema.requests.delete().where(*gone))
                 schema.record_request(connection, request, conversation, new[0].version)
                 if cached_rows:
                     insert = schema.insert_of(connection, vectors).on_conflict_do_nothing()
@@ -214,7 +201,9 @@ class ConversationLog:
             for _, future in batch:
                 future.set_result(None)
 
-    def load(self, conversation: str, owner: str, embedder: str) -> tuple[LogState, SessionState]:
+    def load(
+        self, conversation: str, owner: str, embedder: str
+    ) -> tuple[schema.LogState, SessionState]:
         """Load a conversation's state and session, with the vectors of `embedder`."""
         self.info(conversation, owner)  # raises
         found = self._rows(schema.events_of(conversation, *schema.STATE))
@@ -281,7 +270,7 @@ class ConversationLog:
         if after:
             rows = self._rows(sa.select(sa.func.max(order)).where(here, columns.item == after))
             if rows[0][0] is None:
-                raise NotFoundError(f"there is no item {after!r} in this conversation.")
+                raise schema.NotFoundError(f"there is no item {after!r} in this conversation.")
             query = query.where(order < rows[0][0] if newest else order > rows[0][0])
         query = query.order_by(order.desc() if newest else order).limit(limit)
         return [schema.event_of(row) for row in self._rows(query)]
@@ -293,9 +282,11 @@ class ConversationLog:
         for row in self._rows(query):
             for found in self.items(row.conversation, ids=[item]):
                 return found
-        raise NotFoundError(f"there is no item {item!r}.")
+        raise schema.NotFoundError(f"there is no item {item!r}.")
 
-    def unread(self, conversation: str, versions: Sequence[int]) -> tuple[Unread, dict[int, str]]:
+    def unread(
+        self, conversation: str, versions: Sequence[int]
+    ) -> tuple[schema.Unread, dict[int, str]]:
         """Return which of the items with these versions are unread, and why others remain so."""
         columns = [column for column in schema.STATE if column.name != "operations"]
         version, kind, here = events.c.version, events.c.kind, events.c.conversation == conversation
@@ -316,7 +307,7 @@ class ConversationLog:
             found = self.items(row.conversation, ids=ids)
             if found and found[0].kind == "ask":
                 return row.conversation, found[0], found[1] if len(found) > 1 else None
-        raise NotFoundError(f"there is no response {response!r}.")
+        raise schema.NotFoundError(f"there is no response {response!r}.")
 
     def fork(
         self, conversation: str, owner: str, at: int | None, request: RequestKey | None = None
@@ -325,7 +316,7 @@ class ConversationLog:
 
         def fork(connection: sa.Connection) -> ConversationInfo:
             source = schema.find_conversation(connection, conversation, owner)
-            found, left, state = list[Event](), at, LogState()
+            found, left, state = list[Event](), at, schema.LogState()
             for event in map(schema.event_of, connection.execute(schema.events_of(conversation))):
                 if left == 0:
                     break

@@ -32,9 +32,7 @@ class Conversations:
     `answering` are the ids of responses in progress in this process.
     """
 
-    def __init__(
-        self, model: ServedModel, log: ConversationLog, *, max_requests: int = 320
-    ) -> None:
+    def __init__(self, model: ServedModel, log: ConversationLog, max_requests: int = 320) -> None:
         self.model, self.log = model, log
         self.requests = 0
         self.answering: set[str] = set()
@@ -75,10 +73,7 @@ class Conversations:
     async def recall(
         self, owner: str, where: Mapping[str, str], query: str, k: int | None = None
     ) -> list[tuple[str, Entry, float]]:
-        """Return what the conversations with this metadata recall, best first, with their ids.
-
-        Searches the `MAX_SCOPE` newest of them.
-        """
+        """Return what the `MAX_SCOPE` newest of this metadata recall, best first, with ids."""
         infos = partial(self.log.conversations, owner, where=where, limit=MAX_SCOPE)
         found = []
         for info in await run_in_threadpool(infos):

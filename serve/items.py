@@ -263,8 +263,7 @@ def new_items(held: Sequence[Item], items: Sequence[Item]) -> list[Item]:
     places = defaultdict[str, list[int]](list)
     for place, item in enumerate(held):
         places[signature(item)].append(place)
-    # ends[k]: where the subsequence of k + 1 items that ends first in `held` ends, there and here,
-    # and the one before it
+    # ends[k]: ends, there and here, of the k + 1 items that end first in `held`, and those before
     ends, longest = list[tuple[int, int, Any]](), None
     for number, item in enumerate(items):
         for place in reversed(places[signature(item)]):
@@ -308,9 +307,7 @@ def answer_item(item_id: str, text: str | None, note: str = "") -> Item:
     return {**item, "note": note} if note else item
 
 
-def listed(
-    event: Event, unread: Mapping[int, Any] = {}, stopped: Mapping[int, str] = {}
-) -> dict[str, Any]:
+def listed(event: Event, unread: Mapping[int, Any] = {}, stopped: Mapping[int, str] = {}) -> Item:
     """Return an item as the API lists it: ``incomplete`` if some of it was not read."""
     item, status, reason = item_of(event), "completed", stopped.get(event.version)
     if event.version in unread:

@@ -1,7 +1,6 @@
 """MCP server with the tools `remember`, `recall`, `ask`, `correct` and `forget`.
 
-The protocol has no session (specification of 2026-07-28): every tool takes the conversation's id,
-which `remember` returns.
+The protocol (2026-07-28) has no session: every tool takes the conversation's id from `remember`.
 """
 
 import logging
@@ -37,17 +36,10 @@ _INSTRUCTIONS = (
     "need it. ask answers from memory; recall returns entries without an answer; correct replaces "
     "an entry; forget deletes an entry, or all that came from one text."
 )
-_Id = Annotated[
-    wire.ConversationId,
-    Field(description="The conversation id that remember returned; or give a scope."),
-]
-_Scope = Annotated[
-    wire.Value, Field(description="Of a scope, instead of a conversation: the same in all calls.")
-]
+_Id = Annotated[wire.ConversationId, Field(description="As remember returned it; or give a scope.")]
+_Scope = Annotated[wire.Value, Field(description="Scope in place of an id: the same in all calls.")]
 _Text = Annotated[wire.Text, Field(description="The text: a message, a page, a whole document.")]
-_NewId = Annotated[
-    wire.ConversationId, Field(description="Where; empty starts a new conversation.")
-]
+_NewId = Annotated[wire.ConversationId, Field(description="Conversation; empty starts a new one.")]
 _Goal = Annotated[
     str,
     Field(
@@ -58,17 +50,11 @@ _Goal = Annotated[
     wire.CLEAN,
 ]
 _AsIs = Annotated[bool, Field(description="Store the text as an entry as it is.")]
-_SourceName = Annotated[
-    wire.Name, Field(description="Name of the text in sources, and for forget.")
-]
-_Query = Annotated[
-    str, Field(min_length=1, description="What the entries should be about."), wire.CLEAN
-]
+_SourceName = Annotated[wire.Name, Field(description="Name of the text in sources and for forget.")]
+_Query = Annotated[str, Field(min_length=1, description="What the entries are about."), wire.CLEAN]
 _Entry = Annotated[int, Field(description="The id of an entry.")]
 _Reason = Annotated[wire.Name, Field(description="Why; the log keeps it.")]
-_Source = Annotated[
-    wire.Name, Field(description="Or the name of a text, with all that came from it.")
-]
+_Source = Annotated[wire.Name, Field(description="Or a text's name, with all that came from it.")]
 _EMPTY = "nothing was remembered in exactly this scope."
 _Context = Context[Any, Any]
 
@@ -81,9 +67,7 @@ def exact(scope: Mapping[str, str]) -> dict[str, str | None]:
 class _Server(MCPServer[Any]):
     """Reads null as absent, and names wrong arguments in a line without the library's words."""
 
-    async def call_tool(
-        self, name: str, arguments: dict[str, Any], context: _Context | None = None
-    ) -> Any:
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
         given = {key: value for key, value in arguments.items() if value is not None}
         for tool in await self.list_tools():
             unknown = given.keys() - tool.input_schema["properties"].keys()
@@ -283,9 +267,8 @@ def mcp_routes(mcp: MCPServer[Any]) -> list[BaseRoute]:
     """Return the route `PATH`, stateless so that any gateway can take each request."""
     # Hosts and origins are checked by RequestMiddleware.
     security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    app = mcp.streamable_http_app(
-        streamable_http_path=PATH, stateless_http=True, transport_security=security
-    )
+    options: Any = {"streamable_http_path": PATH, "stateless_http": True}
+    app = mcp.streamable_http_app(**options, transport_security=security)
     # Without sessions, the stream that a GET opens would stay empty and never end: 405.
     routes = [route for route in app.routes if isinstance(route, Route)]
     return [Route(route.path, route.endpoint, methods=["POST"]) for route in routes]

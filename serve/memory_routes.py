@@ -4,7 +4,7 @@ import base64
 import json
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from anyio import fail_after, to_process
@@ -17,7 +17,7 @@ from atommem.episode import Step
 from atommem.errors import DataError
 from atommem.serve import wire
 from atommem.serve.items import item_of, listed, text_item
-from atommem.serve.openai_routes import Info, NeededScope, PageLimit, Scope, ThisCall
+from atommem.serve.openai_routes import Info, Json, NeededScope, PageLimit, Scope, ThisCall
 
 msgspec.json.Decoder(Step)  # in one thread, as in atommem.memory.log
 
@@ -28,7 +28,7 @@ At = Annotated[wire.Number | None, Query(description="Number of operations; defa
 
 
 @router.get("/memory")
-def retrieve_memory(info: Info, call: ThisCall, at: At = None) -> dict[str, Any]:
+def retrieve_memory(info: Info, call: ThisCall, at: At = None) -> Json:
     """Return the memory after `at` operations: entries, scratchpad, query, and what is shown."""
     contents, length = call.log.memory_at(info.id, at)
     return {
@@ -51,7 +51,7 @@ async def recall(
     k: Annotated[int | None, Query(ge=1, le=10_000)] = None,
     source: wire.Name = "",
     items: bool = False,
-) -> dict[str, Any]:
+) -> Json:
     """Return the entries that the policy would be shown for a query, without calling a model.
 
     `k` replaces the policy's number; of texts whose name begins with `source`, if given. With
@@ -74,15 +74,13 @@ def list_operations(
     call: ThisCall,
     after: wire.Number = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> dict[str, Any]:
+) -> Json:
     """List the operation log from number `after`."""
     return wire.page(call.log.operations(info.id, after, limit + 1), limit)
 
 
 @router.get("/steps")
-def list_steps(
-    info: Info, call: ThisCall, after: wire.Number = 0, limit: PageLimit = 20
-) -> dict[str, Any]:
+def list_steps(info: Info, call: ThisCall, after: wire.Number = 0, limit: PageLimit = 20) -> Json:
     """List the steps after version `after`, with observation, whole prompt, completion, tokens."""
     events = call.log.events(info.id, ("step",), after=after, limit=limit + 1)
     found = []
@@ -95,7 +93,7 @@ def list_steps(
 
 
 @router.post("/fork")
-def fork(info: Info, call: ThisCall, at: At = None) -> dict[str, Any]:
+def fork(info: Info, call: ThisCall, at: At = None) -> Json:
     """Copy the conversation as it was after `at` operations."""
     return wire.conversation_object(call.log.fork(info.id, info.owner, at, call.key))
 
@@ -103,7 +101,7 @@ def fork(info: Info, call: ThisCall, at: At = None) -> dict[str, Any]:
 @router.post("/entries")
 async def create_entry(
     conversation: wire.ConversationId, body: wire.EntryCreate, call: ThisCall
-) -> dict[str, Any]:
+) -> Json:
     """Store a text as an entry as it is, without the policy, as the actor ``user``.
 
     It is listed as an item, too. Limits of entries and the rules of the memory hold.
@@ -116,7 +114,7 @@ async def create_entry(
 @router.post("/entries/{entry}")
 async def update_entry(
     conversation: wire.ConversationId, entry: wire.Number, body: wire.EntryUpdate, call: ThisCall
-) -> dict[str, Any]:
+) -> Json:
     """Replace the text of an entry, as an operation of the actor ``user``."""
     async with call.use(conversation) as held:
         return wire.page(await held.edit(entry, body.text, body.reason, call.key))
@@ -125,23 +123,21 @@ async def update_entry(
 @router.delete("/entries/{entry}")
 async def delete_entry(
     conversation: wire.ConversationId, entry: wire.Number, call: ThisCall, reason: wire.Name = ""
-) -> dict[str, Any]:
+) -> Json:
     """Delete an entry; the log keeps its text until the conversation is deleted."""
     async with call.use(conversation) as held:
         return wire.page(await held.edit(entry, None, reason))
 
 
 @router.delete("/sources/{name:path}")
-async def delete_source(
-    conversation: wire.ConversationId, name: wire.Text, call: ThisCall
-) -> dict[str, Any]:
+async def delete_source(conversation: wire.ConversationId, name: wire.Text, call: ThisCall) -> Json:
     """Delete the texts with this name (or id), with what was written while they were read."""
     async with call.use(conversation) as held:
         return wire.page(await held.forget(name))
 
 
 @router.delete("/items/{item}")
-async def delete_item(info: Info, item: str, call: ThisCall) -> dict[str, Any]:
+async def delete_item(info: Info, item: str, call: ThisCall) -> Json:
     """Delete a text, with what was written while it was read."""
     async with call.use(info.id) as held:
         await held.forget(item=item)
@@ -154,7 +150,7 @@ async def recall_scope(
     call: ThisCall,
     scope: NeededScope,
     k: Annotated[int | None, Query(ge=1, le=10_000)] = None,
-) -> dict[str, Any]:
+) -> Json:
     """Return the best entries of all conversations of a scope, each with its conversation."""
     found = await call.server.recall(call.owner, scope, query, k)
     objects = (wire.entry_object(hit, score=score, conversation=name) for name, hit, score in found)
@@ -183,7 +179,7 @@ def export(call: ThisCall, scope: Scope) -> StreamingResponse:
 
 
 @general.post("/extract")
-async def extract_text(body: wire.FileExtract) -> dict[str, Any]:
+async def extract_text(body: wire.FileExtract) -> Json:
     """Return the text of a file, whose content is `data` in base64, and what it leaves out."""
     name = body.name
     try:

@@ -22,6 +22,7 @@ from atommem.serve.served_model import ask_once
 from atommem.serve.streaming import AskEvents, ChatForm, ResponseForm, respond, until_disconnect
 
 router = APIRouter(prefix="/v1")
+Json = dict[str, Any]  # an object of a response
 
 
 class Call:
@@ -48,14 +49,10 @@ class Call:
         return found
 
     async def read(
-        self,
-        conversation: str,
-        new: Sequence[Item],
-        key: RequestKey | None,
-        replaced: Sequence[str] = (),
-    ) -> tuple[list[Event], dict[str, Any]]:
+        self, name: str, new: Sequence[Item], key: RequestKey | None, replaced: Sequence[str] = ()
+    ) -> tuple[list[Event], Json]:
         """Read items; return their events, and what that wrote (`Conversation.read_all`)."""
-        async with self.server.settled(self.key), self.use(conversation) as memory:
+        async with self.server.settled(self.key), self.use(name) as memory:
             return await memory.add(new, key, replaced), await memory.read_all()
 
 
@@ -74,9 +71,8 @@ async def get_call(
         route = routes[request.scope["route"].path_format][request.method.lower()]
         known = {each["name"] for each in route.get("parameters", ())} | _HARMLESS_QUERY
         if unknown := sorted(request.query_params.keys() - known):
-            raise RequestValidationError(
-                [{"type": "extra_forbidden", "loc": ("query", unknown[0])}]
-            )
+            wrong = {"type": "extra_forbidden", "loc": ("query", unknown[0])}
+            raise RequestValidationError([wrong])
         counts = Counter(name for name, _ in request.query_params.multi_items())
         for name in [name for name in counts if counts[name] > 1 and name not in _SEVERAL]:
             raise DataError(f"{name}: given {counts[name]} times. Give it once.")
@@ -139,7 +135,7 @@ NeededScope = Annotated[dict[str, str], Depends(get_needed_scope)]
 
 
 @router.get("/models")
-def list_models(call: ThisCall) -> dict[str, Any]:
+def list_models(call: ThisCall) -> Json:
     """List the one model."""
     model = call.server.model
     found = {
@@ -155,20 +151,17 @@ def list_models(call: ThisCall) -> dict[str, Any]:
 
 
 @router.get("/models/{model:path}")
-def retrieve_model(model: str, call: ThisCall) -> dict[str, Any]:
+def retrieve_model(model: str, call: ThisCall) -> Json:
     """Return the model."""
     _check_model(call.server, model)
     return dict(list_models(call)["data"][0])
 
 
 @router.post("/conversations")
-async def create_conversation(
-    call: ThisCall, body: wire.ConversationCreate | None = None
-) -> dict[str, Any]:
+async def create_conversation(call: ThisCall, body: wire.ConversationCreate | None = None) -> Json:
     """Create a conversation, and read its items before returning.
 
-    ``goal`` in the metadata, one question a line, is shown while reading. ``written``, ``cut`` and
-    ``note`` as of items.
+    ``goal`` in the metadata, a question a line, is shown while reading. The rest is as of items.
     """
     body = body or wire.ConversationCreate()
     new = await call.resolved(body.items or [])
@@ -183,14 +176,14 @@ async def create_conversation(
 @router.get("/conversations")
 def list_conversations(
     call: ThisCall, scope: Scope, limit: PageLimit = 20, after: wire.ConversationId = ""
-) -> dict[str, Any]:
+) -> Json:
     """List the owner's conversations, newest first; with a scope those with this metadata."""
     found = call.log.conversations(call.owner, after=after, limit=limit + 1, where=scope)
     return wire.page([wire.conversation_object(info) for info in found], limit)
 
 
 @router.delete("/conversations")
-async def delete_conversations(call: ThisCall, scope: NeededScope) -> dict[str, Any]:
+async def delete_conversations(call: ThisCall, scope: NeededScope) -> Json:
     """Erase all conversations of a scope with their logs."""
     infos = partial(call.log.conversations, call.owner, where=scope)
     erased = [info.id for info in await run_in_threadpool(infos)]
@@ -202,21 +195,19 @@ async def delete_conversations(call: ThisCall, scope: NeededScope) -> dict[str, 
 
 
 @router.get("/conversations/{conversation}")
-def retrieve_conversation(info: Info) -> dict[str, Any]:
+def retrieve_conversation(info: Info) -> Json:
     """Return a conversation."""
     return wire.conversation_object(info)
 
 
 @router.post("/conversations/{conversation}")
-def update_conversation(
-    info: Info, call: ThisCall, body: wire.ConversationUpdate
-) -> dict[str, Any]:
+def update_conversation(info: Info, call: ThisCall, body: wire.ConversationUpdate) -> Json:
     """Replace the metadata, with goal and scope in it; a new goal applies to later items."""
     return wire.conversation_object(call.log.update(info.id, info.owner, body.metadata))
 
 
 @router.delete("/conversations/{conversation}")
-async def delete_conversation(conversation: wire.ConversationId, call: ThisCall) -> dict[str, Any]:
+async def delete_conversation(conversation: wire.ConversationId, call: ThisCall) -> Json:
     """Erase a conversation with its log."""
     await call.server.erase(conversation, call.owner)
     return {"id": conversation, "object": "conversation.deleted", "deleted": True}
@@ -225,7 +216,7 @@ async def delete_conversation(conversation: wire.ConversationId, call: ThisCall)
 @router.post("/conversations/{conversation}/items")
 async def create_items(
     conversation: wire.ConversationId, body: wire.ItemsCreate, call: ThisCall
-) -> dict[str, Any]:
+) -> Json:
     """Commit texts, and read them, one turn a chunk, before returning.
 
     Texts with the names `replace` are deleted in the same commit.
@@ -248,18 +239,15 @@ def list_items(
     order: Literal["asc", "desc"] = "desc",
     after: wire.ConversationId = "",
     name: wire.Name = "",
-) -> dict[str, Any]:
-    """List texts, questions and answers, newest first by default.
-
-    With `name`, only texts whose name begins with it.
-    """
+) -> Json:
+    """List texts, questions and answers, newest first; with `name`, texts whose name begins so."""
     newest = order == "desc"
     found = call.log.items(info.id, newest=newest, after=after, limit=limit + 1, name=name)
     return wire.page(_listed(call, info, found), limit)
 
 
 @router.get("/conversations/{conversation}/items/{item}")
-def retrieve_item(item: str, info: Info, call: ThisCall) -> dict[str, Any]:
+def retrieve_item(item: str, info: Info, call: ThisCall) -> Json:
     """Return a text, a question or an answer."""
     for found in _listed(call, info, call.log.items(info.id, ids=[item])):
         return found
@@ -293,7 +281,7 @@ async def create_response(body: wire.ResponseCreate, call: ThisCall) -> Any:
 
 
 @router.get("/responses/{response}")
-def retrieve_response(response: wire.Name, call: ThisCall, stream: bool = False) -> dict[str, Any]:
+def retrieve_response(response: wire.Name, call: ThisCall, stream: bool = False) -> Json:
     """Return a response; ``incomplete`` if nobody answers it and it has no answer."""
     if stream:
         raise DataError("stream=true: a stored response is returned whole. Leave it out.")
@@ -311,7 +299,7 @@ def retrieve_response(response: wire.Name, call: ThisCall, stream: bool = False)
 
 
 @router.delete("/responses/{response}")
-async def delete_response(response: wire.Name, call: ThisCall) -> dict[str, Any]:
+async def delete_response(response: wire.Name, call: ThisCall) -> Json:
     """Delete question and answer; without a conversation also what only they had read."""
     found = await run_in_threadpool(call.log.response, response, call.owner)
     conversation, *items = found

@@ -242,12 +242,10 @@ def find_conversation(
     return ConversationInfo(*tuple(row))
 
 
-def conversations_of(
-    owner: str, where: Mapping[str, str | None], is_sqlite: bool
-) -> sa.Select[Any]:
-    """Select the conversations with the metadata `where` (None: without it), newest first."""
+def conversations_of(owner: str, meta: Mapping[str, str | None], is_sqlite: bool) -> sa.Select[Any]:
+    """Select the conversations with the metadata `meta` (None: without it), newest first."""
     query = sa.select(conversations).where(conversations.c.owner == owner)
-    for name, value in where.items():
+    for name, value in meta.items():
         # SQLite compares names as the JSON spells them.
         spelt = json.dumps(name)[1:-1] if is_sqlite else name
         found = conversations.c.metadata[spelt].as_string()
@@ -265,13 +263,10 @@ def failure_of(key: str) -> sa.Select[Any]:
 
 
 def record_request(
-    connection: sa.Connection,
-    request: RequestKey | None,
-    conversation: str,
-    version: int | None = None,
+    connection: sa.Connection, request: RequestKey | None, name: str, version: int | None = None
 ) -> None:
     if request is not None:
-        values = {"conversation": conversation, "version": version, "failed": False}
+        values = {"conversation": name, "version": version, "failed": False}
         identity = {"key": request.key, "digest": request.digest}
         row = insert_of(connection, requests).values(**identity, **values)
         if request.renews:
@@ -337,19 +332,16 @@ def open_database(url: str) -> sa.Engine:
             "postgresql://USER@HOST/NAME."
         ) from error
     if found != VERSION:
-        raise ConfigError(
-            f"db={url}: its tables have version {found}, this AtomMem needs {VERSION}. Give a new "
-            "database."
-        )
+        problem = f"its tables have version {found}, AtomMem needs {VERSION}. Give a new database."
+        raise ConfigError(f"db={url}: {problem}")
     return engine
 
 
 def _sqlite(address: sa.URL) -> sa.Engine:
     """Make an engine with a write-ahead log that syncs every commit to disk."""
     Path(address.database or ".").parent.mkdir(parents=True, exist_ok=True)
-    engine = sa.create_engine(
-        address, connect_args={"timeout": 60, "check_same_thread": False}, pool_size=64
-    )
+    options = {"timeout": 60, "check_same_thread": False}
+    engine = sa.create_engine(address, connect_args=options, pool_size=64)
 
     @sa.event.listens_for(engine, "connect")
     def configure(connection: Any, _: Any) -> None:

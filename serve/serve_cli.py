@@ -33,9 +33,7 @@ class ServeConfig:
     host: str = setting("127.0.0.1", "Address to listen on; another machine's access needs a key.")
     port: int = setting(8765, "Port to listen on.")
     db: str = setting(
-        DATABASE,
-        "Database of conversations: sqlite:///FILE or postgresql://USER@HOST/NAME. "
-        "ATOMMEM_DATABASE sets the default.",
+        DATABASE, "sqlite:///FILE or postgresql://USER@HOST/NAME; or as ATOMMEM_DATABASE says."
     )
     name: str = setting("", "Name of the model for clients (default: the folder's name).")
     keys: str | None = setting(
@@ -48,9 +46,7 @@ class ServeConfig:
     active: int = setting(64, "Most turns at the same time.")
     max_requests: int = setting(320, "Most requests in work or waiting; more are refused (429).")
     turn_seconds: float = setting(300.0, "Longest time of a turn (503).")
-    reads_questions: bool = setting(
-        True, "Read what a message that asks tells, after its answer (conversations)."
-    )
+    reads_questions: bool = setting(True, "Read what a question tells, after its answer.")
     drain_seconds: int = setting(30, "Time for open requests after SIGTERM.")
 
 

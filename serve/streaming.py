@@ -51,8 +51,7 @@ async def until_disconnect(request: Request, work: Awaitable[_Result]) -> _Resul
 class ResponseForm:
     """Form of ``/v1/responses``: steps as parts of one reasoning summary, then the answer.
 
-    `begin` (the question is committed), `step`, `end` and `fail` return what is streamed, `whole`
-    the response after them.
+    `begin` (of a committed question), `step`, `end`, `fail` are for a stream; then `whole` is it.
     """
 
     def __init__(
@@ -221,8 +220,7 @@ async def respond(
 ) -> Response:
     """Ask, and return the answer or its stream.
 
-    A stream waits until the question is committed, so that earlier errors get a status of their
-    own.
+    A stream waits until the question is committed: earlier errors have a status of their own.
     """
 
     def streamed(event: Event | Step | Answer) -> str:

@@ -156,12 +156,10 @@ class AskCreate(BaseModel, extra="allow"):
             extra[name] = clean_json(value, MAX_DEPTH)
             if name in ("text", "response_format") and isinstance(value, dict):
                 kind = value.get("format", value)
-                supported = not kind or (
-                    isinstance(kind, dict) and kind.get("type", "text") == "text"
-                )
+                fits = not kind or (isinstance(kind, dict) and kind.get("type", "text") == "text")
             else:
-                supported = name in _HARMLESS or value in _SUPPORTED.get(name, ())
-            if value is not None and not supported:
+                fits = name in _HARMLESS or value in _SUPPORTED.get(name, ())
+            if value is not None and not fits:
                 code, fix = "unknown_parameter", "not a parameter"
                 if name in _SUPPORTED:
                     code, fix = "unsupported_parameter", f"{str(value)[:80]!r} is not supported"

@@ -17,10 +17,8 @@ def refusal(status: int, message: str = "no", **more: str) -> httpx.Response:
 
 def choice(content: Any, finish_reason: str = "stop", **more: Any) -> dict[str, Any]:
     """One choice of a reply; `more` are fields of its message, such as ``refusal``."""
-    return {
-        "message": {"role": "assistant", "content": content, **more},
-        "finish_reason": finish_reason,
-    }
+    message = {"role": "assistant", "content": content, **more}
+    return {"message": message, "finish_reason": finish_reason}
 
 
 class FakeChat:

@@ -84,9 +84,7 @@ class FakeServer:
     def _effect(self, folder: str) -> float:
         file = Path(folder) / "adapter_model.safetensors"
         weights = load_file(file) if folder and file.is_file() else {}
-        used = [
-            w for name, w in weights.items() if self.ignored is None or self.ignored not in name
-        ]
+        used = [w for name, w in weights.items() if not self.ignored or self.ignored not in name]
         return float(sum((weight**2).sum() for weight in used))
 
 

@@ -58,9 +58,8 @@ class WordTokenizer:
         return [self._id(word) for word in re.findall(r"\s*\S+|\s+$", text)]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return "".join(
-            self._words[token_id] for token_id in token_ids if token_id or not skip_special_tokens
-        )
+        ids = (one for one in token_ids if one or not skip_special_tokens)
+        return "".join(self._words[one] for one in ids)
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> str:
         turns = "".join(f"[{message['role']}] {message['content']}\n" for message in conversation)
@@ -94,13 +93,11 @@ def word_level(words: Sequence[str], **special: Any) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    backend = Tokenizer(
-        models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=words[0])
-    )
+    ids = {word: index for index, word in enumerate(words)}
+    backend = Tokenizer(models.WordLevel(ids, unk_token=words[0]))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>", **special
-    )
+    special = {"eos_token": "<eos>", "pad_token": "<pad>", **special}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
 
 
 class ScriptedPolicy(Policy):
@@ -160,9 +157,8 @@ class WordEmbedder(Embedder):
 
 def longdoc(tokenizer: Any, **settings: Any) -> EnvironmentFactory:
     """The long-document environment; a chunk is a document unless `settings` say otherwise."""
-    return make_factory(
-        environment_config("longdoc", **{"chunking": "documents", **settings}), tokenizer
-    )
+    config = environment_config("longdoc", **{"chunking": "documents", **settings})
+    return make_factory(config, tokenizer)
 
 
 def prompt_builder(

@@ -60,9 +60,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("line", "message"), [*LINES["fast"].items(), *SLOW], ids=lambda text: text[:60]
 )
-def test_command_with_broken_input_reports_one_line(
-    line: str, message: str, box: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_command_with_broken_input_reports_one_line(line, message, box, capfd):
     before = contents(box)
     assert cli.main(line.split()) == 2
     lines = [text for text in capfd.readouterr().err.splitlines() if text.strip()]
@@ -114,9 +112,7 @@ def at_a_write(below: Path, act: Callable[[], object]) -> Iterator[None]:
 
 
 @parametrized
-def test_command_interrupted_at_its_first_write_leaves_no_partial_file(
-    command: str, folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_command_interrupted_at_its_first_write_leaves_no_partial_file(command, folder, capfd):
     before = contents(folder)
     sent: list[int] = []
 
@@ -138,9 +134,7 @@ def test_command_interrupted_at_its_first_write_leaves_no_partial_file(
 
 
 @parametrized
-def test_command_on_a_full_disk_reports_one_line_and_leaves_nothing(
-    command: str, folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_command_on_a_full_disk_reports_one_line_and_leaves_nothing(command, folder, capfd):
     before = contents(folder)
 
     def fail() -> None:

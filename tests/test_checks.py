@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
-def test_site_builds_without_warnings_and_loads_nothing_from_other_hosts(tmp_path: Path) -> None:
+def test_site_builds_without_warnings_and_loads_nothing_from_other_hosts(tmp_path):
     build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", tmp_path]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -27,13 +27,12 @@ def test_site_builds_without_warnings_and_loads_nothing_from_other_hosts(tmp_pat
     for text in ('id="atommem.api.Memory.read"', "ids of those entries whose text a limit cut"):
         assert text in pages["api"]
     remote = r"<(?:script|img|iframe|link)[^>]+?(?:src|href)=[\"'](https?://[^\"']*)"
-    assert {
-        name: found for name, page in pages.items() if (found := re.findall(remote, page))
-    } == {}
+    loaded = {name: re.findall(remote, page) for name, page in pages.items()}
+    assert {name: found for name, found in loaded.items() if found} == {}
 
 
 @pytest.mark.slow
-def test_container_s_steps_run(tmp_path: Path) -> None:
+def test_container_s_steps_run(tmp_path):
     """Without a container engine, as a script; packages that are installed here are not again."""
     lines = [line.split(maxsplit=1) for line in (ROOT / "Dockerfile").read_text().splitlines()]
     command = json.loads(next(words[1] for words in lines if words[:1] == ["CMD"]))
@@ -67,7 +66,7 @@ NEEDS |= {"bench_stores": "mem0", "bench_tinker": "skyrl"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bench", BENCHES, ids=lambda path: path.stem)
-def test_bench_in_its_smallest_form_holds(bench: Path, tmp_path: Path) -> None:
+def test_bench_in_its_smallest_form_holds(bench, tmp_path):
     engine = NEEDS.get(bench.stem, "")
     installed = (ROOT / f".venv-{engine}" / ".installed").exists()
     if engine and not installed and f"{engine.upper()}_PYTHON" not in os.environ:
@@ -82,7 +81,7 @@ def test_bench_in_its_smallest_form_holds(bench: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout.splitlines()[-1])["holds"] is True
 
 
-def test_every_recipe_and_launcher_has_its_pair() -> None:
+def test_every_recipe_and_launcher_has_its_pair():
     pairs = load_script("bench_shipped").pairs()
     recipes = {path.stem for path in (ROOT / "configs" / "train").glob("*.yaml")}
     assert {pair.recipe for pair in pairs} == recipes - {"sft_smollm2"}  # of scripts/smollm2
@@ -91,7 +90,7 @@ def test_every_recipe_and_launcher_has_its_pair() -> None:
 
 
 @pytest.mark.slow
-def test_gpu_check_on_a_cpu_runs_its_parts(tmp_path: Path) -> None:
+def test_gpu_check_on_a_cpu_runs_its_parts(tmp_path):
     environment: dict[str, Any] = {**os.environ, "PYTHON": sys.executable}
     command = [str(ROOT / "scripts" / "gpu_check"), "--tiny", "--output_dir", str(tmp_path)]
     command += ["--only", "mask", "attention", "lora", "colocate", "colocate_lora"]

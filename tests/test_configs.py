@@ -49,7 +49,7 @@ def _other_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_configs_are_all_tested() -> None:
+def test_configs_are_all_tested():
     launchers = [CONFIGS / "accelerate" / f"{name}.yaml" for name in LAUNCHERS]
     tested = [*launchers, *TRAIN, *EVAL, *TEMPLATES, *ENGINES]
     assert sorted(CONFIGS.rglob("*.yaml")) == sorted(tested)
@@ -58,9 +58,7 @@ def test_configs_are_all_tested() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TRAIN, ids=attrgetter("stem"))
-def test_dry_run_of_recipe_passes(
-    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_run_of_recipe_passes(path, tmp_path, capsys):
     out, stage = tmp_path / "plan.json", stage_of(path)
     assert main([stage, "--config", str(path), "--dry_run", "--dry_run_json", str(out)]) == 0
     if stage == "sft":
@@ -72,7 +70,7 @@ def test_dry_run_of_recipe_passes(
 
 
 @pytest.mark.parametrize("path", EVAL, ids=attrgetter("stem"))
-def test_eval_config_is_read(path: Path) -> None:
+def test_eval_config_is_read(path):
     if path.stem in ("paper", "smollm2"):
         assert parse_arguments(["--config", str(path), "--policy=p", "--data=d", "--output_dir=o"])
     elif path.stem != "paper_tables":
@@ -84,7 +82,7 @@ def test_eval_config_is_read(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", TRAIN, ids=attrgetter("stem"))
-def test_recipe_leaves_room_for_thoughts(path: Path) -> None:
+def test_recipe_leaves_room_for_thoughts(path):
     settings = load_yaml(path, "train")
     if "Qwen3" in settings["model_name_or_path"]:
         quiet = settings.get("chat_template_kwargs") == {"enable_thinking": False}
@@ -92,7 +90,7 @@ def test_recipe_leaves_room_for_thoughts(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ENGINES, ids=attrgetter("stem"))
-def test_episodes_of_engine_recipe_are_those_of_our_own(path: Path) -> None:
+def test_episodes_of_engine_recipe_are_those_of_our_own(path):
     values = load_yaml(path, "engines")
     theirs = set(values) - {"skyrl", "verl"}
     run = make_run({name: values[name] for name in theirs}, stored_settings(None)).to_flat()
@@ -107,7 +105,7 @@ def settings_of(*flags: str) -> dict[str, Any]:
     return {item.name: getattr(config, item.name) for config in configs for item in fields(config)}
 
 
-def test_recipe_of_the_paper_has_its_settings_and_takes_the_flags_of_the_docs() -> None:
+def test_recipe_of_the_paper_has_its_settings_and_takes_the_flags_of_the_docs():
     """arXiv 2601.08323, section 4.1; on the 8 processes of its launcher."""
     ablated = ["--capacity", "20", "--embedder", "random", "--disabled_actions", "read", "delete"]
     found = settings_of("--config", HOTPOTQA, *ablated)
@@ -120,7 +118,7 @@ def test_recipe_of_the_paper_has_its_settings_and_takes_the_flags_of_the_docs() 
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_accelerate_reads_launcher(name: str) -> None:
+def test_accelerate_reads_launcher(name):
     kind, processes, machines = LAUNCHERS[name]
     path = CONFIGS / "accelerate" / f"{name}.yaml"
     config = load_config_from_file(str(path))
@@ -133,7 +131,7 @@ def test_accelerate_reads_launcher(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "nodes"), [("colocated", 2), ("servers", 3)])
-def test_slurm_example_launches_valid_commands(tmp_path: Path, name: str, nodes: int) -> None:
+def test_slurm_example_launches_valid_commands(tmp_path, name, nodes):
     for command in ("scontrol", "atommem", "ip", "srun", "vllm", "accelerate", "curl"):
         (tmp_path / "bin").mkdir(exist_ok=True)
         shutil.copy(Path(__file__).with_name("slurm_stand_in.sh"), tmp_path / "bin" / command)
@@ -156,7 +154,7 @@ def test_slurm_example_launches_valid_commands(tmp_path: Path, name: str, nodes:
         assert (tmp_path / "vllm").read_text().startswith("10.0.0.7 serve Qwen/Qwen3-8B --port 80")
 
 
-def test_examples_in_the_chatml_templates_parse() -> None:
+def test_examples_in_the_chatml_templates_parse():
     templates = str(CONFIGS / "templates" / "chatml_examples.yaml")
     system = prompt_builder(templates=templates).system
     turns = [turn.partition("\n") for turn in system.split("<|im_start|>")]

@@ -27,7 +27,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         yield reader
 
 
-def test_picture_shows_what_the_tutorial_prints() -> None:
+def test_picture_shows_what_the_tutorial_prints():
     """tests/test_wheel.py compares the tutorial's print with what the shipped adapter does."""
     page = (ROOT / FOLDER / "letter.md").read_text(encoding="utf-8")
     picture = (ROOT / "docs" / "episode.svg").read_text(encoding="utf-8")
@@ -42,7 +42,7 @@ FLAG = r"(?<![\w=\"-])--([a-z]\w*)(?![\w-])"  # not those of others: --tensor-pa
 WITH_FLAGS = ["--environment web", *map("--benchmark {}".format, ("ruler", "told", "ledger"))]
 
 
-def test_flags_that_pages_name_exist(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_pages_name_exist(capsys):
     completion.main([])
     flags = dict(re.findall(r'"([^"]*) "\*\) words="([^"]*)"', capsys.readouterr().out))
     more = [completion._help(f"data build {given} ", "--help-all") for given in WITH_FLAGS]
@@ -63,24 +63,20 @@ def test_flags_that_pages_name_exist(capsys: pytest.CaptureFixture[str]) -> None
             assert not own or named - {*re.findall(FLAG, " ".join(own))} == set(), path
 
 
-NAMES_AN_INDEX = re.compile(
-    r"pip install (?:-\S+ )*['\"]?atommem\b|`atommem\[|\bpypi\b", re.IGNORECASE
-)
+INDEX = re.compile(r"pip install (?:-\S+ )*['\"]?atommem\b|`atommem\[|\bpypi\b", re.IGNORECASE)
 
 
-def test_no_page_or_message_installs_atommem_from_an_index() -> None:
+def test_no_page_or_message_installs_atommem_from_an_index():
     """It is not published: the name could be somebody else's."""
     rooms = ("docs", "examples", "atommem", "envs", "train", "eval", "serve", "demo")
     files = [path for room in rooms for path in (ROOT / room).rglob("*.*")]
     texts = [path for path in files if path.suffix in (".md", ".ipynb", ".py")]
-    found = [
-        path for path in (ROOT / "README.md", *texts) if NAMES_AN_INDEX.search(path.read_text())
-    ]
-    assert found == []
+    files = (ROOT / "README.md", *texts)
+    assert [path for path in files if INDEX.search(path.read_text())] == []
 
 
 @pytest.mark.slow
-def test_notebook_runs(reader: Reader, undrawn: None) -> None:
+def test_notebook_runs(reader, undrawn):
     file = "examples/sixty_questions.ipynb"
     known: dict[str, Any] = {}
     for cell in json.loads((ROOT / file).read_text())["cells"]:
@@ -90,9 +86,7 @@ def test_notebook_runs(reader: Reader, undrawn: None) -> None:
 
 
 @pytest.mark.slow
-def test_examples_run(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_examples_run(reader, monkeypatch, capsys):
     from atommem.serve.served_model import ServedModel
     from tests.serve.servers import make_conversations, running
 
@@ -129,7 +123,7 @@ TASK: dict[str, Any] = {
 }
 
 
-def test_task_schema_accepts_what_the_reader_accepts(tmp_path: Path) -> None:
+def test_task_schema_accepts_what_the_reader_accepts(tmp_path):
     ((_, schema),) = blocks(f"{FOLDER}/own_questions.md", "json")
     validator = jsonschema.Draft202012Validator(json.loads(schema))
     validator.check_schema(validator.schema)
@@ -155,7 +149,7 @@ def test_task_schema_accepts_what_the_reader_accepts(tmp_path: Path) -> None:
         validator.validate(json.loads(line))
 
 
-def test_dialect_of_the_extending_page_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dialect_of_the_extending_page_registers(monkeypatch):
     monkeypatch.setattr(dialects, "_REGISTERED", dict(dialects._REGISTERED))
     defined: dict[str, Any] = {}
     for _, block in blocks("docs/extending.md", "python"):
@@ -164,7 +158,7 @@ def test_dialect_of_the_extending_page_registers(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_step_of_the_design_page_equals_the_code_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_of_the_design_page_equals_the_code_s(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     design_step = load_script("design_step")
     made, shown = design_step.blocks(), design_step.on_page()

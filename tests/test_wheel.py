@@ -68,7 +68,7 @@ def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("wheel", next(unpacked.iterdir()), tmp_path_factory.mktemp("wheel"))
 
 
-def test_wheel_holds_one_package_with_all_files(wheel: Path) -> None:
+def test_wheel_holds_one_package_with_all_files(wheel):
     with zipfile.ZipFile(wheel) as archive:
         found = {name: archive.read(name) for name in archive.namelist()}
     info = f"atommem-{VERSION}.dist-info"
@@ -112,7 +112,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_installed_commands_print_their_help(python: Path, folder: Path) -> None:
+def test_installed_commands_print_their_help(python, folder):
     with pytest.raises(AssertionError, match=r"train\.py is not ours"):
         run([python, "-c", "import train"], folder)
     module: list[str | Path] = [python, "-m", "atommem.cli"]
@@ -129,9 +129,7 @@ def test_installed_commands_print_their_help(python: Path, folder: Path) -> None
         assert max(map(len, out.splitlines())) <= 80, out
 
 
-def test_installed_recipes_launchers_and_suites_are_found_by_name(
-    python: Path, folder: Path
-) -> None:
+def test_installed_recipes_launchers_and_suites_are_found_by_name(python, folder):
     atommem: list[str | Path] = [python.with_name("atommem")]
     plan = run([*atommem, "train", "--dry_run", "--config", "qwen3_0.6b_lora_1gpu"], folder)
     assert "Dry run: grpo" in plan
@@ -187,9 +185,7 @@ print(names["own_environment"]["answer"].status)
 TUTORIALS = ("own_questions", "letter", "agent", "one_gpu", "own_rule", "own_environment")
 
 
-def test_installed_wheel_runs_the_readme_and_every_tutorial(
-    python: Path, demo: Path, tmp_path: Path
-) -> None:
+def test_installed_wheel_runs_the_readme_and_every_tutorial(python, demo, tmp_path):
     (tmp_path / "tests").mkdir()
     for name in ("pages.py", "pages.yaml"):
         shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
@@ -214,9 +210,7 @@ def test_installed_wheel_runs_the_readme_and_every_tutorial(
     assert "lookup" in (atlas / "report" / "tables.md").read_text()
 
 
-def test_core_without_the_extras_works_and_names_what_is_missing(
-    wheel: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_core_without_the_extras_works_and_names_what_is_missing(wheel, folder, tmp_path):
     python = environment(tmp_path, wheel)
     (packages,) = (tmp_path / "lib").glob("python*/site-packages")
     heavy = "torch transformers trl peft accelerate datasets pyarrow pydantic"

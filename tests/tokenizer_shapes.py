@@ -2,16 +2,8 @@
 
 from typing import Any
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    trainers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 from atommem.files import load_beside
@@ -37,7 +29,7 @@ def _byte_level_bpe(normalizer: Any, vocab_size: int) -> Tokenizer:
     tokenizer = _of_bytes(models.BPE())
     tokenizer.normalizer = normalizer
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet)
+    trainer = BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(CORPUS, trainer)
     return tokenizer
 
@@ -131,12 +123,10 @@ def byte_fallback() -> Any:
         fuse_unk=True,
     )
     tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
+    blanks = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    tokenizer.normalizer = normalizers.Sequence(blanks)
+    back = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(back)
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in control])
     return _fast(tokenizer, TEMPLATES["inst"], unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
@@ -146,8 +136,7 @@ SHAPES = {make.__name__: make for make in MAKERS}
 
 
 def _fast(tokenizer: Tokenizer, chat_template: str | None, **special: str) -> Any:
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special
-    )
+    settings = {"clean_up_tokenization_spaces": False, **special}
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings)
     made.chat_template = chat_template
     return made

@@ -134,10 +134,7 @@ def resume_hint(args: Any) -> str:
 
 
 def check_same_run(folder: Path, args: Any) -> None:
-    """Raise ConfigError if a checkpoint is of a run with other `lasting_settings`.
-
-    Settings that it did not save, as of an older version, are not compared.
-    """
+    """Raise ConfigError if a checkpoint saved other `lasting_settings` than a run has."""
     before, now = load_config(folder) | _read_manifest(folder)["settings"], lasting_settings(args)
     if changed := [name for name in before if name in now and before[name] != now[name]]:
         raise ConfigError(
@@ -158,25 +155,21 @@ def checkpoint_to_resume(args: Any) -> str | None:
     choice = str(args.resume_from_checkpoint or "false")
     folder = next(reversed(list_checkpoints(args.output_dir)), None)
     if choice.lower() == "false" and folder is not None:
-        raise ConfigError(
-            f"output_dir={args.output_dir}: it holds {folder.name} of an earlier run. Continue it "
-            "with --resume, or give another output_dir."
-        )
+        problem = f"it holds {folder.name} of an earlier run. Give --resume or another output_dir."
+        raise ConfigError(f"output_dir={args.output_dir}: {problem}")
     if choice.lower() not in ("auto", "true", "false"):
         folder = Path(choice)
         if not folder.is_dir():
             raise ConfigError(f"resume_from_checkpoint={choice}: there is no such folder.")
     if folder is None:
         if any(Path(args.output_dir).glob("*.safetensors")):
-            raise ConfigError(
-                f"output_dir={args.output_dir}: it holds a model, which would be replaced. Give "
-                "another output_dir."
-            )
+            problem = "it holds a model, which would be replaced. Give another output_dir."
+            raise ConfigError(f"output_dir={args.output_dir}: {problem}")
         return None
-    if problem := find_damage(folder):
+    if damage := find_damage(folder):
         fix = "restore it, or move it away to start from the first update"
         if good := last_checkpoint(folder.parent):
             fix = f"--resume_from_checkpoint {good} continues from a complete one"
-        raise CheckpointError(f"{folder} is damaged: {problem}. Nothing was changed; {fix}.")
+        raise CheckpointError(f"{folder} is damaged: {damage}. Nothing was changed; {fix}.")
     check_same_run(folder, args)
     return str(folder)

@@ -96,7 +96,7 @@ class ConsoleTable(TrainerCallback):
         idle = f"nothing left to do: {done} of {state.max_steps} updates; give a larger max_steps"
         report = idle if done == self._began[1] else signal_report(state.log_history)
         if state.is_world_process_zero and report:
-            self.console.print(report, soft_wrap=True)
+            self.console.print(report)
 
     def _print(self, line: str, style: str = "") -> None:
         wraps = not self.console.is_terminal
@@ -181,9 +181,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def plot_training(
-    runs: Mapping[str, Sequence[Mapping[str, Any]]],
-    path: Path,
-    lines: Mapping[str, float] | None = None,
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path, lines: Mapping[str, float] = {}
 ) -> Path:
     """Draw entries of ``metrics.jsonl`` by run, and scores `lines` by label; returns `path`."""
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
@@ -208,7 +206,7 @@ def plot_training(
                 actions.plot(steps, rates, dash, color=color, label=f"{action}{of}")
         entries = [entry.get("store_size") for entry in updates]
         store.plot(steps, entries, dash, color="tab:purple", label=name)
-    for label, value in (lines or {}).items():
+    for label, value in lines.items():
         scores.axhline(value, linestyle="--", linewidth=1, label=f"{label}: {value:.2f}")
     scores.set(ylabel="score", ylim=(0, 1.02))
     actions.set_ylabel("actions per step")

@@ -41,9 +41,7 @@ DEVICES = {
 class DryRunConfig:
     """Settings of ``--dry_run``; a training run ignores them."""
 
-    dry_run: bool = setting(
-        False, "Check all settings, estimate memory and time without weights or GPU, then stop."
-    )
+    dry_run: bool = setting(False, "Check settings, estimate memory and time without GPU; stop.")
     dry_run_launcher: str | None = setting(None, "Accelerate config that will start the run.")
     dry_run_processes: int | None = setting(None, "Processes; unset: the launcher's, else 1.")
     dry_run_device: str = setting("h100", f"Device of each process: {', '.join(DEVICES)}.")

@@ -73,14 +73,12 @@ def rollout_entry(
     return {**log, **further, "num_tokens": float(state.num_input_tokens_seen)}
 
 
-def check_failed(
-    args: Any, failed: int, episodes: int, errors: Sequence[str | None], what: str
-) -> None:
+def check_failed(args: Any, failed: int, of: int, errors: Sequence[str | None], what: str) -> None:
     """End the run if more than `max_failed_fraction` of some episodes failed."""
-    if failed > args.max_failed_fraction * episodes:
+    if failed > args.max_failed_fraction * of:
         reason = min((error for error in errors if error), default="see the other processes")
         raise RolloutFailedError(
-            f"{failed} of {episodes} episodes of {what} failed, more than "
+            f"{failed} of {of} episodes of {what} failed, more than "
             f"max_failed_fraction={args.max_failed_fraction:g}: {reason}"
         )
 

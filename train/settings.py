@@ -117,7 +117,7 @@ def read_settings(
         f"atommem train {stage}",
         "All settings can also stand in a YAML file: --config FILE, or a shipped NAME (atommem "
         "configs). --resume continues from the last checkpoint of output_dir, or starts.",
-        usage=f"atommem train {stage} [--config FILE|NAME] [--resume] [--SETTING VALUE ...]",
+        usage=f"atommem train {stage} [--config FILE|NAME] [--resume] [--SETTING VALUE]",
     )
     others = (config_class, model_class, config.MemoryConfig, config.EmbedderConfig, DryRunConfig)
     taken = {name for kind in others for name in config.field_names(kind)}
@@ -150,9 +150,8 @@ def read_settings(
         of = stage_of(recipe)
         if of in (None, stage):
             raise
-        raise ConfigError(
-            f"config={recipe}: for atommem train {of}, not {stage}. {error}"
-        ) from error
+        problem = f"config={recipe}: for atommem train {of}, not {stage}. {error}"
+        raise ConfigError(problem) from error
 
 
 def stage_of(recipe: str | None) -> str | None:

@@ -30,9 +30,8 @@ def check_refused(config: Any, *parts: str) -> None:
     for name, (only, reason) in (line for part in parts for line in REFUSED.get(part, {}).items()):
         value = getattr(config, name, only)
         if str(getattr(value, "value", value)) != str(only):
-            raise ConfigError(
-                f"{name}={value}: only {only} is supported, because {reason}. Drop it."
-            )
+            problem = f"only {only} is supported, because {reason}. Drop it."
+            raise ConfigError(f"{name}={value}: {problem}")
 
 
 def check_parallelism(launcher: Mapping[str, Any]) -> None:

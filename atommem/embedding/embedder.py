@@ -103,7 +103,7 @@ class MicroBatcher:
         self.id, self.dim = embedder.id, embedder.dim
         self._cache: dict[tuple[TextKind, str], Vectors] = {}
         kinds: tuple[TextKind, ...] = ("query", "entry")
-        self._batchers = {kind: RequestBatcher(partial(self._embed_all, kind)) for kind in kinds}
+        self._batchers = {kind: RequestBatcher(partial(self._embed, kind)) for kind in kinds}
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
         if not texts:
@@ -115,11 +115,9 @@ class MicroBatcher:
     async def close(self) -> None:
         await self.embedder.close()
 
-    async def _embed_all(
-        self, kind: TextKind, waiting: list[Waiting[tuple[str, ...], Vectors]]
-    ) -> None:
+    async def _embed(self, kind: TextKind, items: list[Waiting[tuple[str, ...], Vectors]]) -> None:
         """Embed the texts that are not cached; an error reaches all requests."""
-        texts = dict.fromkeys(text for item in waiting for text in item.request)
+        texts = dict.fromkeys(text for item in items for text in item.request)
         found = {text: self._cache[kind, text] for text in texts if (kind, text) in self._cache}
         new, size = [text for text in texts if text not in found], self.batch_size
         calls = (self.embedder.embed(new[at : at + size], kind) for at in range(0, len(new), size))
@@ -129,5 +127,5 @@ class MicroBatcher:
         self._cache |= {(kind, text): row for text, row in found.items()}
         while len(self._cache) > _CACHED_VECTORS:
             del self._cache[next(iter(self._cache))]
-        for item in waiting:
+        for item in items:
             item.resolve(np.stack([found[text] for text in item.request]))

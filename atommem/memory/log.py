@@ -72,6 +72,9 @@ class Entry:
     details: Mapping[str, Any] | None = None  # further JSON values (records of an experience bank)
 
 
+Found = tuple[Entry, float]  # with its similarity
+
+
 @dataclass(frozen=True, slots=True)
 class Retrieved:
     """A retrieved entry under its handle: 1 is the best match.
@@ -165,10 +168,8 @@ class Contents:
                 new = operation.entry_id
                 if new is None or new <= self.newest_id:
                     raise _misfit(operation, f"its new id is {new}, after {self.newest_id}")
-                step = operation.step
-                self.entries[new] = _rewritten(
-                    Entry(new, "", created=step, updated=step), operation
-                )
+                blank = Entry(new, "", created=operation.step, updated=operation.step)
+                self.entries[new] = _rewritten(blank, operation)
                 self.newest_id = new
             case "update":
                 entry = self._addressed(operation)

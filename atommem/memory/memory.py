@@ -18,6 +18,7 @@ from atommem.memory.log import (
     USER,
     Contents,
     Entry,
+    Found,
     MemoryView,
     Operation,
     Outcome,
@@ -75,8 +76,7 @@ class WorkingMemory:
 
         Handles are those of `view()` before this call; a read takes effect in the view after it. If
         this raises (OutageError: the embedder is out of reach) or is cancelled, the memory is
-        unchanged. Returns an operation for each memory action, those of the rules, and the
-        retrieval.
+        unchanged. Returns one operation for each memory action, the rules' and the retrieval.
         """
         resolved = self._resolve(actions)
         stored = [action for action in resolved if action.may_store_text]
@@ -103,21 +103,19 @@ class WorkingMemory:
         if text is None:
             plan.delete(entry, actor=USER, reason=reason)
         else:
-            new, vectors = await self._given(text, reason)
+            new, vectors = await self._new(text, reason)
             plan.update(entry, new.text, vectors[new.text], actor=USER, reason=new.reason)
         return self._commit(plan, self._query_vector)
 
     async def keep(self, text: str, step: int, piece: str) -> tuple[Operation, ...]:
         """Store a text as an entry as the user, from the source `piece`; the rules may refuse."""
-        new, vectors = await self._given(text)
+        new, vectors = await self._new(text)
         await self._rules.admission.prepare([new.text])
         plan = self._plan(step, Source(step, piece))
         plan.decide([new], vectors, USER)
         return self._commit(plan, self._query_vector)
 
-    async def _given(
-        self, text: str, reason: str = ""
-    ) -> tuple[ResolvedAction, dict[str, Vectors]]:
+    async def _new(self, text: str, reason: str = "") -> tuple[ResolvedAction, dict[str, Vectors]]:
         """Return a text of the user, cut to the limit of an entry, and its vector."""
         (new,) = self._resolve([Action(CREATE, text)])
         reason = "; ".join(filter(None, (new.reason, reason)))
@@ -163,9 +161,7 @@ class WorkingMemory:
             plan.add(READ, before=self._contents.query, **cause)
         return self._commit(plan, None if READ in written else self._query_vector)
 
-    async def search(
-        self, query: str, k: int | None = None, source: str = ""
-    ) -> list[tuple[Entry, float]]:
+    async def search(self, query: str, k: int | None = None, source: str = "") -> list[Found]:
         """Return the entries that a read of `query` would show, best first.
 
         `k` replaces ``retrieve_k``; of pieces whose name begins with `source`, if given.

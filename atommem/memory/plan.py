@@ -1,7 +1,6 @@
 """The operations of a completion, decided before any of them is applied.
 
-A plan changes nothing by itself, so an error or a cancellation in the middle of a completion leaves
-the memory as it was.
+A plan changes nothing by itself: an error or a cancellation leaves the memory as it was.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,16 +11,7 @@ from atommem.actions import CREATE, DELETE, READ, SCRATCHPAD, UPDATE
 from atommem.embedding.embedder import Vectors
 from atommem.errors import ConfigError
 from atommem.memory.log import POLICY, Contents, Entry, Operation, Outcome, Source
-from atommem.memory.rules import (
-    Accepted,
-    Admission,
-    Candidate,
-    Eviction,
-    Merged,
-    Refused,
-    RuleSet,
-    StoreState,
-)
+from atommem.memory.rules import Accepted, Candidate, Eviction, Merged, Refused, RuleSet, StoreState
 from atommem.memory.store import VectorStore
 
 
@@ -141,11 +131,10 @@ class Plan:
         entries = self.contents.entries
         return StoreState(entries, self.store, self.step, self.capacity, seed, self.vectors)
 
-    def admit(self, candidate: Candidate) -> Admission:
+    def admit(self, candidate: Candidate) -> Accepted | Refused | Merged:
         """Ask the rules about a new entry, and add the evictions that make room for it.
 
-        The score of `Accepted` is the entry's rating; the reasons of `Accepted` and `Refused` name
-        the rule.
+        `Accepted` has the entry's rating as its score; the reasons of it and `Refused` name a rule.
         """
         admission, retention = self.rules.admission, self.rules.retention
         decision = admission.admit(candidate, self.state())

@@ -185,8 +185,7 @@ class RuleSet:
 def make_rule(setting: str, name: str) -> Rule:
     """Make the rule that the setting ``retention`` or ``admission`` names.
 
-    That is an entry point of ``atommem.SETTING`` or ``package.module:Class``, with options as
-    ``NAME(option=value)``.
+    An entry point of ``atommem.SETTING`` or ``package.module:Class``, then ``(option=value)``.
     """
     return _rule_of(setting, name)()
 
@@ -196,9 +195,7 @@ def _rule_of(setting: str, name: str) -> Callable[[], Rule]:
     plain, _, written = name.strip().removesuffix(")").partition("(")
     kind = find(f"atommem.{setting}", plain)
     if not (isinstance(kind, type) and issubclass(kind, Rule)):
-        raise ConfigError(
-            f"{setting}={name}: not a rule. Give a subclass of {Rule.__module__}.Rule."
-        )
+        raise ConfigError(f"{setting}={name}: not a rule. Subclass {Rule.__module__}.Rule.")
     parser = Parser(f"{setting}={name}")
     parser.add_class_arguments(kind, fail_untyped=False)
     flags = [f"--{''.join(part.split())}" for part in written.split(",") if part.strip()]

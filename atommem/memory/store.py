@@ -117,9 +117,7 @@ def check_vectors(vectors: Vectors, dim: int) -> Vectors:
     norms = np.linalg.norm(rows, axis=1)
     wrong = norms[~(np.abs(norms - 1.0) <= _NORM_TOLERANCE)]
     if len(wrong):
-        raise ConfigError(
-            f"a vector has norm {wrong[0]:.4g}: the embedder must return unit vectors."
-        )
+        raise ConfigError(f"a vector has norm {wrong[0]:.4g}: the embedder must give unit vectors.")
     return rows
 
 

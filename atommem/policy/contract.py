@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from atommem.config import setting
 from atommem.errors import PolicyError, PromptTooLongError
@@ -22,9 +22,7 @@ class Sampling:
     top_p: float = setting(1.0, "Nucleus mass; 1 keeps everything.")
     top_k: int = setting(0, "Keep the k most likely tokens; 0 keeps all.")
     max_completion_length: int = setting(1024, "Longest completion of a step, tokens.")
-    seed: int | None = setting(
-        None, "Base seed; every request derives its own. Unset: not reproducible."
-    )
+    seed: int | None = setting(None, "Base of all requests' seeds. Unset: not reproducible.")
     affinity: str | None = None
 
     def __post_init__(self) -> None:
@@ -43,13 +41,10 @@ class Sampling:
         values = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {"max_tokens": self.max_completion_length, **values}
 
-
-def request_sampling(
-    sampling: Sampling, key: str, index: int, affinity: str | None = None
-) -> Sampling:
-    """Return the sampling of a session's request number `index`, with its own seed."""
-    seed = None if sampling.seed is None else derived_seed(f"{sampling.seed}/{key}/{index}")
-    return replace(sampling, affinity=affinity, seed=seed)
+    def for_request(self, key: str, index: int, affinity: str | None = None) -> Self:
+        """Return the sampling of request number `index` of the session `key`, with its own seed."""
+        seed = None if self.seed is None else derived_seed(f"{self.seed}/{key}/{index}")
+        return replace(self, affinity=affinity, seed=seed)
 
 
 def derived_seed(name: str) -> int:
@@ -105,22 +100,20 @@ class MessagePolicy(Protocol):
         """Sample one completion; raises as `Policy.complete` does."""
 
 
-def check_request(
-    prompt_ids: Sequence[int], sampling: Sampling, context_length: int | None
-) -> None:
+def check_request(prompt_ids: Sequence[int], sampling: Sampling, context: int | None) -> None:
     """Raise PolicyError for an empty prompt, PromptTooLongError for one beyond the context."""
-    longest, context = sampling.max_completion_length, context_length or inf
+    longest, most = sampling.max_completion_length, context or inf
     if not prompt_ids:
         raise PolicyError("The prompt is empty: give at least one token.")
-    if longest >= context:
+    if longest >= most:
         raise PolicyError(
             f"max_completion_length={longest}: leaves no room for a prompt in the model's context "
-            f"of {context_length}. Lower it."
+            f"of {context}. Lower it."
         )
-    if len(prompt_ids) + longest > context:
+    if len(prompt_ids) + longest > most:
         raise PromptTooLongError(
             f"The prompt has {len(prompt_ids)} tokens; with max_completion_length={longest} it "
-            f"exceeds the context of {context_length}. Give a smaller chunk_tokens or "
+            f"exceeds the context of {context}. Give a smaller chunk_tokens or "
             "max_completion_length, or a model with a longer context."
         )
 

@@ -19,6 +19,7 @@ from atommem.policy.contract import Sampling
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 MOST_MASKED = 4096  # tokens of prompts whose attention is masked, which costs their square
 TRIE_TOKENS = {"cpu": 512}  # of one forward pass, where it gains nothing from more
@@ -71,9 +72,8 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
         step = (_GraphedStep if graphed else _Step)(model, cache, mask, longest)
         for length in range(longest):
             token_ids, chosen = draw(logits.float(), streams[:, length], settings)
-            for row, token_id, logprob in zip(
-                running, token_ids.tolist(), chosen.tolist(), strict=True
-            ):
+            sampled = zip(running, token_ids.tolist(), chosen.tolist(), strict=True)
+            for row, token_id, logprob in sampled:
                 if not row.finished:
                     row.token_ids.append(token_id)
                     row.logprobs.append(logprob)
@@ -94,18 +94,18 @@ class _Step:
 
     leave_at = 0.9  # share of running rows at which finished ones leave, which copies the cache
 
-    def __init__(self, model: Any, cache: Any, mask: torch.Tensor, longest: int) -> None:
+    def __init__(self, model: Any, cache: Any, mask: Tensor, longest: int) -> None:
         import torch
 
         self.model, self.cache, self.width = model, cache, mask.shape[1]
         self.mask = torch.cat([mask, mask.new_ones(len(mask), longest)], dim=1)
         self.positions = mask.sum(-1, keepdim=True)
 
-    def keep(self, rows: torch.Tensor) -> None:
+    def keep(self, rows: Tensor) -> None:
         self.mask, self.positions = self.mask[rows], self.positions[rows]
         self.cache.reorder_cache(rows)
 
-    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def __call__(self, token_ids: Tensor) -> Tensor:
         self.width += 1
         seen = self.mask[:, : self.width]
         logits = _logits(self.model, token_ids[:, None], seen, self.positions, self.cache)
@@ -117,9 +117,9 @@ class _GraphedStep(_Step):
     """The same with everything at one address, so that a CUDA graph replays it."""
 
     leave_at = 0.25  # leaving makes a new graph
-    logits: torch.Tensor  # where the graph leaves them
+    logits: Tensor  # where the graph leaves them
 
-    def __init__(self, model: Any, cache: Any, mask: torch.Tensor, longest: int) -> None:
+    def __init__(self, model: Any, cache: Any, mask: Tensor, longest: int) -> None:
         super().__init__(model, cache, mask, longest)
         self.mask = self.mask.bool()
         self.mask[:, self.width :] = False
@@ -130,11 +130,11 @@ class _GraphedStep(_Step):
         self.graph: torch.cuda.CUDAGraph | None = None
         self.can_record, self.is_warm = self.place.is_cuda, False
 
-    def keep(self, rows: torch.Tensor) -> None:
+    def keep(self, rows: Tensor) -> None:
         super().keep(rows)
         self.token_ids, self.graph = self.token_ids[rows], None
 
-    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def __call__(self, token_ids: Tensor) -> Tensor:
         self.token_ids.copy_(token_ids[:, None])
         if self.is_warm and self.graph is None and self.can_record:
             self._record()
@@ -155,7 +155,7 @@ class _GraphedStep(_Step):
         except RuntimeError:  # the model looks at values, as some mixtures of experts do
             self.can_record = False
 
-    def _append(self) -> torch.Tensor:
+    def _append(self) -> Tensor:
         self.mask.index_fill_(1, self.place, True)
         seen = self.mask[:, None, None]
         logits = _logits(self.model, self.token_ids, seen, self.positions, self.cache)
@@ -167,28 +167,26 @@ class _GraphedStep(_Step):
 class _FixedLayer:
     """A layer's keys and values with room for all that will come, written at `place`."""
 
-    def __init__(self, filled: Any, room: int, place: torch.Tensor) -> None:
+    def __init__(self, filled: Any, room: int, place: Tensor) -> None:
         from torch.nn.functional import pad
 
         self.keys = pad(filled.keys, (0, 0, 0, room))
         self.values = pad(filled.values, (0, 0, 0, room))
         self.place = place
 
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         # under autocast, new ones may be of another type
         self.keys.index_copy_(2, self.place, keys.to(self.keys.dtype))
         self.values.index_copy_(2, self.place, values.to(self.values.dtype))
         return self.keys, self.values
 
-    def reorder_cache(self, rows: torch.Tensor) -> None:
+    def reorder_cache(self, rows: Tensor) -> None:
         self.keys, self.values = self.keys[rows], self.values[rows]
 
 
 def _prefill(
     model: Any, prompts: Sequence[tuple[int, ...]], cache: Any, pad_id: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Fill the cache with sorted prompts, what neighbours share computed once.
 
     Returns the next token's logits (prompts, vocabulary), and the attention mask (prompts, width)
@@ -199,7 +197,7 @@ def _prefill(
     device = next(model.parameters()).device
     width = max(map(len, prompts))
 
-    def pad(parts: Sequence[Sequence[int]], filler: int) -> torch.Tensor:
+    def pad(parts: Sequence[Sequence[int]], filler: int) -> Tensor:
         padded = [[filler] * (width - len(part)) + list(part) for part in parts]
         return torch.tensor(padded, device=device)
 
@@ -252,13 +250,8 @@ def _grouped_queries(model: Any) -> Iterator[None]:
 
 
 def _attend_grouped(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: Any,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
     """Attend without a copy of the cached keys and values for every query head, as sdpa makes them.
 
     Query heads that share a key head attend to it like queries of several tokens.
@@ -305,9 +298,7 @@ def _tries(
     yield ids, depths, paths
 
 
-def _logits(
-    model: Any, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Any
-) -> torch.Tensor:
+def _logits(model: Any, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
     """Append tokens to the cache; returns the logits after the last one: (rows, vocabulary)."""
     return model(
         input_ids=ids,
@@ -319,7 +310,7 @@ def _logits(
     ).logits[:, -1]
 
 
-def sampling_settings(rows: Sequence[Row]) -> torch.Tensor:
+def sampling_settings(rows: Sequence[Row]) -> Tensor:
     """Return temperature, top_p and top_k (infinite: all) of each row, shape (rows, 3)."""
     import torch
 
@@ -337,9 +328,7 @@ def _uniforms(rows: Sequence[Row]) -> np.ndarray:
     return streams
 
 
-def draw(
-    logits: torch.Tensor, uniforms: torch.Tensor, settings: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(logits: Tensor, uniforms: Tensor, settings: Tensor) -> tuple[Tensor, Tensor]:
     """Sample one token id per row by inverting the cumulative distribution at `uniforms`.
 
     Of logits (rows, vocabulary), uniforms in [0, 1) (rows,) and `sampling_settings` (rows, 3), it

@@ -149,9 +149,7 @@ def read_tokenizer(name: str | Path, revision: str | None = None) -> Any:
             tokenizer, failure = None, failure or error
         else:
             does = "changes text" if failure is None else "cannot be loaded"
-            warnings.warn(
-                f"{name}: {kind} {does}; tokenizer.json is read without it.", stacklevel=2
-            )
+            warnings.warn(f"{name}: {kind} {does}; tokenizer.json is read alone.", stacklevel=2)
     if not getattr(tokenizer, "is_fast", False):
         advice = "Give a model with a tokenizer.json."
         reason = f"{type(tokenizer).__name__} does not return the positions of tokens. {advice}"

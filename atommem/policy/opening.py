@@ -55,10 +55,8 @@ def model_folder(setting: str, name: str) -> str:
             try:
                 safe_open(weights, framework="np")
             except SafetensorError as error:
-                raise PolicyError(
-                    f"{setting}={name}: {weights.name} is cut off or damaged ({error}). Copy it "
-                    "again."
-                ) from error
+                problem = f"{weights.name} is cut off or damaged ({error}). Copy it again."
+                raise PolicyError(f"{setting}={name}: {problem}") from error
         return str(path)
     if path.exists():
         inside = ", ".join(sorted(str(config.parent) for config in path.glob("*/config.json")))

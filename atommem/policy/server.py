@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from atommem.chat_format import turn_ends
+from atommem.chat_format import Message, turn_ends
 from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
 from atommem.policy.contract import Completion, Sampling, check_request, make_completion
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.tokens import ApproximateTokenizer
-
-if TYPE_CHECKING:
-    from atommem.tokens import Tokenizer
 
 _PADDING = 1024  # rows that a model may have beyond its tokenizer, and so may sample
 
@@ -152,12 +149,7 @@ class ChatPolicy(RemotePolicy):
     """
 
     def __init__(
-        self,
-        base_url: str,
-        model: str | None = None,
-        *,
-        tokenizer: Tokenizer | None = None,
-        **options: Any,
+        self, base_url: str, model: str | None = None, *, tokenizer: Any = None, **options: Any
     ) -> None:
         super().__init__(base_url, model, tokenizer or ApproximateTokenizer(), **options)
         self._chat = ChatClient(self._client)
@@ -167,9 +159,7 @@ class ChatPolicy(RemotePolicy):
         folds = self._chat.folds_system
         return {"chat_format": {"system": "before the user's text"}} if folds else {}
 
-    async def complete_chat(
-        self, messages: Sequence[Mapping[str, str]], sampling: Sampling
-    ) -> Completion:
+    async def complete_chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Sample one completion of `messages` (each a ``role`` and its ``content``).
 
         A refusal by the model or a filter is an empty completion. Raises as `Policy.complete` does.
@@ -181,18 +171,14 @@ class ChatPolicy(RemotePolicy):
                 return Completion([], [], "", "content_filter")
             raise self._policy_error(error, "a prompt") from error
         if reply.finish_reason == "error":
-            raise OutageError(
-                f"{self._client.base_url} returned no chat completion: {reply.text[:200]!r}."
-            )
+            problem = f"returned no chat completion: {reply.text[:200]!r}."
+            raise OutageError(f"{self._client.base_url} {problem}")
         counts, apart = (reply.prompt_tokens, reply.completion_tokens), bool(reply.reasoning)
         return Completion([], [], reply.text, reply.finish_reason, *counts, thinking_apart=apart)
 
 
 def completion_request(model: str, prompt_ids: list[int], sampling: Sampling) -> dict[str, Any]:
-    """Build the body of ``/v1/completions``.
-
-    All values are sent, because vLLM fills gaps from the model's generation_config.json.
-    """
+    """Build a ``/v1/completions`` body, complete: vLLM fills gaps from generation_config.json."""
     values = {**sampling.to_request(), "min_p": 0.0, "repetition_penalty": 1.0, "logprobs": 0}
     return {"model": model, "prompt": prompt_ids, **values, "return_token_ids": True}
 

@@ -90,7 +90,7 @@ class ServerPool:
 
     def __init__(
         self,
-        base_urls: Sequence[str],
+        urls: Sequence[str],
         model: str | None = None,
         *,
         tokenizer: Any,
@@ -100,13 +100,9 @@ class ServerPool:
         **options: Any,
     ) -> None:
         self.tokenizer = tokenizer
-        self.servers = [
-            PooledServer(url, model, tokenizer=tokenizer, **options) for url in base_urls
-        ]
+        self.servers = [PooledServer(url, model, tokenizer=tokenizer, **options) for url in urls]
         if not self.servers or len({server.url for server in self.servers}) < len(self.servers):
-            raise ConfigError(
-                f"base_urls={list(base_urls)}: give at least one URL, each only once."
-            )
+            raise ConfigError(f"base_urls={list(urls)}: give at least one URL, each only once.")
         self.patience = patience
         self.adapter: Adapter | None = None
         self._send_seeds = send_seeds
@@ -121,8 +117,7 @@ class ServerPool:
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample one completion; if a server fails, retry on another.
 
-        Raises as `Policy.complete` does; OutageError if no server returns in time, or too many fail
-        on this request.
+        Raises as `Policy.complete` does; OutageError if no server returns in time, or many fail.
         """
         if not self._send_seeds:
             sampling = replace(sampling, seed=None)
@@ -162,9 +157,7 @@ class ServerPool:
         name, *others = {*names.values()}
         if others:
             listing = ", ".join(f"{url}: {name}" for url, name in names.items())
-            raise PolicyError(
-                f"The servers serve different models ({listing}). Name one (model=NAME)."
-            )
+            raise PolicyError(f"Servers serve different models ({listing}). Name one (model=NAME).")
         for server in self.servers:
             # A server that returns with another model then refuses requests.
             server.use_model(name)
@@ -202,9 +195,8 @@ class ServerPool:
             return
         urls = ", ".join(server.url for server in self.servers)
         if self._restricted:
-            raise OutageError(
-                f"No server ({urls}) has the current weights; the next update sends them."
-            )
+            problem = "has the current weights; the next update sends them."
+            raise OutageError(f"No server ({urls}) {problem}")
         try:
             async with asyncio.timeout(self.patience):
                 while not self.serving:

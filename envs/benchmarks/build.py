@@ -27,9 +27,7 @@ class BuildConfig:
     questions: tuple[int, int] = setting((1, 1), "Questions of a task, uniform in the range.")
     seed: int = setting(42, "Seed of every draw.")
     distractors: str = setting(
-        "pool",
-        "pool: documents of other questions; own: first the questions' own paragraphs, as RULER "
-        "and MemAgent do.",
+        "pool", "pool: documents of other questions; own: the questions' own first, as in RULER."
     )
 
     def __post_init__(self) -> None:
@@ -43,8 +41,7 @@ class Pool:
 
     Attributes:
         documents: Which are gold depends on the question.
-        gold, contexts: For each question, the indices of its gold documents, and of all of its
-            documents.
+        gold, contexts: For each question, the indices of its gold documents, and of all its own.
         holders: For each document, the number of questions that it comes with.
         skipped: The number of rows that lack a supporting paragraph and are left out.
     """
@@ -63,9 +60,7 @@ class Pool:
                 continue
             name = row.question.id
             if (first := places.setdefault(name, row.place)) != row.place:
-                raise DataError(
-                    f"{row.place}: field 'id' is {name!r}, as in {first}. Give every row once."
-                )
+                raise DataError(f"{row.place}: field 'id' is {name!r}, as in {first}. Drop one.")
             context: dict[int, bool] = {}
             for paragraph in row.paragraphs:
                 # Copies of a page differ in white space from file to file.
@@ -80,16 +75,10 @@ class Pool:
         self.holders = Counter(chain.from_iterable(self.contexts))
 
 
-def build_tasks(
-    pool: Pool, config: BuildConfig, source: str, split: str = "train"
-) -> Iterator[Task]:
-    """Build `config.n` tasks, ``SOURCE-SPLIT-NUMBER``.
+def build_tasks(pool: Pool, config: BuildConfig, source: str, split: str) -> Iterator[Task]:
+    """Build `config.n` tasks, ``SOURCE-SPLIT-NUMBER``; all are asked before a question repeats.
 
-    Questions are used up before one is asked again.
-
-    Raises:
-        DataError: The pool has too few questions or documents, or the gold documents of a task
-            may exceed N.
+    DataError: too few questions or documents, or a task may need more gold documents than it has.
     """
     high = config.questions[1]
     questions = len({normalize(question.text) for question in pool.questions})
@@ -103,7 +92,7 @@ def build_tasks(
         )
     marked = [replace(document, gold=True) for document in pool.documents]
     for number, rows in enumerate(_drawn_questions(pool, config)):
-        indices = _drawn_documents(pool, config, number, rows)
+        indices = _documents(pool, config, number, rows)
         places = {index: place for place, index in enumerate(indices)}
         gold = {index for row in rows for index in pool.gold[row]}
         asked = tuple(
@@ -138,9 +127,7 @@ def _drawn_questions(pool: Pool, config: BuildConfig) -> Iterator[tuple[int, ...
         yield tuple(chosen.values())
 
 
-def _drawn_documents(
-    pool: Pool, config: BuildConfig, number: int, rows: tuple[int, ...]
-) -> list[int]:
+def _documents(pool: Pool, config: BuildConfig, number: int, rows: tuple[int, ...]) -> list[int]:
     rng = Random(f"{config.seed}:{number}")
     drawn = list(dict.fromkeys(chain.from_iterable(pool.gold[row] for row in rows)))
     own = Counter(chain.from_iterable(pool.contexts[row] for row in rows))

@@ -37,9 +37,7 @@ _REFUSED = (
 def read_values(path: Path) -> Iterator[Any]:
     """Yield the values of a file, None for a blank line; its first bytes tell the format.
 
-    Raises:
-        DataError: It is of another format.
-        OSError, ValueError, RecursionError, csv.Error: It cannot be read, or is damaged.
+    DataError: it is of another format. OSError, ValueError, RecursionError, csv.Error: damaged.
     """
     with path.open("rb") as file:
         head = file.read(4096).removeprefix(BOM_UTF8).lstrip()
@@ -56,9 +54,7 @@ def read_values(path: Path) -> Iterator[Any]:
         yield from _list_items(path)
     elif head.startswith(b"{"):
         if head.split(b"\n")[0].strip() == b"{":
-            raise DataError(
-                f"{path}: is one JSON object. Give the list in it: jq .NAME {path.name}"
-            )
+            raise DataError(f"{path}: is one JSON object. Give the list in it: jq .KEY {path.name}")
         with path.open("rb") as lines:
             for line in lines:
                 text = line.decode("utf-8-sig").strip()

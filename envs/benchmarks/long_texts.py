@@ -36,8 +36,7 @@ def grouped_tasks(
 ) -> Iterator[Task]:
     """Yield tasks of `size` questions that each read the whole text: ``SOURCE-SAMPLE-NUMBER``.
 
-    A question comes with the places (from 0) of its evidence. The scores of tasks are clustered by
-    `sample`.
+    A question comes with the places (from 0) of its evidence; scores are clustered by `sample`.
     """
     for number, start in enumerate(range(0, len(asked), size)):
         group = asked[start : start + size]
@@ -80,9 +79,7 @@ def parse_locomo(row: Row, questions: int = QUESTIONS, official: bool = False) -
         named = (name for text in item.evidence for name in _turn_ids(text))
         # The official file names some turns that do not exist.
         asked.append((question, [places[name] for name in named if name in places]))
-    yield from grouped_tasks(
-        metrics.LOCOMO_SOURCE, sample, asked, [*turns.values()], size=questions
-    )
+    yield from grouped_tasks(metrics.LOCOMO_SOURCE, sample, asked, [*turns.values()], questions)
 
 
 def _dialogue(row: Row) -> Mapping[str, Document]:
@@ -237,9 +234,7 @@ def _turns(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _probes(
-    row: Row, sample: str, places: Mapping[int, int]
-) -> Iterator[tuple[Question, list[int]]]:
+def _probes(row: Row, sample: str, places: dict[int, int]) -> Iterator[tuple[Question, list[int]]]:
     asked = row.get("probing_questions")
     abilities = row.convert("probing_questions", asked, dict[str, list[_Probe]])
     for ability, items in abilities.items():

@@ -18,7 +18,6 @@ from atommem.envs.scoring.metrics import WEB_SOURCES, normalize
 from atommem.envs.task import Document, Question
 from atommem.errors import ConfigError
 
-SPLITS = ("train", "dev")
 HOTPOTQA, TWOWIKI, MUSIQUE = "hotpotqa", "2wikimultihopqa", "musique"
 _OTHER = {HOTPOTQA: ("evidences", TWOWIKI), TWOWIKI: ("level", HOTPOTQA)}
 """A field that only the other of two benchmarks with one layout has."""
@@ -213,9 +212,7 @@ def _question(row: Row, name: Any, text: str, answers: list[str], facts: dict[st
 
 
 _PARSERS = (parse_gaia, parse_webwalkerqa, parse_asearcher, parse_webdancer, parse_browsecomp_plus)
-WEB_BENCHMARKS = {
-    name: Benchmark(name, parse) for name, parse in zip(WEB_SOURCES, _PARSERS, strict=True)
-}
+WEB_BENCHMARKS = {pair[0]: Benchmark(*pair) for pair in zip(WEB_SOURCES, _PARSERS, strict=True)}
 
 
 def listed_rows(rows: Iterable[QARow], path: str | Path) -> list[QARow]:

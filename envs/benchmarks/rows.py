@@ -32,19 +32,12 @@ _FILES: dict[str, dict[str, list[str]]] = load_beside(__file__, "files.yaml")
 
 @dataclass(frozen=True, slots=True)
 class QARow:
-    """One question of a benchmark with its paragraphs.
+    """One question of a benchmark with its paragraphs."""
 
-    Attributes:
-        question: With ``type``, ``hops`` and further fields of the benchmark as metadata.
-        paragraphs: Without repetitions; `gold` marks the supporting ones.
-        answerable: Whether all supporting paragraphs are among `paragraphs`.
-        place: File and row, for messages.
-    """
-
-    question: Question
-    paragraphs: tuple[Document, ...] = ()
-    answerable: bool = True
-    place: str = field(default="", compare=False)
+    question: Question  # with ``type``, ``hops`` and further fields of the benchmark as metadata
+    paragraphs: tuple[Document, ...] = ()  # without repetitions; `gold` marks the supporting ones
+    answerable: bool = True  # whether all supporting paragraphs are among these
+    place: str = field(default="", compare=False)  # file and row, for messages
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,27 +14,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import ClassVar
 
-from atommem.actions import (
-    ANSWER,
-    ANSWER_ACTION,
-    ANSWERS_ACTION,
-    READ,
-    STOP_ACTION,
-    ActionSpec,
-    first,
-)
+from atommem.actions import ANSWER_ACTION, ANSWERS_ACTION, READ, STOP_ACTION, ActionSpec, first
 from atommem.config import check_choice, check_least, check_probabilities, setting
 from atommem.environment import Score, StepResult, TaskShape
 from atommem.envs.longdoc.evidence import MODES, arrivals, drawn_mode, fact_recall, needed_chunks
 from atommem.envs.question_answering import AskedInTurn, QAConfig, QAEnvironments, batches
-from atommem.envs.task import (
-    Question,
-    Task,
-    chunk_task,
-    chunk_text,
-    joined_text,
-    questions_piece,
-)
+from atommem.envs.task import Question, Task, chunk_task, chunk_text, joined_text, questions_piece
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Episode, Observation, Piece, Step
 from atommem.text_safety import clean
@@ -52,12 +37,8 @@ _CACHED_TASKS = 64
 class LongDocConfig(QAConfig):
     """Settings of cutting a document, and of asking and scoring its questions."""
 
-    chunking: str = setting(
-        "tokens", "tokens: cut the joined text; documents: one chunk a document."
-    )
-    at_once: int = setting(
-        1, "Questions asked at one step, at most (the templates memagent are worded for several)."
-    )
+    chunking: str = setting("tokens", "tokens: cut the joined text; documents: a chunk of each.")
+    at_once: int = setting(1, "Most questions asked at one step (for several: templates memagent).")
     questions_shown: list[str] = setting(
         ["reading"],
         "When questions are shown: reading (at every step), answering (only when they are asked, "
@@ -65,14 +46,10 @@ class LongDocConfig(QAConfig):
         "several, one is drawn for each task; named twice, it is twice as likely.",
     )
     open_ended: bool = setting(
-        False,
-        "Do not tell how many parts the text has, nor that it is over: as in a stream whose length "
-        "nobody knows (serving).",
+        False, "Tell neither how many parts the text has nor that it is over, as in serving."
     )
     early_stop: bool = setting(
-        False,
-        "Offer the action stop_reading: the questions are asked at once, and reading goes on only "
-        "if a step gives no answer.",
+        False, "Offer stop_reading, which asks the questions; without an answer, reading goes on."
     )
     step_cost: float = setting(
         0.0,
@@ -272,7 +249,7 @@ class LongDocEnvironment:
         """Whether a step after a stop neither answers nor reads, and there is more of the text."""
         more = self._stopped and self._read < len(self._chunks)
         reads = self._questions.reads_left and first(step.actions, READ)
-        return more and not (reads or first(step.actions, ANSWER))
+        return more and not (reads or first(step.actions, ANSWER_ACTION.name))
 
     def _observation(self) -> Observation:
         task, open_ended = self._task, self._shared.config.open_ended
@@ -287,10 +264,7 @@ class LongDocEnvironment:
 def chunk_observation(
     task: Task, chunks: Sequence[str], index: int, *, shown: bool = True, open_ended: bool = False
 ) -> Observation:
-    """Return the observation of chunk `index`, with all questions if they are `shown`.
-
-    `open_ended` hides the chunk's number and the number of chunks.
-    """
+    """Return chunk `index`, with all questions if `shown`; `open_ended` hides the counts."""
     part = Piece("part", {"chunk": chunks[index]})
     if not open_ended:
         counts = {"chunk_number": index + 1, "chunk_count": len(chunks)}
@@ -308,10 +282,7 @@ def chunk_observation(
 def question_observation(
     task: Task, asked: range, reads_left: int = 0, *, over: bool = True
 ) -> Observation:
-    """Return the observation of questions to be answered within `reads_left` more steps.
-
-    `over`: the text is known to have ended.
-    """
+    """Return questions to answer within `reads_left` more steps; `over`: the text has ended."""
     left = {"reads_left": reads_left}
     notice = Piece("read_notice" if over else "asked_reads", left, needs=READ)
     ended = (Piece("answering", {"read_notice": notice, **left}),)

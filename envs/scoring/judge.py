@@ -51,9 +51,7 @@ _LETTER = re.compile(
     r"(?P<grade>[abc])\W*",
     re.IGNORECASE,
 )
-_YES_NO = re.compile(
-    r"[^\w>]*(?:is[_ ])?correct\W*:\W*(?P<grade>yes|no|true|false)\W*", re.IGNORECASE
-)
+_YES_NO = re.compile(r"[^\w>]*(?:is[_ ])?correct\W*:\W*(?P<grade>yes|no|true|false)\W*", re.I)
 _FIELD = re.compile(
     rf"[\"'](?:(?:is|final)_)?(?:correct|answer|response|output|{_WORD['label']})[\"']\s*:\s*"
     rf"[\"']?{_GRADES[:-1]}|yes|no|true|false)\s*(?:[\"',}}]|\Z)",
@@ -167,9 +165,7 @@ _RECENT, _FEWEST = 200, 20
 class JudgeConfig:
     """Which model judges answers, and how it is asked."""
 
-    judge_url: str | None = setting(
-        None, "OpenAI-compatible server of a model that judges every answer."
-    )
+    judge_url: str | None = setting(None, "OpenAI-compatible server of a model to judge answers.")
     judge_model: str | None = setting(None, "Name of the judge's model on its server.")
     judge_prompt: str | None = setting(
         None,
@@ -178,9 +174,7 @@ class JudgeConfig:
         "for a last line CORRECT or INCORRECT (or NOT_ATTEMPTED), or for a line 'correct: yes' or "
         "'correct: no'. Unset is the built-in one.",
     )
-    judge_max_tokens: int = setting(
-        1024, "Longest reply of the judge, its thought included; doubled when one was cut there."
-    )
+    judge_max_tokens: int = setting(1024, "Longest reply with its thought; doubled after a cut.")
 
     def __post_init__(self) -> None:
         if (self.judge_url is None) != (self.judge_model is None):
@@ -218,11 +212,8 @@ def judge_settings(config: Any) -> dict[str, Any]:
 class LLMJudge:
     """Asks a model for verdicts: greedily, and once for each different question and answer.
 
-    The judge closes its client.
-
-    Attributes:
-        usage: Counts: answers ``asked`` about, of these ``unreadable``; and ``requests``,
-            ``prompt_tokens``, ``completion_tokens``.
+    It closes its client. `usage` counts answers ``asked`` about, of these ``unreadable``, and
+    ``requests``, ``prompt_tokens``, ``completion_tokens``.
     """
 
     def __init__(self, client: ServerClient, config: JudgeConfig) -> None:
@@ -242,10 +233,8 @@ class LLMJudge:
         An answer that is a gold answer but for case and white space is right without asking, and
         where there is nothing to judge it is wrong.
 
-        Raises:
-            OutageError: The server is out of reach, or keeps failing.
-            JudgeError: The server refuses every request (key, model), or too many verdicts are
-                unreadable.
+        OutageError: the server is out of reach, or keeps failing. JudgeError: it refuses every
+        request (key, model), or too many verdicts are unreadable.
         """
         if not (question.answers and answer and answer.strip()):
             return Verdict(0.0)

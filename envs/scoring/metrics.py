@@ -47,8 +47,7 @@ VERDICTS = frozenset({"yes", "no", "noanswer"})
 def score_question(question: Question, answer: str | None, source: str) -> dict[str, float]:
     """Return ``em``, ``f1`` and ``sub_em`` by the rules of the benchmark; nothing without golds.
 
-    If the text does not tell (`abstention`), all of them are whether the answer says so. GAIA has
-    ``gaia``, too.
+    If the text does not tell (`abstention`), all are whether the answer says so. GAIA has ``gaia``.
     """
     if not question.answers:
         return {}
@@ -107,8 +106,7 @@ def _listed(text: str, wanted: Collection[str], longest: int) -> set[str]:
 def net_recall(answer: str | None, answers: Sequence[str]) -> float:
     """Return the share of a gold answer's words that `answer` has, less its other words.
 
-    A word pays only if it is right more often than not, so that a list of candidates earns no more
-    than the most likely one.
+    A word pays only if it is right more often than not: a list of candidates earns nothing more.
     """
     words = Counter(normalize(comparable(answer or "")).split())
     found = [0.0]

@@ -40,30 +40,21 @@ class QuestionRecord:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRecord:
-    """An episode without its steps, which are in its trace.
-
-    Attributes:
-        error: What failed.
-        reward, metrics: None and empty if the episode failed or its task has no gold answers.
-        questions: Empty if failed, and in environments that ask nothing.
-        sums: `atommem.episode.episode_sums`.
-        prompt_tokens, completion_tokens: Of all completed calls, also if it failed later.
-        group: The cluster of its scores (`atommem.environment.TaskDescription`).
-    """
+    """An episode without its steps, which are in its trace."""
 
     task_id: str
     sample: int
     source: str
     stop_reason: str
-    error: str | None
-    reward: float | None
-    metrics: dict[str, float]
-    questions: tuple[QuestionRecord, ...]
-    sums: dict[str, float]
+    error: str | None  # what failed
+    reward: float | None  # None if it failed or its task has no gold answers
+    metrics: dict[str, float]  # empty then
+    questions: tuple[QuestionRecord, ...]  # empty if it failed or nothing is asked
+    sums: dict[str, float]  # `atommem.episode.episode_sums`
     seconds: float
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # of all completed calls, also if it failed later
     completion_tokens: int = 0
-    group: str = ""
+    group: str = ""  # the cluster of its scores (`atommem.environment.TaskDescription`)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -174,9 +165,7 @@ def metric_names(records: Sequence[EpisodeRecord]) -> list[str]:
     ]
 
 
-def estimates(
-    records: Sequence[EpisodeRecord], metrics: Iterable[str]
-) -> dict[str, dict[str, Any]]:
+def estimates(records: Sequence[EpisodeRecord], metrics: Iterable[str]) -> dict[str, Any]:
     """Return the mean of each score over all questions with its interval (`Estimate` as a dict)."""
     found = {}
     for metric in metrics:
@@ -211,9 +200,8 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
 def breakdowns(records: Sequence[EpisodeRecord]) -> list[dict[str, Any]]:
     """Return scores by attribute of the questions, of one evaluation or of several seeds of it.
 
-    Returns:
-        ``by`` (the attribute; ``questions`` is the number of the task's questions), ``value``,
-        ``metric``, and the estimate. Attributes with one value are left out.
+    Each has ``by`` (the attribute; ``questions`` is the number of the task's), ``value``,
+    ``metric``, and the estimate. Attributes with one value are left out.
     """
     names = metric_names(records)
     groups: dict[str, dict[str, list[EpisodeRecord]]] = {}
@@ -263,23 +251,15 @@ class EvalResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two evaluations on the questions that both have scored.
+    """Two evaluations on the questions that both have scored."""
 
-    Attributes:
-        metric: The score (`EpisodeRecord.scores`).
-        wins, losses, ties: Tasks on which the second one's mean score is higher, lower, equal.
-        difference: Second minus first over questions; None without a common question.
-        changes: By task id, mean of second minus first, in the order of the first records.
-        left_out: Tasks with a score on one side only.
-    """
-
-    metric: str
-    wins: int
+    metric: str  # the score (`EpisodeRecord.scores`)
+    wins: int  # tasks on which the second one's mean score is higher
     losses: int
     ties: int
-    difference: Difference | None
-    changes: dict[str, float]
-    left_out: int
+    difference: Difference | None  # second minus first over questions; None without a common one
+    changes: dict[str, float]  # the same by task, in the order of the first records
+    left_out: int  # tasks with a score on one side only
 
     @property
     def p_value(self) -> float:

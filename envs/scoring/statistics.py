@@ -19,6 +19,7 @@ _EXACT_SUM = 20_000
 _BATCH = 1 << 20  # most signs drawn at once, to bound memory
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Labels = Sequence[Hashable]
 
 
 class Units:
@@ -27,16 +28,11 @@ class Units:
     If each question is in one group, the group is the unit. If each group has one question, the
     question is. Otherwise both count (Cameron, Gelbach and Miller 2011).
 
-    Attributes:
-        codes: For each way that counts, the unit's number of each score.
-        names: ``group``, ``question``, or both.
-        count: Number of units; of two ways, the smaller number.
-        single: Whether every unit has one score.
+    `names` are the ways that count, `codes` for each of them the unit's number of each score,
+    `count` the number of units (of two ways, the smaller), `single` whether each has one score.
     """
 
-    def __init__(
-        self, groups: Sequence[Hashable], questions: Sequence[Hashable] | None = None
-    ) -> None:
+    def __init__(self, groups: Labels, questions: Labels | None = None) -> None:
         group = _codes(groups)
         question = np.arange(len(group)) if questions is None else _codes(questions)
         pairs = _codes(list(zip(group.tolist(), question.tolist(), strict=True)))
@@ -66,7 +62,7 @@ class Units:
         return max(*ways, sum(ways) - overlap)
 
 
-def _codes(labels: Sequence[Hashable]) -> Array:
+def _codes(labels: Labels) -> Array:
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(label, len(numbers)) for label in labels], dtype=np.int64)
 
@@ -129,7 +125,7 @@ def effective_sample_size(scores: Sequence[float], units: Units) -> float:
 
 
 def clustered_estimate(
-    scores: Sequence[float], groups: Sequence[Hashable], questions: Sequence[Hashable] | None = None
+    scores: Sequence[float], groups: Labels, questions: Labels | None = None
 ) -> Estimate:
     """Return the mean of at least one score with Wilson's 95% interval at the effective size."""
     units = Units(groups, questions)
@@ -153,9 +149,7 @@ class Difference:
 
 
 def paired_difference(
-    differences: Sequence[float],
-    groups: Sequence[Hashable],
-    questions: Sequence[Hashable] | None = None,
+    differences: Sequence[float], groups: Labels, questions: Labels | None = None
 ) -> Difference:
     """Return the mean of at least one paired difference, its interval, and its test.
 
@@ -184,8 +178,7 @@ def sign_flip_test(differences: Sequence[float] | Array, units: Units) -> float:
     either sign. The p-value is the share of sign assignments with a mean farther from 0, plus half
     of those as far (mid-p, Lancaster 1961: sums of exact matches often tie). The distribution is
     exact if the sums are whole numbers or simple fractions, else from 9,999 random assignments.
-    With one difference of -1, 0 or 1 per unit this is McNemar's mid-p test (Fagerland, Lydersen and
-    Laake 2013).
+    With one difference of -1, 0 or 1 per unit this is McNemar's mid-p test (Fagerland et al. 2013).
 
     If groups and questions are crossed, both get signs, and the sum is scaled to the variance of
     the differences: not exact, but of the right size.

@@ -21,7 +21,6 @@ from atommem.episode import Observation
 from atommem.errors import PolicyError
 from atommem.memory.log import MemoryView
 from atommem.policy.contract import Completion, Policy, Sampling
-from atommem.tokens import Tokenizer
 
 _HOME = len(RELATIONS) - 1
 _MOST_NAMES = 3
@@ -112,14 +111,12 @@ class _Search:
 class _Step:
     """One completion in the making."""
 
-    def __init__(
-        self, expert: Expert, observation: Observation, view: MemoryView, draw: int
-    ) -> None:
+    def __init__(self, expert: Expert, seen: Observation, view: MemoryView, draw: int) -> None:
         self._expert = expert
         self._prose = expert.prose
         self._draw = draw
-        self._is_blind = any(piece.name == "unasked" for piece in observation.task)
-        self._questions = observation.values("questions") + observation.values("text")
+        self._is_blind = any(piece.name == "unasked" for piece in seen.task)
+        self._questions = seen.values("questions") + seen.values("text")
         self._view = view
         self._query_names = (view.query or "").split()
         self._noted = self._prose.statements(view.scratchpad)
@@ -245,8 +242,7 @@ class _Step:
     def _new_ends(self, searches: Sequence[_Search]) -> list[str]:
         """Return the ends of chains to look for: new ones, or all after a query for a notice."""
         served_notice = any(s.kind != "fact" for s in self._noted)
-        # Only homes are stored even once they are known to matter: for other links, an empty store
-        # holds nothing.
+        # Only homes are stored even once they are known to matter: an empty store has no other.
         empty = self._view.size == 0 and not self.elements
         return [
             search.name
@@ -281,12 +277,9 @@ class Note:
 class ExpertPolicy(Policy):
     """An expert as a policy that acts on the observation instead of the prompt."""
 
-    def __init__(
-        self, expert: ScriptedExpert, tokenizer: Tokenizer, eos_token_id: int | None = None
-    ) -> None:
-        self._expert = expert
-        self._tokenizer = tokenizer
-        self._end = [] if eos_token_id is None else [eos_token_id]
+    def __init__(self, expert: ScriptedExpert, tokenizer: Any, eos_id: int | None = None) -> None:
+        self._expert, self._tokenizer = expert, tokenizer
+        self._end = [] if eos_id is None else [eos_id]
 
     async def complete_observation(
         self, observation: Observation, view: MemoryView, sampling: Sampling

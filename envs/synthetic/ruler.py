@@ -6,12 +6,12 @@ are built of HotpotQA's rows (`atommem data build --benchmark hotpotqa`).
 """
 
 import itertools
-import random
 import re
 import string
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from atommem.config import check_choice, check_least, setting
 from atommem.envs.task import Document, Question, Task
@@ -58,14 +58,12 @@ def generate(config: RulerConfig, count: int, seed: int, split: str) -> Iterator
     vocabulary = sorted({w for w in re.findall(r"[a-z]+", prose) if len(w) >= _LEAST_WORD})
     needed = max(100, config.words // 50)
     if len(vocabulary) < needed:
-        raise DataError(
-            f"prose={path}: {len(vocabulary)} words, needs {needed}. Give a longer one."
-        )
+        raise DataError(f"prose={path}: {len(vocabulary)} words, needs {needed}. Give more text.")
     makers = {"variable_tracking": _variables, "common_words": _counted, "frequent_words": _counted}
     make = makers.get(config.family, _needles)
     for index in range(count):
         task_id = f"{config.family}-{split}-{seed}-{index:05d}"
-        texts, question, values = make(config, random.Random(task_id), sentences, vocabulary)
+        texts, question, values = make(config, Random(task_id), sentences, vocabulary)
         asked = Question(question, values, task_id, {"all_of": True, "type": config.family})
         documents = tuple(Document("", text, gold) for text, gold in texts)
         yield Task(task_id, (asked,), documents, source=SOURCE)
@@ -74,30 +72,23 @@ def generate(config: RulerConfig, count: int, seed: int, split: str) -> Iterator
 _Made = tuple[list[tuple[str, bool]], str, tuple[str, ...]]
 
 
-def _needles(
-    config: RulerConfig, rng: random.Random, sentences: list[str], vocabulary: list[str]
-) -> _Made:
+def _needles(config: RulerConfig, rng: Random, sentences: list[str], lexicon: list[str]) -> _Made:
     keys, each, asked = _NEEDLES[config.family]
-    names = rng.sample(vocabulary, keys)
+    names = rng.sample(lexicon, keys)
     values = iter([str(number) for number in rng.sample(range(1_000_000, 10_000_000), keys * each)])
     held = {name: [next(values) for _ in range(each)] for name in names}
     queried = names[:asked]
-    needles = [
-        (_NEEDLE.format(name, value), name in queried) for name in names for value in held[name]
-    ]
+    needles = [(_NEEDLE.format(key, value), key in queried) for key in names for value in held[key]]
     rng.shuffle(needles)
     listed = ", ".join(queried[:-1]) + f", and {queried[-1]}" if asked > 1 else queried[0]
     are, plural = ("are all", "s") if asked * each > 1 else ("is", "")
-    question = (
-        f"What {are} the special magic number{plural} for {listed} mentioned in the provided text?"
-    )
+    number = f"special magic number{plural} for {listed}"
+    question = f"What {are} the {number} mentioned in the provided text?"
     wanted = tuple(value for name in queried for value in held[name])
     return _hidden(config, rng, sentences, needles), question, wanted
 
 
-def _variables(
-    config: RulerConfig, rng: random.Random, sentences: list[str], vocabulary: list[str]
-) -> _Made:
+def _variables(config: RulerConfig, rng: Random, sentences: list[str], lexicon: list[str]) -> _Made:
     names = ["".join(rng.choices(string.ascii_uppercase, k=5)) for _ in range(_HOPS + 1)]
     value = str(rng.randint(10_000, 99_999))
     chain = [f"VAR {names[0]} = {value}."]
@@ -108,7 +99,7 @@ def _variables(
 
 
 def _hidden(
-    config: RulerConfig, rng: random.Random, sentences: list[str], needles: list[tuple[str, bool]]
+    config: RulerConfig, rng: Random, sentences: list[str], needles: list[tuple[str, bool]]
 ) -> list[tuple[str, bool]]:
     """Hide needles, in their order, between sentences of the prose; return paragraphs."""
     hay: list[tuple[str, bool]] = []
@@ -123,12 +114,10 @@ def _hidden(
     return [(" ".join(text for text, _ in part), any(gold for _, gold in part)) for part in parts]
 
 
-def _counted(
-    config: RulerConfig, rng: random.Random, sentences: list[str], vocabulary: list[str]
-) -> _Made:
+def _counted(config: RulerConfig, rng: Random, sentences: list[str], lexicon: list[str]) -> _Made:
     if config.family == "common_words":
         others = max((config.words - _COMMON * _COMMON_TIMES) // _OTHER_TIMES, _COMMON)
-        words = rng.sample(vocabulary, min(_COMMON + others, len(vocabulary)))
+        words = rng.sample(lexicon, min(_COMMON + others, len(lexicon)))
         wanted = tuple(words[:_COMMON])
         stream = [w for w in words for _ in range(_COMMON_TIMES if w in wanted else _OTHER_TIMES)]
         question = f"What are the {_COMMON} most common words in the above list?"

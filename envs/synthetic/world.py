@@ -10,12 +10,12 @@ for the town at the end of a chain of facts. The settings that make each operati
   and so is needed at every later step; and ``hops``, as the known end of the chain is, too.
 """
 
-import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
+from random import Random
 from typing import Literal
 
 from atommem.config import check_choice, check_least, check_probabilities, check_ranges, setting
@@ -77,7 +77,7 @@ class Prose:
         """Return the first `count` names of a kind, at most `MOST_NAMES`, with mixed parts."""
         heads, tails = self.names[kind]
         every = [head + tail for head in heads for tail in tails]
-        random.Random(kind).shuffle(every)
+        Random(kind).shuffle(every)
         return every[:count]
 
     @cached_property
@@ -92,7 +92,7 @@ class Prose:
             (self._pattern(self.withdrawal), "withdrawal", ""),
         ]
 
-    def sentence(self, statement: Statement, rng: random.Random | None = None) -> str:
+    def sentence(self, statement: Statement, rng: Random | None = None) -> str:
         """Return the sentence for `statement`, in the first wording or in one that `rng` draws."""
         wording = self.correction if statement.kind == "correction" else self.withdrawal
         if statement.kind == "fact":
@@ -151,31 +151,21 @@ class WorldConfig:
     """Settings of the synthetic world. Rates are probabilities; pairs are inclusive ranges."""
 
     prose: str = setting(
-        "plain",
-        "plain (English), german, chinese, japanese, arabic, or compact (few words, for tiny "
-        "policies).",
+        "plain", "plain (English), german, chinese, japanese, arabic, or compact (few words)."
     )
     hops: tuple[int, int] = setting((2, 2), "Links from what is asked to the answer, 1 to 4.")
     questions: tuple[int, int] = setting((1, 1), "Questions per task, each with its chain.")
     distractors: int = setting(4, "Chains that no question asks about.")
-    early: float = setting(
-        0.5, "Chance that a fact comes before the one that shows that it matters."
-    )
-    opening: float = setting(
-        0.0, "Chance that the first link of a chain stands at the very beginning."
-    )
+    early: float = setting(0.5, "Chance that a fact comes before the one that makes it matter.")
+    opening: float = setting(0.0, "Chance that the first link of a chain stands at the beginning.")
     corrections: float = setting(0.3, "Chance that a home is corrected later.")
-    errata: bool = setting(
-        False, "Corrections stand together at the end instead of anywhere after their fact."
-    )
+    errata: bool = setting(False, "Corrections stand at the end, not anywhere after their fact.")
     evidence: str = setting(
         "anywhere",
         "Where the asked facts and their corrections stand: anywhere, early (in the first third), "
         "late (in the last), or mixed (either, drawn for each task).",
     )
-    capacity: int | None = setting(
-        None, "Never more facts than this may matter at a time; others are withdrawn before."
-    )
+    capacity: int | None = setting(None, "Most facts that matter at a time; others are withdrawn.")
     facts_per_document: int = setting(2, "Statements in one document.")
     filler: int = setting(0, "Sentences per document that say nothing.")
     names: int = setting(MOST_NAMES, f"Names in use of each kind, at most {MOST_NAMES}.")
@@ -221,7 +211,7 @@ def task_name(seed: int, index: int) -> str:
 
 
 def make_task(config: WorldConfig, seed: int, index: int) -> Task:
-    rng = random.Random(f"{seed}:{index}")
+    rng = Random(f"{seed}:{index}")
     prose = get_prose(config.prose)
     chains = _chains(config, prose, rng)
     asked = [chain for chain in chains if chain.asked]
@@ -244,7 +234,7 @@ def make_task(config: WorldConfig, seed: int, index: int) -> Task:
     return Task(name, tuple(questions), tuple(documents), source="synthetic", metadata=metadata)
 
 
-def _chains(config: WorldConfig, prose: Prose, rng: random.Random) -> list[_Chain]:
+def _chains(config: WorldConfig, prose: Prose, rng: Random) -> list[_Chain]:
     asked = rng.randint(*config.questions)
     count = asked + config.distractors
     # Twice as many towns: a person may move, and no two homes of a task are the same.
@@ -274,7 +264,7 @@ def _chains(config: WorldConfig, prose: Prose, rng: random.Random) -> list[_Chai
     return chains
 
 
-def _times(hops: int, opens: bool, early: float, rng: random.Random) -> list[float]:
+def _times(hops: int, opens: bool, early: float, rng: Random) -> list[float]:
     """Draw the time of each link in [0, 1): every link may come before the one that leads to it."""
     order = [0]
     for link in range(1, hops):
@@ -288,18 +278,14 @@ def _times(hops: int, opens: bool, early: float, rng: random.Random) -> list[flo
     return [by_link[link] for link in range(hops)]
 
 
-def _documents(
-    config: WorldConfig, chains: list[_Chain], rng: random.Random
-) -> list[list[Statement]]:
+def _documents(config: WorldConfig, chains: list[_Chain], rng: Random) -> list[list[Statement]]:
     """Return the statements of every document, with withdrawals if there is a capacity."""
     timed = [
         (time, rng.random(), fact)
         for chain in chains
         for time, fact in zip(chain.times, chain.facts, strict=True)
     ]
-    timed += [
-        (chain.corrected_at, rng.random(), chain.correction) for chain in chains if chain.correction
-    ]
+    timed += [(one.corrected_at, rng.random(), one.correction) for one in chains if one.correction]
     stream = [statement for *_, statement in sorted(timed, key=lambda item: item[:2])]
     asked = [chain for chain in chains if chain.asked]
     lasting = {fact.subject for chain in asked for fact in chain.facts}

@@ -77,9 +77,7 @@ class Writer:
         metadata = {"split": self._split, "query": query, "notes": [*map(asdict, notes)]}
         return Task(self._id, questions, documents, source=self.source, metadata=metadata)
 
-    def _texts(
-        self, paragraphs: Sequence[Sequence[Saying]], write: Callable[[Saying], str]
-    ) -> list[str]:
+    def _texts(self, paragraphs: list[list[Saying]], write: Callable[[Saying], str]) -> list[str]:
         rng = self._rng
         forms = list(TEXTS["forms"].values())
         if self._split == "train":

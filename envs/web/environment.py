@@ -43,28 +43,18 @@ class WebConfig(QAConfig):
     )
     tool_retries: int = setting(3, "Retries of a request to a search engine or reader.")
     tool_requests: int = setting(32, "Requests in flight at a search engine or reader.")
-    allow_hosts: list[str] = setting(
-        [], "The only hosts (or host/path) that may be visited or found; unset: all but deny_hosts."
-    )
-    deny_hosts: list[str] = setting(
-        [], "Hosts (or host/path) that may not, beside those that publish benchmark answers."
-    )
+    allow_hosts: list[str] = setting([], "Only these hosts (or host/path); unset: all not denied.")
+    deny_hosts: list[str] = setting([], "Denied beside hosts that publish benchmark answers.")
     obey_robots: bool = setting(True, "Whether direct obeys robots.txt.")
     user_agent: str = setting("atommem", "User agent of direct.")
-    page_megabytes: float = setting(
-        10.0, "Largest page of direct or answer of a search engine or reader, unpacked."
-    )
+    page_megabytes: float = setting(10.0, "Largest page or answer of a search engine, unpacked.")
     page_seconds: float = setting(30.0, "Longest request of direct.")
     parse_seconds: float = setting(10.0, "Longest time to extract the text of a page.")
     parse_megabytes: int = setting(1024, "Address space of a process that extracts text.")
 
-    recording: str | None = setting(
-        None, "File that tool calls are recorded in and answered from (unset: none)."
-    )
+    recording: str | None = setting(None, "File that calls are recorded in and answered from.")
     recording_mode: str = setting(
-        "record",
-        "record (make and record calls that are not recorded), replay (they are outages) or frozen "
-        "(their pages do not exist).",
+        "record", "record (make missing calls), replay (they are outages) or frozen (no such page)."
     )
     call_budget: int | None = setting(None, "Most calls that the recording may ever make.")
 
@@ -82,9 +72,7 @@ class WebConfig(QAConfig):
     corpus_search: str | None = setting(
         None, "lexical, dense or hybrid; unset: hybrid if the corpus has vectors."
     )
-    corpus_embedder: str | None = setting(
-        None, "Location of the corpus's embedder here, if it differs from where it was built."
-    )
+    corpus_embedder: str | None = setting(None, "Where the corpus's embedder is, if elsewhere now.")
     tool_seconds: float = setting(120.0, "Longest call, seconds.")
     calls: str = setting(
         "json",
@@ -93,9 +81,7 @@ class WebConfig(QAConfig):
     )
     max_calls: int = setting(40, "Calls of an episode; then it must answer.")
     search_results: int = setting(5, "Pages that a search shows.")
-    max_reads: int = setting(
-        0, "If several questions are asked: steps before one must be answered."
-    )
+    max_reads: int = setting(0, "With several questions: steps before one must be answered.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,8 +23,7 @@ from atommem.errors import BudgetSpentError, ConfigError, DataError, OutageError
 class SqliteFile:
     """An SQLite file; all methods raise `DataError` if it is damaged or of another kind.
 
-    `kind` is its role in error messages. `schema` creates missing tables; without it, the file is
-    opened for reading only.
+    `kind` is its role in messages. `schema` creates missing tables; without it, it is read-only.
     """
 
     def __init__(self, path: Path, kind: str, schema: str | None) -> None:
@@ -99,10 +98,8 @@ class Recording:
         rows = self._file.rows(f"SELECT result FROM calls WHERE {where}", *key)
         return self._decode(rows[0][0]) if rows else None
 
-    def add(
-        self, tool: str, backend: str, arguments: Mapping[str, Any], result: ToolResult
-    ) -> None:
-        packed = zlib.compress(json.dumps(asdict(result)).encode())
+    def add(self, tool: str, backend: str, arguments: Mapping[str, Any], made: ToolResult) -> None:
+        packed = zlib.compress(json.dumps(asdict(made)).encode())
         values = (tool, backend, _as_json(arguments), time.time(), packed)
         self._file.rows("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?)", *values)
 
@@ -159,16 +156,14 @@ class RecordedSource(ToolSource):
         async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
             key = (asyncio.get_running_loop(), tool.name, _as_json(arguments))
             if key not in self._pending:
-                made = asyncio.create_task(self._find_or_make(tool, arguments, task))
+                made = asyncio.create_task(self._answer(tool, arguments, task))
                 self._pending[key] = made
                 made.add_done_callback(lambda _: self._pending.pop(key))
             return await asyncio.shield(self._pending[key])  # others wait on if one is cancelled
 
         return run
 
-    async def _find_or_make(
-        self, tool: Tool, arguments: Mapping[str, Any], task: Any
-    ) -> ToolResult:
+    async def _answer(self, tool: Tool, arguments: Mapping[str, Any], task: Any) -> ToolResult:
         config, call = self.config, (tool.name, str(self.backend), arguments)
         found = await asyncio.to_thread(self._recording.find, *call)
         if found is not None:

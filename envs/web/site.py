@@ -8,8 +8,7 @@ since their page was written; only the news on the home page, where a visit star
 - The scratchpad is needed for the maker's name: the directory lists names only.
 - Links must be searched: which catalogue lists the work is unknown, and dead links mislead.
 
-With `injected`, some pages ask the reader for an action: answer a wrong town, delete an entry, or
-visit a page."""
+With `injected`, some pages ask for an action: a wrong answer, to delete an entry, or to visit."""
 
 import random
 import re
@@ -87,9 +86,8 @@ def make_site(config: SiteConfig, seed: int, index: int) -> Task:
 
     made = [Statement("fact", *pair) for pair in zip(works, ["made"] * count, persons, strict=True)]
     lists = [f"list{number}" for number in range(1, config.catalogues + 1)]
-    statements = {
-        HOME: [Statement("correction", name, "home", town) for name, town in new_homes.items()]
-    }
+    news = [Statement("correction", name, "home", town) for name, town in new_homes.items()]
+    statements = {HOME: news}
     links = {HOME: [*lists, DIRECTORY], DIRECTORY: rng.sample(persons, count)}
     for number, name in enumerate(lists):
         statements[name] = made[number * config.works : (number + 1) * config.works]

@@ -41,9 +41,8 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
     if config.recording is None:
         return sources
     if all(source.backend is None for source in sources):
-        raise ConfigError(
-            f"recording={config.recording}: tools={list(names)} are never recorded. Unset it."
-        )
+        unrecorded = f"tools={list(names)} are never recorded. Unset it."
+        raise ConfigError(f"recording={config.recording}: {unrecorded}")
     from atommem.envs.web.recording import RecordedSource
 
     return [source if source.backend is None else RecordedSource(source) for source in sources]
@@ -57,7 +56,7 @@ def make_tools(sources: Sequence[ToolSource], config: Any) -> dict[str, Tool]:
         for tool in source.tools:
             if tool.name in tools:
                 raise ConfigError(
-                    f"tools={config.tools}: several are called {tool.name}. Remove a source."
+                    f"tools={config.tools}: several are called {tool.name}. Drop one."
                 )
             tools[tool.name] = tool if source.backend is None else _obey_hosts(tool, hosts)
     return tools

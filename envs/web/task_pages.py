@@ -32,9 +32,8 @@ class TaskPages(tools.ToolSource):
     async def _search(self, query: str, task: Task) -> tools.ToolResult:
         found = self._webs(task).search(query, self.config.search_results)
         lines = [f"{page.title}: {tools.snippet(page.text, query)}" for page in found]
-        return tools.search_result(
-            query, lines, [tools.Link(page.title, page.title) for page in found]
-        )
+        links = [tools.Link(page.title, page.title) for page in found]
+        return tools.search_result(query, lines, links)
 
     async def _visit(self, name: str, task: Task) -> tools.ToolResult:
         web = self._webs(task)
@@ -50,11 +49,9 @@ class _TaskWeb:
 
     def __init__(self, task: Task) -> None:
         documents: dict[str, dict[str, Document]] = {}
-        for document in task.documents:
-            if document.title:
-                documents.setdefault(tools.fold(document.title), {}).setdefault(
-                    document.text, document
-                )
+        for one in task.documents:
+            if one.title:
+                documents.setdefault(tools.fold(one.title), {}).setdefault(one.text, one)
         self.pages = {
             title: replace(next(iter(texts.values())), text="\n\n".join(texts))
             for title, texts in documents.items()

@@ -3,10 +3,8 @@
 A failure's cause decides its effect:
 
 - the page (missing, without text, too slow): `PageError`, an observation like any other;
-- the policy (no such tool, arguments that do not fit): a problem of its completion, and an
-  observation;
-- the provider (key refused, gone, overloaded after retries): `OutageError`; the episode fails and
-  is not scored."""
+- the policy (no such tool, wrong arguments): a problem of its completion, and an observation;
+- the provider (key refused, gone, overloaded): `OutageError`; the episode fails, not scored."""
 
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -46,6 +44,7 @@ class ToolResult:
 
 Run = Callable[[Mapping[str, Any], Any], Awaitable[ToolResult]]
 """Carries out a call with arguments that fit the schema, on a task; raises `OutageError`."""
+RunText = Callable[[str, Any], Awaitable[ToolResult]]
 
 
 @dataclass(frozen=True)
@@ -65,17 +64,8 @@ class Tool:
         return names[0] if names else ""
 
 
-def text_tool(
-    name: str,
-    description: str,
-    argument: str,
-    argument_description: str,
-    run: Callable[[str, Any], Awaitable[ToolResult]],
-) -> Tool:
-    """Return a tool with one string argument, whose `PageError` is a result.
-
-    The argument of a tool called ``visit`` may be the number of a link.
-    """
+def text_tool(name: str, description: str, argument: str, about: str, run: RunText) -> Tool:
+    """Return a tool of one string, for ``visit`` maybe a link's number; `PageError` is a result."""
 
     async def run_or_explain(arguments: Mapping[str, Any], task: Any) -> ToolResult:
         try:
@@ -85,7 +75,7 @@ def text_tool(
 
     schema = {
         "type": "object",
-        "properties": {argument: {"type": "string", "description": argument_description}},
+        "properties": {argument: {"type": "string", "description": about}},
         "required": [argument],
         "additionalProperties": False,
     }
@@ -111,13 +101,9 @@ def search_result(query: str, lines: Sequence[str], links: Sequence[Link]) -> To
 
 
 class ToolSource:
-    """A source of tools: an entry point of the group ``atommem.tools``, made with a `WebConfig`.
+    """A source of tools: an entry point of the group ``atommem.tools``, made with a `WebConfig`."""
 
-    Attributes:
-        backend: What answers, as a key of recordings; None if it answers from this machine.
-    """
-
-    backend: str | None = None
+    backend: str | None = None  # what answers, as a key of recordings; None: this machine
     tools: Sequence[Tool]
 
     def __init__(self, config: Any) -> None:

@@ -4,15 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from atommem.config import check_choice
+from atommem.eval.methods import baseline
 from atommem.eval.methods.agents import AGENTS
-from atommem.eval.methods.baseline import (
-    FullContext,
-    Method,
-    NoMemory,
-    Oracle,
-    VanillaRAG,
-    suitable,
-)
+from atommem.eval.methods.baseline import FullContext, Method, NoMemory, Oracle, VanillaRAG
 from atommem.eval.methods.notes import AMem, GenerativeAgents, Mem0
 from atommem.eval.methods.recorder import Setup
 from atommem.rollout import ENCODE_THREADS, EpisodeRunner
@@ -40,11 +34,9 @@ def _memagent(setup: Setup) -> EpisodeRunner:
     """
     memory = setup.run.memory
     # The checkpoint's own wording, where it was trained on this dialect.
-    templates = memory.templates if memory.dialect == "memagent" else "memagent"
-    memory = replace(
-        memory, dialect="memagent", templates=templates, capacity=None, disabled_actions=[]
-    )
-    factory = suitable(setup, "memagent").without_reads()
+    own = memory.templates if memory.dialect == "memagent" else "memagent"
+    memory = replace(memory, dialect="memagent", templates=own, capacity=None, disabled_actions=[])
+    factory = baseline.suitable(setup, "memagent").without_reads()
     return _atommem(replace(setup, run=replace(setup.run, memory=memory), factory=factory))
 
 

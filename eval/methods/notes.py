@@ -5,17 +5,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from atommem.embedding.embedder import Vectors
 from atommem.envs.task import Task
 from atommem.episode import Piece, Step
 from atommem.eval.methods.baseline import Reader
 from atommem.eval.methods.recorder import Found, Recorder, merged, objects_in, text_of, texts_in
+from atommem.memory.rules import Numbers
 
 NEIGHBOURS = 5  # nearest notes that a new one is compared with (as in the authors' code)
 EVOLUTIONS = 100  # notes that changed something before all are embedded anew
 NO_CONTEXT = "General"
+
+Reply = Mapping[str, Any]
 
 
 @dataclass
@@ -90,9 +92,7 @@ class AMem(Reader):
         await record.answer_from(find)
 
 
-def evolve(
-    reply: Mapping[str, Any], note: Note, notes: Mapping[int, Note], near: Sequence[int]
-) -> list[int]:
+def evolve(reply: Reply, note: Note, notes: Mapping[int, Note], near: Sequence[int]) -> list[int]:
     """Change a new note and its neighbours (sections 3.2, 3.3); returns ids of those that changed.
 
     Malformed parts of `reply` are skipped. The model numbers `notes`, the others by id, from 0;
@@ -194,13 +194,10 @@ def best_memories(record: Recorder, ratings: Ratings, query: Vectors, k: int) ->
     return found
 
 
-def stream_scores(
-    importance: Sequence[float], relevance: Sequence[float]
-) -> npt.NDArray[np.float64]:
+def stream_scores(importance: Sequence[float], relevance: Sequence[float]) -> Numbers:
     """Return the weighted sum of recency, relevance and importance (section 4.1): shape (n,).
 
-    Each part is min-max scaled; a constant part counts nothing. The least recently used memory
-    comes first.
+    Each part is min-max scaled, a constant one counts nothing; the least recently used comes first.
     """
     recency = DECAY ** np.arange(len(importance) - 1, -1, -1, dtype=float)
     total = np.zeros(len(importance))
@@ -246,9 +243,7 @@ class Mem0(Reader):
         await record.answer_from(lambda vector: record.index.search(vector, self.setup.retrieve_k))
 
 
-async def apply(
-    record: Recorder, step: Step, reply: Mapping[str, Any], near: Sequence[int]
-) -> None:
+async def apply(record: Recorder, step: Step, reply: Reply, near: Sequence[int]) -> None:
     """Apply a reply to the store; malformed parts are skipped, like in ``mem0ai``.
 
     `near` are the ids of the entries shown, by their number there.
@@ -271,7 +266,7 @@ async def apply(
             record.delete(step, entry_id)
 
 
-def facts_of(reply: Mapping[str, Any]) -> list[str]:
+def facts_of(reply: Reply) -> list[str]:
     """Return the facts of a reply: strings, or objects with ``fact`` or ``text``."""
     facts = reply.get("facts")
     if not isinstance(facts, list):

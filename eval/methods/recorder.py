@@ -19,7 +19,7 @@ from atommem.episode import Episode, Observation, Piece, Step
 from atommem.grammar import parse_whole
 from atommem.memory.log import Contents, MemoryView, Operation, Retrieved
 from atommem.memory.store import VectorStore
-from atommem.policy.contract import MessagePolicy, Policy, request_sampling
+from atommem.policy.contract import MessagePolicy, Policy
 from atommem.prompts import PromptBuilder
 from atommem.rollout import begins_in_thinking, sampled_step
 from atommem.run import RunConfig
@@ -93,7 +93,7 @@ class Recorder:
         index = len(episode.steps)
         started = time.perf_counter()
         key = f"{episode.task_id}/{episode.sample}"
-        sampling = request_sampling(setup.run.sampling, key, index, episode.task_id)
+        sampling = setup.run.sampling.for_request(key, index, episode.task_id)
         prompt_ids: list[int] = []
         if isinstance(setup.policy, MessagePolicy):
             completion = await setup.policy.complete_chat(prompts.messages(shown, view), sampling)
@@ -130,9 +130,8 @@ class Recorder:
             value = None
         if isinstance(value, dict):
             return step, value
-        step.problems += (
-            actions.Problem(actions.ProblemReason.NOT_JSON, "json", 0, len(step.text)),
-        )
+        problem = actions.Problem(actions.ProblemReason.NOT_JSON, "json", 0, len(step.text))
+        step.problems += (problem,)
         return step, {}
 
     async def hold(self, texts: Sequence[str]) -> None:

@@ -77,10 +77,7 @@ def changed_tasks(sides: Sequence[Evaluation], comparison: Comparison) -> list[d
 
 
 def _format(
-    sides: Sequence[Evaluation],
-    comparison: Comparison,
-    changes: Sequence[dict[str, Any]],
-    show: int,
+    sides: list[Evaluation], comparison: Comparison, changes: Sequence[dict[str, Any]], show: int
 ) -> list[str]:
     name = label(comparison.metric)
     names = [side.folder.name for side in sides]
@@ -109,9 +106,8 @@ def _format(
         rows = [row for row in changes if (row["change"] > 0) == better]
         shown = rows if show < 0 else rows[:show]
         if shown:
-            lines.append(
-                f"\n{heading} in {second} ({len(shown)} of {len(rows)}; `atommem trace` replays):"
-            )
+            count = f"{len(shown)} of {len(rows)}"
+            lines.append(f"\n{heading} in {second} ({count}; `atommem trace` replays):")
         for row in shown:
             lines.append(f"  {row['change']:+.2f}  {row['task_id']}")
             lines += [

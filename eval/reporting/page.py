@@ -118,7 +118,6 @@ Charts = dict[str, Any]  # charts of altair by title
 
 # Okabe and Ito's palette for colour-blind readers; shapes repeat the distinction.
 _COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C564B"]
-_PALETTE = alt.Scale(range=_COLORS)
 
 
 def make_charts(results: Results) -> Charts:
@@ -187,10 +186,11 @@ def _dots(scores: pd.DataFrame) -> alt.LayerChart | alt.FacetChart:
 
 def _against(scores: pd.DataFrame, x: alt.X, name: str, joined: bool) -> alt.LayerChart:
     """Draw the scores of each row, with their intervals, as points or a line."""
-    color = alt.Color("row", scale=_PALETTE, sort=None, title=None)
+    rows = [*dict.fromkeys(scores["row"])]  # one legend of colors and shapes needs one domain
+    color = alt.Color("row", scale=alt.Scale(domain=rows, range=_COLORS), title=None)
     base = alt.Chart(scores).encode(x=x, color=color)
     marks = base.mark_line(point=True) if joined else base.mark_point(size=80)
     y = alt.Y("mean", title=f"{name}, percent", scale=alt.Scale(domain=[0, 100]))
-    marks = marks.encode(y=y, shape=alt.Shape("row", sort=None, legend=None))
+    marks = marks.encode(y=y, shape=alt.Shape("row", scale=alt.Scale(domain=rows), title=None))
     drawn: alt.LayerChart = base.mark_rule().encode(y="low", y2="high") + marks
     return drawn.properties(width=300, height=240)

@@ -65,9 +65,7 @@ class Table:
         """Render plain text for a terminal, with a line per heading."""
         lines = list(zip(*self.rows, strict=True))[len(self.lines) == 1 :]
         width, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
-        shown = (
-            "  ".join([name.ljust(width), *map(str.rjust, cells, widths)]) for name, *cells in lines
-        )
+        shown = ("  ".join([row.ljust(width), *map(str.rjust, own, widths)]) for row, *own in lines)
         return "\n".join([self.title, *shown, ""])
 
     def latex(self) -> str:

@@ -222,10 +222,15 @@ async function read(items, here = open) {
 }
 
 async function ask(question, here = open) {
-  $("#working").replaceChildren();
-  for await (const event of events("responses", { model: model.id, conversation: here.id, input: question })) {
-    if (event.type === "response.reasoning_summary_text.done" && open === here) $("#working").append(element("li", {}, event.text));
-    if (event.type === "response.failed") throw new Error(event.response.error.message);
+  const waiting = element("li", {}, "Answering ...");
+  $("#working").replaceChildren(waiting);
+  try {
+    for await (const event of events("responses", { model: model.id, conversation: here.id, input: question })) {
+      if (event.type === "response.reasoning_summary_text.done") waiting.before(element("li", {}, event.text));
+      if (event.type === "response.failed") throw new Error(event.response.error.message);
+    }
+  } finally {
+    waiting.remove();
   }
   here.at = null;
   if (open === here) await refresh();

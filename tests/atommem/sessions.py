@@ -12,14 +12,7 @@ from atommem.memory.log import POLICY, Operation
 from atommem.memory.memory import WorkingMemory
 from atommem.policy.contract import Sampling
 from atommem.rollout import Agent, EpisodeRunner, Session
-from tests.fakes import (
-    ScriptedPolicy,
-    WordEmbedder,
-    WordTokenizer,
-    list_policy,
-    longdoc,
-    reading,
-)
+from tests.fakes import ScriptedPolicy, WordEmbedder, WordTokenizer, list_policy, longdoc, reading
 
 TASK = Task(
     "t1",

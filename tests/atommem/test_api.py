@@ -14,16 +14,11 @@ from atommem import AsyncMemory, Memory
 from atommem.config import SHIPPED, PolicyConfig
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError, DataError, OutageError
+from atommem.files import load_beside
 from atommem.policy.contract import Completion, Sampling
 from atommem.saved_memory import MEMORY_FILE
-from tests.fakes import (
-    ScriptedPolicy,
-    WordEmbedder,
-    WordTokenizer,
-    list_policy,
-    longdoc,
-    make_episode_runner,
-)
+from tests import fakes
+from tests.fakes import ScriptedPolicy, WordEmbedder, WordTokenizer, list_policy
 
 TEXT = "one two three four five six seven"
 ANSWERED = "<final_answer>\\boxed{six}</final_answer>"
@@ -71,29 +66,14 @@ def texts(memory: AsyncMemory | Memory) -> list[str]:
 # Reading and asking ---
 
 
-async def test_reading_counts_what_limits_cut() -> None:
+async def test_reading_counts_what_limits_cut():
     whole = await (await make()).read(TEXT)
     cut = await (await make(entry_tokens=2)).read(TEXT)
     assert whole.cut == 0 < cut.cut < cut.written == whole.written
 
 
-@pytest.mark.parametrize(
-    ("completion", "text", "note"),
-    [
-        (ANSWERED, "six", ""),
-        ("<think>Was it five?</think> It is six.", "It is six.", "without a box"),
-        ("<final_answer>six</final_answer>", "six", "without a box"),
-        ("<final_answer>\\boxed{six}", "six", "without a box"),
-        ("So \\boxed{six}, I think", "six", "without a box"),
-        ("<final_answer>\\boxed{\\text{a.m.} to 5]</final_answer>", "a.m. to 5", "without a box"),
-        ("\\boxed{ \\boxed{[1, 2]", "[1, 2]", "without a box"),
-        ("<create_memory>five</create_memory>", None, "no answer: the policy wrote '<create_mem"),
-        ("", None, "no answer: the policy wrote nothing (1 tokens, stop); 1 of 4 steps had an act"),
-    ],
-)
-async def test_ask_takes_unboxed_answer_and_explains_none(
-    completion: str, text: str | None, note: str
-) -> None:
+@pytest.mark.parametrize(("completion", "text", "note"), load_beside(__file__, "api.yaml"))
+async def test_ask_takes_unboxed_answer_and_explains_none(completion, text, note):
     note_and_look = "<create_memory>a</create_memory><read_memory>a</read_memory>"
     replies = [note_and_look, "", "", *[completion] * 4]
     memory = await make(list_policy(WordTokenizer(), replies), max_reads=0)
@@ -107,24 +87,32 @@ async def test_ask_takes_unboxed_answer_and_explains_none(
     assert memory.prompt(answer.steps[0]).startswith("[system]")
 
 
-@pytest.mark.parametrize("note", ["", "<update_scratchpad>It may be six.</update_scratchpad>"])
-async def test_answer_from_an_empty_memory_says_so(note: str) -> None:
+@pytest.mark.parametrize(
+    "note",
+    [
+        "",
+        "<update_scratchpad>It may be six.</update_scratchpad>",
+        "<read_memory>six</read_memory>",
+    ],
+)
+async def test_answer_from_an_empty_memory_says_so(note):
     memory = await make(list_policy(WordTokenizer(), [note, "", "", ANSWERED]), max_reads=0)
     reading = await memory.read(TEXT)
     answer = await memory.ask("Which?")
-    assert (answer.text, bool(reading.written)) == ("six", bool(note))
-    found = "" if note else "no entry was shown: this is not from the memory"
+    kept = "scratchpad" in note
+    assert (answer.text, bool(reading.written)) == ("six", kept)
+    found = "" if kept else "no entry was shown: this is not from the memory"
     assert answer.note == found
 
 
-async def test_read_warns_after_three_chunks_without_action() -> None:
+async def test_read_warns_after_three_chunks_without_action():
     memory = await make(list_policy(WordTokenizer(), ["", "", "", *["Dear me!"] * 3]))
-    await memory.read("one two three four five six seven")  # it chose to write nothing
+    await memory.read(TEXT)  # it chose to write nothing
     with pytest.warns(UserWarning, match="3 chunks in a row led to no action.*'Dear me!'"):
         await memory.read(TEXT)
 
 
-async def test_several_questions_to_the_shipped_policy_warn(recwarn: Any) -> None:
+async def test_several_questions_to_the_shipped_policy_warn(recwarn):
     memory = await make()
     await memory.read(TEXT, questions=["Who?", "Where?"])
     memory._runtime.run = replace(memory._runtime.run, policy=PolicyConfig([SHIPPED]))
@@ -134,14 +122,14 @@ async def test_several_questions_to_the_shipped_policy_warn(recwarn: Any) -> Non
         await memory.read(TEXT, questions=["Who?", "Where?"])
 
 
-async def test_memory_asks_policy_as_training_episode_does() -> None:
+async def test_memory_asks_policy_as_training_episode_does():
     read = "<read_memory>{}</read_memory>"
     replies = ["<create_memory>a</create_memory>", read.format("a"), "", read.format("b"), ANSWERED]
     trained, served = (list_policy(WordTokenizer(), replies) for _ in range(2))
-    runner = make_episode_runner(
+    runner = fakes.make_episode_runner(
         policy=trained,
         tokenizer=trained.tokenizer,
-        factory=longdoc(trained.tokenizer, chunking="tokens", chunk_tokens=3),
+        factory=fakes.longdoc(trained.tokenizer, chunking="tokens", chunk_tokens=3),
     )
     episode = await runner.run(Task("t", (Question("What?", ()),), context=TEXT))
     memory = await make(served)
@@ -151,7 +139,7 @@ async def test_memory_asks_policy_as_training_episode_does() -> None:
     assert episode.answers == (answer.text,) == ("six",)
 
 
-async def test_ask_without_keep_runs_concurrently_and_changes_nothing() -> None:
+async def test_ask_without_keep_runs_concurrently_and_changes_nothing():
     policy = NotePolicy()
     memory = await make(policy)
     await memory.read(TEXT)
@@ -163,19 +151,19 @@ async def test_ask_without_keep_runs_concurrently_and_changes_nothing() -> None:
     assert (memory.history(), memory.steps, memory.entries()) == before
 
 
-async def test_user_edits_and_deletes_an_entry() -> None:
+async def test_user_edits_and_deletes_an_entry():
     memory = await make()
     await memory.read(TEXT)
     first, second, _ = memory.entries()
     changed, *_ = await memory.edit(first, "1 2 3")
     assert (changed.actor, changed.before, changed.after) == ("user", first.text, "1 2 3")
-    await memory.edit(second, None)
+    await memory.edit(second.id, None)
     assert texts(memory) == ["1 2 3", "seven"]
     with pytest.raises(ConfigError, match="entry 2 does not exist in this memory"):
         await memory.edit(second, "again")
 
 
-async def test_fork_and_at_return_independent_memories() -> None:
+async def test_fork_and_at_return_independent_memories():
     memory = await make()
     await memory.read(TEXT, name="t")
     fork = await memory.fork()
@@ -189,7 +177,7 @@ async def test_fork_and_at_return_independent_memories() -> None:
     assert (texts(earlier), earlier.steps) == (texts(memory), 3)
 
 
-async def test_read_after_outage_continues_at_failed_chunk() -> None:
+async def test_read_after_outage_continues_at_failed_chunk():
     policy = NotePolicy()
     memory = await make(policy)
     policy.fail_at = 3
@@ -204,7 +192,7 @@ async def test_read_after_outage_continues_at_failed_chunk() -> None:
     assert (await memory.read(TEXT)).steps == (3, 4, 5)
 
 
-async def test_read_path_as_text_or_unknown_setting_is_refused(tmp_path: Path) -> None:
+async def test_read_path_as_text_or_unknown_setting_is_refused(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("one two")
     memory = await make()
@@ -220,7 +208,7 @@ async def test_read_path_as_text_or_unknown_setting_is_refused(tmp_path: Path) -
 # Memory, which waits ---
 
 
-async def test_blocking_memory_works_inside_running_loop(tmp_path: Path) -> None:
+async def test_blocking_memory_works_inside_running_loop(tmp_path):
     policy = NotePolicy()
     with Memory(policy, embedder=WordEmbedder(), chunk_tokens=3) as memory:
         with pytest.raises(ConfigError, match="from its own progress callback"):
@@ -237,7 +225,7 @@ async def test_blocking_memory_works_inside_running_loop(tmp_path: Path) -> None
     assert asyncio.get_running_loop().is_running()
 
 
-def test_blocking_read_interrupted_keeps_finished_chunks() -> None:
+def test_blocking_read_interrupted_keeps_finished_chunks():
     policy = NotePolicy()
     memory = Memory(policy, embedder=WordEmbedder(), chunk_tokens=3)
 
@@ -268,7 +256,7 @@ async def saved(folder: Path, **settings: Any) -> AsyncMemory:
     return memory
 
 
-async def test_load_returns_the_saved_memory(tmp_path: Path) -> None:
+async def test_load_returns_the_saved_memory(tmp_path):
     embedder, folder, file = WordEmbedder(), tmp_path / "a" / "m", tmp_path / "a.txt"
     file.touch()
     memory = await saved(folder, embedder=embedder)
@@ -285,7 +273,7 @@ async def test_load_returns_the_saved_memory(tmp_path: Path) -> None:
     assert again.history() == memory.history()
 
 
-async def test_scopes_are_apart_searched_together_and_saved(tmp_path: Path) -> None:
+async def test_scopes_are_apart_searched_together_and_saved(tmp_path):
     memory = await make(entry_tokens=5)
     ann = memory.scope(user="ann", session="1")
     await ann.read("one two three", name="n")
@@ -312,7 +300,7 @@ async def test_scopes_are_apart_searched_together_and_saved(tmp_path: Path) -> N
     assert await ann.forget("n")
 
 
-async def test_load_damaged_folder_is_refused(tmp_path: Path) -> None:
+async def test_load_damaged_folder_is_refused(tmp_path):
     await saved(tmp_path)
     # A log that contradicts itself, and a file that is not JSON.
     path = tmp_path / MEMORY_FILE
@@ -322,9 +310,7 @@ async def test_load_damaged_folder_is_refused(tmp_path: Path) -> None:
             await load(tmp_path)
 
 
-async def test_save_that_fails_leaves_previous_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_save_that_fails_leaves_previous_save(tmp_path, monkeypatch):
     memory = await saved(tmp_path)
     await memory.read("eight")
     replace = os.replace

@@ -1,30 +1,41 @@
-"""Tokenizers and chat templates as models ship them, and the forms of thoughts."""
+"""Tokenizers and chat templates as models ship them, forms of thoughts, families end to end."""
 
 import asyncio
 import json
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import transformers.utils.chat_template_utils as rendering
+import trl
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from atommem.actions import ANSWER_ACTION, MEMORY_ACTIONS, SCRATCHPAD
 from atommem.chat_format import turn_ends
+from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
+from atommem.environment import make_factory
 from atommem.errors import ConfigError, DialectError, PolicyError
 from atommem.files import load_beside
 from atommem.grammar import parse_whole
 from atommem.memory.log import MemoryView
-from atommem.policy.contract import Sampling, make_completion
+from atommem.policy.contract import Sampling, completion_text, make_completion
 from atommem.policy.local import read_tokenizer
 from atommem.policy.server import ChatPolicy
+from atommem.prompts import PromptBuilder
+from atommem.run import RunConfig
+from atommem.text_safety import SegmentEncoder
 from atommem.thinking import after_thoughts, closing_thought
+from atommem.trace import read_trace
+from atommem.train.loops.sft import trace_demonstrations
 from tests.fake_chat import FakeChat, refusal
-from tests.fakes import prompt_builder, reading
+from tests.fakes import WordTokenizer, load_script, prompt_builder, reading
 from tests.tokenizer_shapes import byte_level
+from tests.train.test_sft import ENVIRONMENT, save
 
 GRAMMAR = get_dialect("paper").grammar((ANSWER_ACTION,), ("reading", "answering"))
 OBSERVATION, VIEW = reading("Where?", chunk="Ann lives in Oslo."), MemoryView("", None)
@@ -40,9 +51,7 @@ def with_template(template: str | None) -> Any:
 
 
 @pytest.mark.parametrize("config", [{"model_type": "llama"}, None])
-def test_read_tokenizer_of_a_class_that_does_not_fit_reads_the_file(
-    tmp_path: Path, config: dict[str, str] | None
-) -> None:
+def test_read_tokenizer_of_a_class_that_does_not_fit_reads_the_file(tmp_path, config):
     """R1-Distill-Llama's shape: `LlamaTokenizerFast` drops every blank of byte-level tokens."""
     byte_level().backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
     settings = {"tokenizer_class": "LlamaTokenizerFast", "eos_token": "<|im_end|>"}
@@ -58,7 +67,7 @@ def test_read_tokenizer_of_a_class_that_does_not_fit_reads_the_file(
     assert tokenizer.eos_token == "<|im_end|>"
 
 
-def test_read_tokenizer_in_python_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_read_tokenizer_in_python_is_refused_in_a_line(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CTRLTokenizer"}')
     (tmp_path / "config.json").write_text('{"model_type": "ctrl"}')
     vocabulary = {"<unk>": 0, "a</w>": 1, "b": 2}
@@ -91,9 +100,7 @@ PARTS = (
         (NO_SYSTEM + PARTS, {"system": "before the user's text", "content": "in parts"}),
     ],
 )
-def test_prompt_shows_instructions_and_observation_in_any_template(
-    template: str, found: dict[str, str]
-) -> None:
+def test_prompt_shows_instructions_and_observation_in_any_template(template, found):
     prompts = prompt_builder(with_template(template))
     text = prompts.text(OBSERVATION, VIEW)
     assert prompts.system in text
@@ -104,13 +111,13 @@ def test_prompt_shows_instructions_and_observation_in_any_template(
 @pytest.mark.parametrize(
     "template", ["{{ messages.lost.lost }}", "{{ raise_exception('no') }}", "-"]
 )
-def test_prompt_of_a_template_that_shows_nothing_is_refused(template: str) -> None:
+def test_prompt_of_a_template_that_shows_nothing_is_refused(template):
     with pytest.raises(DialectError, match="the tokenizer's chat template"):
         prompt_builder(with_template(template))
 
 
 @pytest.mark.parametrize("templates", ["full", "compact"])
-def test_prompt_without_a_chat_template_begins_as_the_tokenizer_does(templates: str) -> None:
+def test_prompt_without_a_chat_template_begins_as_the_tokenizer_does(templates):
     tokenizer = with_template(None if templates == "full" else BODY)
     tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
     first = tokenizer.bos_token_id
@@ -125,14 +132,14 @@ def test_prompt_without_a_chat_template_begins_as_the_tokenizer_does(templates: 
 
 
 @pytest.mark.parametrize(("end", "ends_reply"), [("<|vision_pad|>", True), ("<|end|>", False)])
-def test_reply_ends_as_the_template_ends_a_turn(end: str, ends_reply: bool) -> None:
+def test_reply_ends_as_the_template_ends_a_turn(end, ends_reply):
     tokenizer = with_template(BODY.replace("</u>", end))
     tokenizer.add_special_tokens({"additional_special_tokens": [end]})
     own = {tokenizer.convert_tokens_to_ids(end)} if ends_reply else set()
     assert turn_ends(tokenizer) == {tokenizer.eos_token_id} | own
 
 
-def test_prompt_does_not_change_with_the_day() -> None:
+def test_prompt_does_not_change_with_the_day():
     tokenizer = with_template("{{ strftime_now('%d %b %Y') }}" + BODY)
     with patch.object(rendering, "datetime", None):
         prompts = prompt_builder(tokenizer)
@@ -154,9 +161,7 @@ def test_prompt_does_not_change_with_the_day() -> None:
         (400, "Unsupported value: 'messages[0].role' does not support 'system' with this model."),
     ],
 )
-def test_chat_without_the_system_role_gets_it_in_the_users_message(
-    status: int, message: str
-) -> None:
+def test_chat_without_the_system_role_gets_it_in_the_users_message(status, message):
     def answer(body: dict[str, Any]) -> Any:
         is_system = body["messages"][0]["role"] == "system"
         return refusal(status, message) if is_system else "hi"
@@ -181,7 +186,7 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"
 
 
 @pytest.mark.parametrize(("opening", "closing"), load_beside(__file__, "thoughts.yaml"))
-def test_thoughts_of_every_form_are_not_carried_out(opening: str, closing: str) -> None:
+def test_thoughts_of_every_form_are_not_carried_out(opening, closing):
     tokenizer = byte_level()
     special = [mark for mark in (opening, closing) if mark.isascii() and " " not in mark.strip()]
     tokenizer.add_special_tokens({"additional_special_tokens": special})
@@ -207,9 +212,91 @@ def test_thoughts_of_every_form_are_not_carried_out(opening: str, closing: str) 
     assert closing_thought(f"{opening}{closing}") == ""
 
 
-def test_words_that_open_no_thought_stay() -> None:
+def test_words_that_open_no_thought_stay():
     text = f"Here is my thought process: none. {FACT}"
     assert len(GRAMMAR.parse(text, "answering").actions) == 2
     assert after_thoughts(f"{FINAL}Lyon<|end|>") == "Lyon<|end|>"
     assert after_thoughts("<think>CORRECT") == after_thoughts("CORRECT</think>") == ""
     assert after_thoughts("CORRECT\n<reasoning>same</reasoning>") == "CORRECT"
+
+
+# Families end to end: prompt, parse, cold start, replay and a scripted evaluation ---
+
+# The chat templates are those that TRL ships. Real tokenizers are used where `scripts/zoo.py` has
+# downloaded them, otherwise a small one with the template's special tokens.
+
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+FOLDED = {"gemma": "before the user's text"}
+DATED = {"gptoss", "llama3_2", "muse_glimmer"}
+SMALL = [
+    path.stem for path in sorted(TEMPLATES.glob("*.jinja")) if not path.stem.endswith("_training")
+]
+TOLD = "It says red.\n\n  <b>x</b> é 北京 "
+
+
+def small(template: str) -> Any:
+    text = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
+    tokenizer = byte_level()
+    tokenizer.chat_template = text
+    tokens = sorted({*re.findall(r"<\|?[a-z_]+\|?>(?=[\"'\\])", text)})
+    tokenizer.add_special_tokens({"additional_special_tokens": tokens, "bos_token": "<s>"})
+    return tokenizer
+
+
+def check(tokenizer: Any, folder: Path) -> dict[str, Any]:
+    run = RunConfig(memory=MemoryConfig(), environment=ENVIRONMENT)
+
+    # A teacher with another tokenizer and template, which does not think.
+    assert save(folder / "taught.jsonl", WordTokenizer(), text=TOLD).reward == 1.0
+    rows = trace_demonstrations(folder / "taught.jsonl", tokenizer, run, 1.0)
+
+    # The learner writes what it was taught, and is read as its teacher was.
+    written = iter([completion_text(tokenizer, ids, stopped=True) for _, ids in rows])
+    answers = {"script": lambda _: next(written), "eos": rows[0][1][-1]}
+    episode = save(folder / "trace.jsonl", tokenizer, text=TOLD, **answers)
+    assert episode.reward == 1.0
+    assert [step.prompt_ids for step in episode.steps] == [prompt for prompt, _ in rows]
+    assert [step.token_ids for step in episode.steps] == [ids for _, ids in rows]
+
+    # Replay: the trace gives the same prompts, and these are what the template itself renders.
+    encoder, factory = SegmentEncoder(tokenizer), make_factory(ENVIRONMENT, tokenizer)
+    prompts = PromptBuilder.of(tokenizer, get_dialect("paper"), run.memory, factory, {})
+    for step in read_trace(folder / "trace.jsonl").episode.steps:
+        ids, text = (make(step.observation, step.view) for make in (prompts.build, prompts.text))
+        assert ids == episode.steps[step.index].prompt_ids
+        if prompts.chat.has_template:
+            frame = prompts.chat.render(prompts.chat.messages("\0", prompts.system))
+            before, after = frame.split("\0")
+            user = text[len(before) : len(text) - len(after)]
+            assert prompts.chat.render(prompts.chat.messages(user, prompts.system)) == text
+        neutral = prompts.chat.render(prompts.chat.messages("x", prompts.system))
+        expected = [*prompts.chat.first_ids, *encoder.controls(encoder.template(neutral))]
+        assert encoder.controls(ids) == expected
+    return prompts.chat.record().get("chat_format", {})
+
+
+@pytest.mark.parametrize("template", SMALL)
+def test_family_works_from_prompt_to_evaluation(tmp_path, template):
+    found = check(small(template), tmp_path)
+    assert found.get("system") == FOLDED.get(template)
+    assert ("today" in found) == (template in DATED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "template"),
+    [(family, one) for family, of in load_beside(__file__, "zoo.yaml").items() for one in of],
+)
+def test_real_tokenizer_works_from_prompt_to_evaluation(tmp_path, family, template):
+    folder = load_script("zoo").zoo_folder() / family
+    if not folder.is_dir():
+        pytest.skip("python scripts/zoo.py downloads the tokenizers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tokenizer = read_tokenizer(folder)
+    if template is None:
+        tokenizer.chat_template = None
+    elif template:
+        path = TEMPLATES / f"{template}.jinja"
+        tokenizer.chat_template = path.read_text(encoding="utf-8")
+    check(tokenizer, tmp_path)

@@ -52,13 +52,13 @@ async def endless(self: Any, step: Step) -> StepResult:
         ({"step": shuffle}, "repeatable: a went another way"),
     ],
 )
-def test_check_broken_environment_is_reported(members: dict[str, Any], fault: str) -> None:
+def test_check_broken_environment_is_reported(members, fault):
     journey = type("Broken", (Journey,), members)
     kind = type("Broken", (Atlas,), {"__call__": lambda self: journey(self.config.turns)})
     assert (check(kind) or "").startswith(fault)
 
 
-def test_check_sound_environment_passes_and_repeated_ids_do_not() -> None:
+def test_check_sound_environment_passes_and_repeated_ids_do_not():
     assert check(Atlas) is None
     assert (check(Atlas, TASKS[:1] * 2) or "").startswith("read_tasks: ids repeat")
 
@@ -72,13 +72,13 @@ class ClashingAtlas(Atlas):  # type: ignore[misc]
     config_class = Clashing
 
 
-def test_setting_of_an_environment_with_another_ones_name_is_refused() -> None:
+def test_setting_of_an_environment_with_another_ones_name_is_refused():
     name = f"{__name__}:ClashingAtlas"
     with pytest.raises(ConfigError, match="its setting capacity is one of this command too"):
         make_run({}, stored_settings(None, name))
 
 
-def test_env_check_longdoc_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_env_check_longdoc_passes(tmp_path, capsys):
     data = str(tmp_path / "tasks.jsonl")
     made = f"data synthetic --n 4 --distractors 3 --questions 1-2 --out {data}"
     assert cli.main(made.split()) == 0

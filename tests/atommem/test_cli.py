@@ -1,29 +1,36 @@
-"""The command `atommem`, its shipped files and adapter, and imports that stay light."""
+"""The command `atommem`, its shipped files and adapter, light imports, and `atommem ask`."""
 
 import ast
 import json
+import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import EntryPoint, PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from atommem import Memory, cli, completion
+from atommem import ask as ask_cli
 from atommem.arguments import RENAMED, load_yaml, split_config
 from atommem.config import SHIPPED, PolicyConfig, shipped_policy
 from atommem.errors import ConfigError
+from atommem.eval.audit import main as audit_cli
 from atommem.plugins import shipped_files
 from atommem.run import find_stored, stored_settings
 from atommem.saved_memory import SavedMemory
+from atommem.trace import read_trace
+from tests.loopback import serving
 
 ROOT = Path(__file__).parents[2]
-RECIPE = "train/qwen3_0.6b_lora_1gpu"
 HEAVY = {"torch", "transformers", "trl", "vllm", "datasets", "peft", "accelerate"}
 ROOMS = {"envs", "train", "eval", "serve", "demo", "integrations"}
 
@@ -44,7 +51,7 @@ def brought(project: str, extra: str = "") -> Iterator[tuple[str, str]]:
                     todo += [(project, extra) for extra in ("", *requirement.extras)]
 
 
-def test_extra_that_an_error_names_brings_the_missing_package() -> None:
+def test_extra_that_an_error_names_brings_the_missing_package():
     rooms = (ROOT / room for room in (*ROOMS, "atommem"))
     trees = [ast.parse(path.read_text()) for room in rooms for path in room.glob("**/*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
@@ -59,16 +66,14 @@ def test_extra_that_an_error_names_brings_the_missing_package() -> None:
     assert cli._extra_of("bs4", "ask") == "files"
 
 
-def test_former_name_of_a_stored_setting_is_refused(tmp_path: Path) -> None:
+def test_former_name_of_a_stored_setting_is_refused(tmp_path):
     assert RENAMED.keys() & RENAMED.values() == {"out"}  # no other name stands for itself
     (tmp_path / "atommem_config.json").write_text('{"max_tokens": 3}')
     with pytest.raises(ConfigError, match="called max_completion_length now"):
         stored_settings(str(tmp_path))
 
 
-def test_completion_in_bash_needs_no_python(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_completion_in_bash_needs_no_python(tmp_path, capsys):
     assert completion.main([]) == 0
     script = tmp_path / "atommem.sh"
     script.write_text(capsys.readouterr().out)
@@ -85,7 +90,7 @@ def test_completion_in_bash_needs_no_python(
         assert done.stdout.decode().strip() == found
 
 
-def test_settings_of_a_folder_reach_no_address_command_or_function(tmp_path: Path) -> None:
+def test_settings_of_a_folder_reach_no_address_command_or_function(tmp_path):
     stored = {"environment": "web", "tools": ["mcp"], "retrieve_k": 3}
     strange = {"mcp_servers": ["rm -rf /tmp/x"], "embedder_url": "http://evil.test"}
     file = tmp_path / "atommem_config.json"
@@ -107,9 +112,7 @@ def command(name: str, target: str) -> EntryPoint:
     return EntryPoint(name, target, "atommem.commands")
 
 
-def test_cli_plugin_cannot_replace_builtin_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cli_plugin_cannot_replace_builtin_command(monkeypatch, capsys):
     ours = command("trace", "atommem.trace_view:main")
     entries = [ours, command("fly", "builtins:print"), command("trace", "builtins:print")]
     monkeypatch.setattr(cli, "registered", lambda group: entries)
@@ -124,9 +127,7 @@ def test_cli_plugin_cannot_replace_builtin_command(
 # Shipped files ---
 
 
-def test_split_config_reads_files_in_order_and_keeps_flags(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_split_config_reads_files_in_order_and_keeps_flags(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("own.yaml").write_text("base: smollm2\nseed: 7\n")
     rest, values = split_config(["--seed", "1", "--config=own.yaml", "--use_cpu"], "train")
@@ -137,7 +138,7 @@ def test_split_config_reads_files_in_order_and_keeps_flags(
 # Imports: what is imported, and not only what may be (`lint-imports` holds that) ---
 
 
-def test_import_atommem_loads_no_heavy_package() -> None:
+def test_import_atommem_loads_no_heavy_package():
     paths = [path.relative_to(ROOT) for path in sorted((ROOT / "atommem").rglob("*.py"))]
     core = [
         ".".join(path.with_suffix("").parts)
@@ -164,7 +165,7 @@ def test_import_atommem_loads_no_heavy_package() -> None:
 # The shipped adapter, on the real SmolLM2-135M-Instruct (scripts/models.py) ---
 
 
-def test_adapter_is_small_and_brings_its_settings() -> None:
+def test_adapter_is_small_and_brings_its_settings():
     folder = Path(PolicyConfig(["smollm2"]).policy[0])
     assert sum(file.stat().st_size for file in folder.iterdir()) < 5e6
     stored = stored_settings(str(folder))
@@ -175,7 +176,7 @@ def test_adapter_is_small_and_brings_its_settings() -> None:
 
 
 @pytest.mark.slow
-def test_strangers_questions_are_answered(tmp_path: Path) -> None:
+def test_strangers_questions_are_answered(tmp_path):
     """Eight of tests/strangers.jsonl; all 60: `atommem eval --policy smollm2 --data ...`."""
     command = [sys.executable, "scripts/models.py", "smollm2"]
     base = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
@@ -188,3 +189,96 @@ def test_strangers_questions_are_answered(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "eval" / "summary.json").read_text(encoding="utf-8"))
     # Measured: 3 of these 8, and 28 of all 60. The half that we want is not reached.
     assert summary["metrics"]["em"]["mean"] >= 0.25
+
+
+# `atommem ask` against servers on this machine, and a model folder ---
+
+
+def script(text: str) -> str:
+    part = re.search(r"Part (\d+) of", text)
+    if part is not None:
+        return f"<create_memory>part {part[1]}</create_memory><read_memory>part</read_memory>"
+    shown = re.findall(r"Memory \d+: (part \d+)", text)
+    answer = ", ".join(sorted(shown))
+    return f"<final_answer>\\boxed{{{answer}}}</final_answer>" if shown else "no idea"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(script) as url:
+        yield url
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    path = tmp_path / "book.txt"
+    path.write_text("Ann lives in Port. " * 3)
+    return path
+
+
+def ask(url: str, *arguments: Any) -> int:
+    settings = ["--policy", url, "--api", "chat", "--embedder", "hashing", "--chunk_tokens", "7"]
+    return ask_cli.main([*map(str, arguments), *settings])
+
+
+def test_help_names_the_default_policy_and_what_a_reader_needs(capsys):
+    with pytest.raises(SystemExit):
+        ask_cli.main(["--help"])
+    printed = capsys.readouterr().out
+    for words in ("It is smollm2,", "--no_reading", "--base_model", "--policy"):
+        assert words in printed
+    assert "--reward" not in printed
+    assert printed.count("\n") <= 40
+
+
+@pytest.mark.slow
+def test_ask_with_memory_folder_continues_it(url, book, capsys, monkeypatch):
+    folder = book.parent / "memory"
+    assert ask(url, book, "Where?", "--memory", folder) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "part 1, part 2, part 3\n"
+    assert "shown: part 1 (book.txt, chunk 1/3)" in captured.err
+    assert captured.err.index("reading:   0%") < captured.err.index("2 actions, 1 entries")
+    assert ask(url, book, "Where?", "Who?", "--memory", folder, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["entries"], found["steps"]) == (3, 6)  # the book was not read again
+    assert [item["answer"] for item in found["answers"]] == ["part 1, part 2, part 3"] * 2
+    # With the policy and the settings that it was saved with.
+    assert ask_cli.main(["--memory", str(folder), "--no_reading", "Who?"]) == 0
+    assert capsys.readouterr().out == "part 1, part 2, part 3\n"
+    assert audit_cli([str(folder)]) == 0  # with its embedder
+    assert capsys.readouterr().out.startswith("3 entries")
+    with pytest.raises(ConfigError, match="needs a saved memory"):
+        ask_cli.main(["--memory", str(book.parent / "nope"), "--no_reading", "Who?"])
+    assert not (book.parent / "nope").exists()
+    monkeypatch.setattr(sys, "stdin", book.open())
+    trace = book.parent / "trace.jsonl"
+    assert ask(url, "-", "Where?", "--trace", trace) == 0
+    assert capsys.readouterr().out == "part 1, part 2, part 3\n"
+    steps = read_trace(trace).episode.steps
+    assert len(steps) == 4
+    assert "You change your memory by writing" in str(steps[0].prompt)
+
+
+@pytest.mark.slow
+def test_ask_interrupted_continues_with_the_same_command(book, capsys):
+    book.write_text("Ann lives in Port. " * 15)
+    folder, prompts = book.parent / "memory", []
+
+    def interrupt(text: str) -> str:
+        prompts.append(text)
+        if len(prompts) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return script(text)
+
+    with serving(interrupt) as url:
+        assert ask(url, book, "Where?", "--memory", folder, "--json") == 130
+        assert "holds the finished steps; the same command continues" in capsys.readouterr().err
+        (reading,) = json.loads((folder / "memory.json").read_text())["readings"]
+        assert 3 <= len(reading["steps"]) < reading["chunks"]
+        assert ask(url, book, "Where?", "--memory", folder, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    read = found["readings"][0]["steps"]
+    # An interrupted step leaves the memory as it was; its number is not used again.
+    assert len(read) == len(set(read)) == reading["chunks"]
+    assert found["steps"] <= reading["chunks"] + 2

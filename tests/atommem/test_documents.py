@@ -9,6 +9,7 @@ import pytest
 
 from atommem.documents import extract, read_path
 from atommem.errors import DataError
+from atommem.files import load_beside
 
 pytest.importorskip("mammoth")
 FILES = Path(__file__).with_name("documents")
@@ -38,7 +39,7 @@ def pdf(*pages: str, note: str = "") -> bytes:
     return bytes(document.output())
 
 
-def test_html_keeps_visible_text_and_names_the_rest() -> None:
+def test_html_keeps_visible_text_and_names_the_rest():
     text, left_out = extract((FILES / "page.html").read_bytes(), "page")
     assert text.splitlines()[0] == "# Kilns of Brent"
     assert "A trillion is 10^12." in text
@@ -50,38 +51,22 @@ def test_html_keeps_visible_text_and_names_the_rest() -> None:
     assert left_out == ["pictures: 2", "iframe: 1"]
 
 
-@pytest.mark.parametrize(
-    ("declared", "encoding"),
-    [
-        ("gb2312", "gb18030"),
-        ("shift_jis", "cp932"),
-        ("hz-gb-2312", "hz"),
-        ("iso-8859-1", "cp1252"),
-        ("utf-16", "utf-8"),
-        ("utf-8", "utf-16"),
-        (None, "utf-8"),
-        (None, "cp1252"),
-    ],
-)
-def test_html_is_decoded_as_browsers_do(declared: str | None, encoding: str) -> None:
-    words = {"gb18030": "镕基", "hz": "中文", "cp932": "①髙", "cp1252": "“naïve” €"}.get(
-        encoding, "“naïve” 镕①"
-    )
+@pytest.mark.parametrize(("declared", "encoding", "words"), load_beside(__file__, "documents.yaml"))
+def test_html_is_decoded_as_browsers_do(declared, encoding, words):
     meta = f'<meta charset="{declared}">' if declared else ""
-    raw = f"<html><head><!--{'-' * 2000}-->{meta}</head><body><p>{words}</p></body></html>".encode(
-        encoding
-    )
+    page = f"<html><head><!--{'-' * 2000}-->{meta}</head><body><p>{words}</p></body></html>"
+    raw = page.encode(encoding)
     assert extract(raw, "x.html") == (words, [])
 
 
-def test_docx_gives_text_and_tables_and_names_the_rest() -> None:
+def test_docx_gives_text_and_tables_and_names_the_rest():
     text, left_out = extract(docx(header1="<w:t>Brent Pottery</w:t>", footer1="<w:p/>"), "x.docx")
     assert text.startswith("Orla is a potter.")
     assert "| Bran |" in text
     assert left_out == ["elements fldSimple", "header"]
 
 
-def test_pdf_names_pages_without_text_and_comments() -> None:
+def test_pdf_names_pages_without_text_and_comments():
     text, left_out = extract(pdf("Orla is a potter.", "", "Bran is not.", note="No."), "x.pdf")
     assert text == "Orla is a potter.\n\nBran is not."
     assert left_out == ["pages without text (scans need OCR): 2 of 3", "comments: 3"]
@@ -99,12 +84,12 @@ def test_pdf_names_pages_without_text_and_comments() -> None:
         (b" \n", "x is empty"),
     ],
 )
-def test_a_file_without_readable_text_is_refused(raw: bytes, message: str) -> None:
+def test_a_file_without_readable_text_is_refused(raw, message):
     with pytest.raises(DataError, match=message):
         extract(raw, "x")
 
 
-def test_folder_gives_all_its_texts_and_warns_about_the_rest(tmp_path: Path) -> None:
+def test_folder_gives_all_its_texts_and_warns_about_the_rest(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "b.html").write_text("<html><p>Bran.</p></html>")
     (tmp_path / "a.txt").write_text("Orla.\n")
@@ -118,7 +103,7 @@ def test_folder_gives_all_its_texts_and_warns_about_the_rest(tmp_path: Path) -> 
         read_path(tmp_path / "empty")
 
 
-def test_plain_text_stays_as_it_is(tmp_path: Path) -> None:
+def test_plain_text_stays_as_it_is(tmp_path):
     text = "# Notes on %PDF-1.7\n<b>tags</b> & <html>\r\n"
     (tmp_path / "x.md").write_bytes(text.encode())
     with warnings.catch_warnings():

@@ -1,25 +1,32 @@
-"""Embedders: hashing, random, sentence-transformers, HTTP, the factory and the batcher."""
+"""Embedders: hashing, random, sentence-transformers, HTTP, the batcher; words of any language."""
 
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder, HashingEmbedder, MicroBatcher, TextKind, Vectors
 from atommem.embedding.models import HttpEmbedder, SentenceTransformerEmbedder
+from atommem.envs.scoring.metrics import score_question
+from atommem.envs.task import Question
 from atommem.errors import ConfigError, OutageError
+from atommem.files import load_beside
+from atommem.words import unify, words
 from tests.atommem.sessions import Embeds
 from tests.fake_chat import refusal
 from tests.loopback import make_checkpoint
 
+WORDS = load_beside(__file__, "words.yaml")
 TEXTS = ["The red fox", "a blue whale", "", "?!", "日本 東京", "ẞ and \ud800"]
 
 
@@ -28,7 +35,7 @@ def embed(embedder: Embedder, texts: Sequence[str], kind: TextKind = "entry") ->
 
 
 @pytest.mark.parametrize("name", ["hashing", "random"])
-def test_embedder_returns_float32_unit_rows_in_order(name: str) -> None:
+def test_embedder_returns_float32_unit_rows_in_order(name):
     embedder = make_embedder(EmbedderConfig(embedder=name, embedder_dim=64))
     vectors = embed(embedder, TEXTS)
     assert (vectors.shape, vectors.dtype) == ((len(TEXTS), 64), np.float32)
@@ -37,7 +44,7 @@ def test_embedder_returns_float32_unit_rows_in_order(name: str) -> None:
     np.testing.assert_array_equal(vectors, one_by_one)
 
 
-def test_hashing_embedder_matches_reference() -> None:
+def test_hashing_embedder_matches_reference():
     """One word, by hand: eight places and signs out of BLAKE2b."""
     digest = hashlib.blake2b(b"fox", digest_size=32).digest()
     expected = np.zeros(100)
@@ -49,7 +56,7 @@ def test_hashing_embedder_matches_reference() -> None:
 
 
 @pytest.mark.slow
-def test_sentence_transformer_uses_query_prompt(tmp_path: Path) -> None:
+def test_sentence_transformer_uses_query_prompt(tmp_path):
     pytest.importorskip("torch")
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -94,7 +101,7 @@ def data(vectors: list[Any]) -> httpx.Response:
     return httpx.Response(200, content=json.dumps({"data": rows[::-1]}))
 
 
-async def test_http_embedder_normalises_and_keeps_order() -> None:
+async def test_http_embedder_normalises_and_keeps_order():
     server = EmbeddingServer()
     embedder = server.embedder()  # inside an event loop, too
     assert embedder.dim == 3
@@ -112,16 +119,14 @@ async def test_http_embedder_normalises_and_keeps_order() -> None:
         (["\u200b\u200b", "a"], "a refused text has no vector", [np.inf, 1]),
     ],
 )
-def test_http_embedder_refused_text_is_halved_and_at_last_the_first_unit_vector(
-    texts: list[str], warning: str, numbers: list[float]
-) -> None:
+def test_http_embedder_refused_text_is_halved_and_at_last_a_unit_vector(texts, warning, numbers):
     with pytest.warns(UserWarning, match=warning):
         vectors = embed(EmbeddingServer().embedder(), texts)
     with np.errstate(divide="ignore"):
         np.testing.assert_allclose(vectors[:, 0] / vectors[:, 1], numbers, 1e-5)
 
 
-def test_http_embedder_invalid_answer_is_an_error() -> None:
+def test_http_embedder_invalid_answer_is_an_error():
     server = EmbeddingServer()
     embedder = server.embedder()
     server.answers = [data([[1, 2], [1, 2]])]
@@ -135,13 +140,12 @@ async def expected(*texts: str) -> Vectors:
     return await HashingEmbedder(32).embed(texts, "entry")
 
 
-async def test_micro_batcher_embeds_equal_texts_once() -> None:
+async def test_micro_batcher_embeds_equal_texts_once():
     recorder = Embeds()
     batcher = MicroBatcher(recorder)
     batcher.batch_size = 4
-    vectors = await asyncio.gather(
-        *(batcher.embed(["same", "same", f"x{i % 2}"], "entry") for i in range(10))
-    )
+    requests = (["same", "same", f"x{i % 2}"] for i in range(10))
+    vectors = await asyncio.gather(*(batcher.embed(texts, "entry") for texts in requests))
     assert recorder.calls == [("entry", "same", "x0", "x1")]
     np.testing.assert_array_equal(vectors[3], await expected("same", "same", "x1"))
     vectors[3][:] = 7  # a result that is changed does not change the cache
@@ -152,9 +156,7 @@ async def test_micro_batcher_embeds_equal_texts_once() -> None:
 
 
 @pytest.mark.parametrize("error", [OutageError("gone"), asyncio.CancelledError()])
-async def test_micro_batcher_failed_call_fails_its_requests_and_no_other(
-    error: BaseException,
-) -> None:
+async def test_micro_batcher_failed_call_fails_its_requests_and_no_other(error):
     class Half(Embeds):
         async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
             if kind == "query":
@@ -166,3 +168,30 @@ async def test_micro_batcher_failed_call_fails_its_requests_and_no_other(
     failed, vectors = await asyncio.gather(*work, return_exceptions=True)
     assert type(failed) is type(error)
     np.testing.assert_array_equal(vectors, await expected("a"))
+
+
+# Words ---
+
+
+@pytest.mark.parametrize(("text", "expected"), WORDS["words"])
+def test_words_of_a_language(text, expected):
+    assert words(text) == expected.split(" ")
+
+
+@given(st.text("aZ09_ -'.,\n\té–“”€²½ßñ", max_size=30))  # noqa: RUF001
+def test_words_of_english_are_those_of_a_regular_expression(text):
+    assert words(text) == re.findall(r"\w+", text.casefold())
+    assert not text.isascii() or unify(text) == text
+
+
+@pytest.mark.parametrize("language", WORDS["translated"])
+async def test_translated_texts_are_found_and_scored_as_in_english(language):
+    texts, questions, golds = zip(*WORDS["translated"][language], strict=True)
+    embedder = HashingEmbedder(2048)
+    entries = await embedder.embed(texts, "entry")
+    nearest = (await embedder.embed(questions, "query") @ entries.T).argmax(axis=1)
+    assert nearest.tolist() == list(range(len(texts)))
+    end = {"chinese": "。", "japanese": "。", "english": "."}.get(language, "!")
+    for question, gold in zip(questions, golds, strict=True):
+        asked = Question(question, (gold,))
+        assert set(score_question(asked, f"“{gold}”{end}", "told").values()) == {1.0}

@@ -9,30 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atommem.actions import (
-    ANSWER_ACTION,
-    ANSWERS_ACTION,
-    MEMORY_ACTIONS,
-    SCRATCHPAD,
-    ActionSpec,
-    Body,
-    answers_in,
-)
+from atommem import actions
+from atommem.actions import ANSWER_ACTION, MEMORY_ACTIONS, SCRATCHPAD, ActionSpec, Body
 from atommem.dialects import get_dialect
 from atommem.files import load_beside
 from atommem.grammar import Grammar, parse_whole
 from tests.atommem import sessions
 
-SEARCH = ActionSpec(
-    "search",
-    Body.ARGUMENTS,
-    schema={"required": ["query"], "properties": {"query": {"type": "string"}}},
-)
+TABLES = load_beside(__file__, "grammar.yaml")
+QUERY = {"required": ["query"], "properties": {"query": {"type": "string"}}}
+SEARCH = ActionSpec("search", Body.ARGUMENTS, schema=QUERY)
 PAPER = get_dialect("paper").grammar([ANSWER_ACTION, SEARCH])
 RELEASED = get_dialect("released").grammar()
 SPECS = {spec.name: spec for spec in (*MEMORY_ACTIONS, ANSWER_ACTION)}
-
-
 TAGS = {"create": "c", "scratchpad": "s", "update": "u", "answer": "a"}
 SHORT = Grammar({tag: SPECS[name] for name, tag in TAGS.items()})
 
@@ -47,51 +36,17 @@ def outline(text: str, dialect: Grammar = SHORT, thinking: bool = False) -> list
     return [lines[start] for start in sorted(lines)]
 
 
-def test_parse_tag_means_what_its_dialect_says() -> None:
-    text = (
-        "I note this. <create_memory>Ana lives in Brin.</create_memory>\n"
-        "<read_memory> where is Ana </read_memory><update_memory>Memory 2: Bo</update_memory> "
-        "<delete_memory>Memory 1</delete_memory><update_scratchpad>plan</update_scratchpad>"
-        "<modify_memory>1: b</modify_memory><add_memory>c</add_memory>"
-        "<update_query>d</update_query>"
-        "<final_answer>It is \\boxed{Brin}.</final_answer>"
-    )
-    paper = ["read where is Ana", "update 2 Bo", "delete 1", "scratchpad plan", "answer Brin"]
-    assert outline(text, PAPER) == ["create Ana lives in Brin.", *paper]
-    released = ["scratchpad Memory 2: Bo", "delete 1", "update 1 b", "create c", "read d"]
-    assert outline(text, RELEASED) == [*released, "answer Brin"]
+def test_parse_tag_means_what_its_dialect_says():
+    for dialect, grammar in (("paper", PAPER), ("released", RELEASED)):
+        assert outline(TABLES["tags"]["text"], grammar) == TABLES["tags"][dialect]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("no tags, 1 < 2 and </nothing>", []),
-        # Attributes, and kinds that the dialect lacks, are not tags.
-        ('<c id="3">one</c><c/><r>query</r>', ["!stray_close c"]),
-        ("<c> \n </c><u></u><s></s>", ["!empty c", "!empty u", "scratchpad"]),
-        # The completion ends inside one: its text may be half.
-        ("<c>one</c><s>no", ["create one", "!unclosed s"]),
-        # Another opening tag or a wrong closing tag ends it.
-        ("<c>one<c>two</u>", ["create one", "create two"]),
-        # Nothing is replaced and no answer given by accident.
-        (r"<u>1: one<a>\boxed{x}<c>two</c>", ["!unclosed u", "!unclosed a", "create two"]),
-        # Closed bodies are opaque: nothing is smuggled in as an answer.
-        (r"<s><a>\boxed{x}</a></s>", [r"scratchpad <a>\boxed{x}</a>", "!nested a"]),
-        (r"<s>\boxed{x}</s><a>it is x</a>", [r"scratchpad \boxed{x}", "!no_box a"]),
-        # Thinking is not parsed.
-        ("<think><c>no</c></think><c>yes</c>", ["create yes"]),
-        ("<c>yes</c><think><c>no</c>", ["create yes", "!unclosed_thinking think"]),
-        # Quoted in an element it is text, and voids nothing before it.
-        ("<c>one</c><c>a </think> tag</c>", ["create one", "create a </think> tag"]),
-        # What closes nothing is not thinking: the prompt did not open it.
-        ("<c>one</c></think><c>two</c>", ["create one", "!stray_close think", "create two"]),
-    ],
-)
-def test_parse_text_returns_actions_and_problems(text: str, expected: list[str]) -> None:
+@pytest.mark.parametrize(("text", "expected"), TABLES["texts"])
+def test_parse_text_returns_actions_and_problems(text, expected):
     assert outline(text) == expected
 
 
-def test_parse_handle_forms_are_read() -> None:
+def test_parse_handle_forms_are_read():
     for head in ("Memory 3: ", "3:", "[3] ", "#3 ", "Memory [3]: ", "003: "):
         assert outline(f"<u>{head}new text</u>") == ["update 3 new text"]
         assert outline(f"<delete_memory>{head}</delete_memory>", PAPER) == ["delete 3"]
@@ -104,35 +59,24 @@ def test_parse_handle_forms_are_read() -> None:
         assert outline(ambiguous, PAPER) == ["!missing_handle delete_memory"]
 
 
-SEVERAL = """3、5: x|3，5: x|3～5: x|3〜5: x|3；5: x|3／5: x|3＆5: x|3・5: x|3、 5：x|3和5：x
-3 和 5：x|3から5: x|3 y 5: x|3 et 5: x|3 und 5: x|3 bis 5: x|3、 5|3 · 5: x|3 5: x|3: 5: x
-[3]と[5] x|[3] und [5] x|[3] y también [5] x|[3] [5]: x
-【3】【5】 x|٣، ٥: x|3 و 5: x|3 または 5：x|3 và 5: x|3 och 5: x|3 ถึง 5: x|3﹑5: x|(3)(5): x
-3 veya 5: x|3 up to 5: x|3 así como 5: x|3, and also 5: x"""
-ONE = "3：x|３: x|Memory 3。 x|【3】 x|《3》x|\u200f3﹕ x|［３］：x|٣: x|3∶ x|Memory 3、x"
-
-
-def test_parse_handle_of_any_script_is_one_number() -> None:
-    for body in SEVERAL.replace("\n", "|").split("|"):
+def test_parse_handle_of_any_script_is_one_number():
+    for body in TABLES["several"]:
         for head in ("", "Memory "):
             assert outline(f"<u>{head}{body}</u>") == ["!missing_handle u"], body
-    for body in ONE.split("|"):
+    for body in TABLES["one"]:
         assert outline(f"<u>{body}</u>") == ["update 3 x"], body
-    # English stays as it was: a number in the text is not a list.
-    for text in ("(2024): x", "a 5 km run", "born 1990: x"):
-        assert outline(f"<u>Memory 3 {text}</u>") == [f"update 3 {text}"]
-    for head, text in (("Memory 3：", "１２：３０ の便"), ("3：", "5月"), ("３:", "12月１日")):
+    for head, text in TABLES["numbers"]:
         assert outline(f"<u>{head}{text}</u>") == [f"update 3 {text}"]
     assert outline("<u>12：30发车</u>") == ["!missing_handle u"]
 
 
-@pytest.mark.parametrize(("latex", "text"), load_beside(__file__, "latex.yaml").items())
-def test_parse_answer_is_the_text_of_its_latex(latex: str, text: str) -> None:
+@pytest.mark.parametrize(("latex", "text"), TABLES["latex"].items())
+def test_parse_answer_is_the_text_of_its_latex(latex, text):
     assert outline(f"<a>\\boxed{{{latex}}}</a>") == [f"answer {text}"]
     assert outline(f"<a>\\boxed{{{text}}}</a>") == [f"answer {text}"]
 
 
-def test_parse_tool_call_is_an_action_or_a_problem() -> None:
+def test_parse_tool_call_is_an_action_or_a_problem():
     call = '<tool_call>{"name": "search", "arguments": "{\\"query\\": \\"x\\"}"}</tool_call>'
     (action,) = PAPER.parse(call).actions
     assert (action.kind, action.arguments) == ("search", {"query": "x"})
@@ -145,7 +89,7 @@ def test_parse_tool_call_is_an_action_or_a_problem() -> None:
         assert problem.reason == reason
 
 
-def test_parse_hostile_arguments_raise_nothing() -> None:
+def test_parse_hostile_arguments_raise_nothing():
     call = '<tool_call>{"name": "search", "arguments": {"query": %s}}</tool_call>'
     free = replace(PAPER, tools={"search": ActionSpec("search", Body.ARGUMENTS)})
     (action,) = free.parse(call % r'{"\ud800": ["\u0000"]}').actions  # no request can carry it
@@ -165,7 +109,7 @@ TEXTS = st.one_of(st.lists(PIECES, max_size=30).map("".join), st.text())
 
 @settings(max_examples=150, deadline=None)
 @given(TEXTS)
-def test_parse_any_string_has_a_consistent_result(text: str) -> None:
+def test_parse_any_string_has_a_consistent_result(text):
     parsed = SHORT.parse(text)
     end = 0
     for action in parsed.actions:
@@ -191,7 +135,7 @@ UNITS = r"<|<create_memory>|<think>|\boxed{|{|1| |\text{|\color{|to=a|Here is my
 @pytest.mark.parametrize(
     "frame", ["{}", "<final_answer>{}x</final_answer>", "<final_answer>\\boxed{{}}</final_answer>"]
 )
-def test_parse_garbage_takes_linear_time(unit: str, frame: str) -> None:
+def test_parse_garbage_takes_linear_time(unit, frame):
     text = frame.replace("{}", unit * (100_000 // len(unit)))
     start = time.process_time()
     PAPER.parse(text)
@@ -202,7 +146,7 @@ def test_parse_garbage_takes_linear_time(unit: str, frame: str) -> None:
 # Whole completions ---
 
 
-async def test_memagent_completion_replaces_memory() -> None:
+async def test_memagent_completion_replaces_memory():
     texts = ("Ann: Rome", "Ann lives in Rome; Bob sings", r"She lives there. \boxed{Rome}")
     memory = {"dialect": "memagent", "templates": "memagent", "capacity": None}
     memory["retention"] = "reject"
@@ -217,7 +161,7 @@ async def test_memagent_completion_replaces_memory() -> None:
     assert not any(text in last for text in ("Ann: Rome", "Bob sings."))
 
 
-def test_parse_thinking_that_the_prompt_opened_is_left_out() -> None:
+def test_parse_thinking_that_the_prompt_opened_is_left_out():
     assert outline("<c>no</c><s>no</think><c>yes</c>", thinking=True) == ["create yes"]
     (action,) = parse_whole("hm</think>the memory\n", SPECS[SCRATCHPAD], thinking=True).actions
     assert (action.kind, action.text) == (SCRATCHPAD, "the memory")
@@ -228,9 +172,9 @@ def test_parse_thinking_that_the_prompt_opened_is_left_out() -> None:
         assert [problem.reason for problem in parsed.problems] == [reason]
 
 
-def test_answers_in_returns_last_boxes() -> None:
+def test_answers_in_returns_last_boxes():
     text = r"\boxed{never} <think>\boxed{no}</think> 1. \boxed{\boxed{a} b} 2. \boxed{} 3. "
     text += r"\boxed{{c} d} \boxed{cut"
-    parsed = parse_whole(text, ANSWERS_ACTION)
-    assert answers_in(parsed.actions, 3) == ["a", None, "{c} d"]
-    assert answers_in(parsed.actions, 5) == ["never", "a", None, "{c} d", None]
+    parsed = parse_whole(text, actions.ANSWERS_ACTION)
+    assert actions.answers_in(parsed.actions, 3) == ["a", None, "{c} d"]
+    assert actions.answers_in(parsed.actions, 5) == ["never", "a", None, "{c} d", None]

@@ -1,4 +1,4 @@
-"""The memory: its semantics, its operation log, and its vectors."""
+"""The memory: its semantics, its operation log, its vectors, and its rules."""
 
 import json
 import random
@@ -12,26 +12,23 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from atommem import plugins
 from atommem.actions import CREATE, DELETE, READ, SCRATCHPAD, UPDATE, Action
-from atommem.embedding.embedder import RandomEmbedder
+from atommem.config import MemoryConfig
+from atommem.embedding.embedder import HashingEmbedder, RandomEmbedder
 from atommem.errors import OutageError
-from atommem.memory.log import (
-    Contents,
-    Entry,
-    MemoryView,
-    Operation,
-    Outcome,
-    Source,
-    operation_from_json,
-    replay,
-    to_json,
-)
+from atommem.files import load_beside
+from atommem.memory import log as logs
+from atommem.memory import rules
+from atommem.memory.log import Entry, MemoryView, Operation, Outcome, Source, replay
+from atommem.memory.memory import WorkingMemory
 from atommem.memory.store import VectorStore
+from papers.banks import mean_cosines, nearest
 from tests.atommem.sessions import by_policy, memory, shown, state, texts
-from tests.fakes import WordEmbedder
+from tests.fakes import WordEmbedder, WordTokenizer
 
 
-async def test_view_results_stay_until_query_or_entries_change() -> None:
+async def test_view_results_stay_until_query_or_entries_change():
     m = memory(retrieve_k=1)
     await m.apply([Action(CREATE, "ann old"), Action(READ, "ann")], 0)
     await m.apply([Action(SCRATCHPAD, "one"), Action(SCRATCHPAD, "two")], 1)
@@ -42,7 +39,7 @@ async def test_view_results_stay_until_query_or_entries_change() -> None:
     assert m.view() == MemoryView(size=2)
 
 
-async def test_update_and_delete_address_handles_as_shown() -> None:
+async def test_update_and_delete_address_handles_as_shown():
     m = memory(retrieve_k=2)
     created = [Action(CREATE, text) for text in ("ann one", "bob two", "cid three")]
     await m.apply([*created, Action(READ, "bob")], 0)
@@ -59,7 +56,7 @@ async def test_update_and_delete_address_handles_as_shown() -> None:
     assert texts(m) == {2: "bob three", 3: "cid three", 4: "new"}
 
 
-async def test_read_past_shows_what_entries_were() -> None:
+async def test_read_past_shows_what_entries_were():
     m = memory(read_past=True, retrieve_k=3)
     created = [Action(CREATE, "ann in rome"), Action(CREATE, "bob in oslo")]
     await m.apply([*created, Action(READ, "ann bob in oslo")], 0)
@@ -80,7 +77,7 @@ async def test_read_past_shows_what_entries_were() -> None:
     assert shown(plain) == [(1, "ann in bern")]
 
 
-async def test_create_in_full_store_is_rejected_until_delete() -> None:
+async def test_create_in_full_store_is_rejected_until_delete():
     m = memory(capacity=1)
     actions = [Action(CREATE, "one"), Action(CREATE, "two"), Action(READ, "one")]
     operations = await m.apply(actions, 0)
@@ -91,7 +88,7 @@ async def test_create_in_full_store_is_rejected_until_delete() -> None:
     assert list(texts(m).values()) == ["three"]
 
 
-async def test_apply_long_text_is_cut_with_marker() -> None:
+async def test_apply_long_text_is_cut_with_marker():
     m = memory(scratchpad_tokens=3, query_tokens=3, entry_tokens=3)
     await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
     actions = [Action(kind, "a b c d e", 1) for kind in (SCRATCHPAD, READ, UPDATE)]
@@ -111,7 +108,7 @@ class FailsOn(WordEmbedder):
         return await super().embed(texts, kind)
 
 
-async def test_apply_outage_leaves_memory_unchanged() -> None:
+async def test_apply_outage_leaves_memory_unchanged():
     embedder = FailsOn()
     m = memory(embedder)
     created = [Action(CREATE, "ann sings now"), Action(CREATE, "bobby flies")]
@@ -127,7 +124,7 @@ async def test_apply_outage_leaves_memory_unchanged() -> None:
     assert shown(m) == [(1, "ann sings then")]
 
 
-async def test_undo_restores_step_and_embeds_deleted_texts_only() -> None:
+async def test_undo_restores_step_and_embeds_deleted_texts_only():
     embedder = WordEmbedder()
     m = memory(embedder)
     await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann")], 0)
@@ -142,7 +139,7 @@ async def test_undo_restores_step_and_embeds_deleted_texts_only() -> None:
 BAD, GOOD = "https://bad.test/", "https://good.test/"
 
 
-async def test_forget_removes_what_came_from_a_source() -> None:
+async def test_forget_removes_what_came_from_a_source():
     m = memory()
     await m.apply([Action(CREATE, "ann lives here"), Action(READ, "ann")], 0, Source(0, GOOD))
     bad = [Action(CREATE, "bob flies"), Action(UPDATE, "ann moved", 1), Action(SCRATCHPAD, "bad")]
@@ -161,35 +158,15 @@ async def test_forget_removes_what_came_from_a_source() -> None:
     assert (operation.before, replay(m.log).past) == ("cid", {})
 
 
-SPAN = Source(0, "https://example.org", 3, 9)
-LOG = [
-    Operation(0, "create", entry_id=1, after="one"),
-    Operation(0, "create", entry_id=2, after="two", source=SPAN),
-    Operation(0, "read", before=None, after="query"),
-    Operation(0, "retrieve", actor="memory", scores=((2, 0.5), (1, 0.25))),
-    Operation(1, "update", entry_id=1, handle=2, before="one", after="uno", reason="cut"),
-    Operation(1, "update", Outcome.UNKNOWN_HANDLE, handle=9),
-    Operation(1, "scratchpad", before="", after="plan"),
-    Operation(1, "retrieve", actor="memory", scores=((2, 0.5), (1, 0.75))),
-    Operation(2, "create", Outcome.REJECTED, after="lost", reason="admission:strict", score=0.1),
-    Operation(2, "delete", entry_id=1, before="uno", actor="retention:fifo", score=0.0),
-    Operation(2, "create", entry_id=3, after="three", details={"steps": 3}),
-    Operation(2, "create", Outcome.MERGED, after="trois"),
-    Operation(2, "update", entry_id=3, before="three", after="trois", actor="x", score=0.5),
-    Operation(2, "retrieve", actor="memory", scores=((2, 0.25),)),
-    Operation(3, "outcome", actor="user", scores=((2, 1.0),)),
-    Operation(3, "observe", scores=((2, 1.0),)),
-    Operation(3, "observe", scores=((2, 0.5),)),
-]
-
-
-def test_replay_of_written_operations_returns_contents_with_statistics() -> None:
-    log = [operation_from_json(json.loads(json.dumps(to_json(operation)))) for operation in LOG]
-    assert log == LOG
+def test_replay_of_written_operations_returns_contents_with_statistics():
+    rows = load_beside(__file__, "log.yaml")
+    log = [logs.operation_from_json(row) for row in rows]
+    assert json.loads(json.dumps(list(map(logs.to_json, log)))) == rows
     counts = {"mean_similarity": 0.5 - 0.25 / 3, "uses": 2, "mean_outcome": 0.75}
-    two = Entry(2, "two", 0, 0, 3, 3, 0.25, 0.5, SPAN, 1.0, **counts)
+    span = Source(0, "https://example.org", 3, 9)
+    two = Entry(2, "two", 0, 0, 3, 3, 0.25, 0.5, span, 1.0, **counts)
     three = Entry(3, "trois", 2, 2, source=Source(2), score=0.5, details={"steps": 3})
-    expected = Contents({2: two, 3: three}, "plan", "query", ((2, 0.25),), 3, len(LOG))
+    expected = logs.Contents({2: two, 3: three}, "plan", "query", ((2, 0.25),), 3, len(log))
     found = replay(log)
     assert [entry.text for entry in found.past.values()] == ["one", "uno", "three"]
     assert replace(found, past={}) == expected
@@ -202,7 +179,7 @@ def exact(rng: np.random.Generator) -> npt.NDArray[np.float64]:
     return vector
 
 
-def test_store_equals_dictionary_after_random_changes() -> None:
+def test_store_equals_dictionary_after_random_changes():
     rng, vectors, store = random.Random(1), np.random.default_rng(0), VectorStore(64)
     expected: dict[int, npt.NDArray[np.float64]] = {}
     for newest in range(600):
@@ -230,17 +207,113 @@ def test_store_equals_dictionary_after_random_changes() -> None:
     np.testing.assert_array_equal(store.rows(list(expected)), list(expected.values()))
 
 
-async def test_turn_takes_five_milliseconds_of_a_core_at_a_thousand_entries() -> None:
+async def test_turn_takes_five_milliseconds_of_a_core_at_a_thousand_entries():
     m = memory(RandomEmbedder(384), capacity=1000, retention="lru")
     await m.apply([Action(CREATE, f"entry {number}") for number in range(1000)], 0)
     await m.apply([Action(READ, "entry")], 0)
     seconds = []
     for step in range(1, 41):
         changes = [Action(UPDATE, f"text {step}", 1), Action(DELETE, handle=2)]
+        changes += [Action(CREATE, f"new {step}"), Action(READ, f"query {step}")]
         started = time.process_time()
-        await m.apply(
-            [*changes, Action(CREATE, f"new {step}"), Action(READ, f"query {step}")], step
-        )
+        await m.apply(changes, step)
         m.fork()
         seconds.append(time.process_time() - started)
     assert median(seconds) <= 0.005
+
+
+# Rules ---
+
+
+HERE = __name__
+
+
+class Nearest(rules.Rule):
+    def evict(self, candidate: rules.Candidate, store: rules.StoreState) -> rules.Eviction:
+        assert (store.step, store.capacity) == (1, 2)
+        ((entry, score),) = store.search(candidate.vector, 1)
+        return rules.Eviction(entry.id, f"like {candidate.text}", score)
+
+
+async def test_evict_is_logged_before_the_create():
+    name = f"{HERE}:Nearest"
+    m = memory(capacity=2, retention=name)
+    await m.apply([Action(CREATE, "ann sings"), Action(CREATE, "bob hums"), Action(READ, "ann")], 0)
+    changes = [Action(CREATE, "ann sings well"), Action(UPDATE, "ann hums", 1)]
+    delete, create, update, _ = await m.apply(changes, 1)
+    assert texts(m) == {2: "bob hums", 3: "ann sings well"}
+    assert (delete.kind, delete.entry_id, delete.before) == ("delete", 1, "ann sings")
+    assert (delete.actor, delete.reason) == (f"retention:{name}", "like ann sings well")
+    assert (create.actor, create.entry_id) == ("policy", 3)
+    assert update.outcome is Outcome.UNKNOWN_HANDLE  # its entry has just been evicted
+
+
+class Careful(rules.Rule):
+    def admit(self, candidate: rules.Candidate, store: rules.StoreState) -> rules.Admission:
+        if len(candidate.text) < 4:
+            return rules.Refused("too short", len(candidate.text))
+        for entry, score in store.search(candidate.vector, 1):
+            return rules.Merged(entry.id, "near", score)
+        return rules.Accepted()
+
+
+async def test_admission_merge_is_logged_as_update():
+    embedder, actor = WordEmbedder(), f"admission:{HERE}:Careful"
+    m = memory(embedder, admission=f"{HERE}:Careful", capacity=1)
+    new = "also ann sings now"
+    (refused,) = await m.apply([Action(CREATE, "abc")], 0)
+    assert (refused.outcome, refused.after, refused.actor) == (Outcome.REJECTED, "abc", "policy")
+    assert (refused.reason, refused.score) == (f"{actor}: too short", 3)
+    await m.apply([Action(CREATE, "ann sings now"), Action(READ, "ann sings now")], 0)
+    create, update, _ = await m.apply([Action(CREATE, new)], 1)
+    assert (create.outcome, create.entry_id, create.after) == (Outcome.MERGED, 1, new)
+    assert (update.kind, update.entry_id, update.before) == ("update", 1, "ann sings now")
+    assert (update.after, update.actor) == (new, actor)
+    assert texts(m) == {1: new}
+    rows = await embedder.embed([new], "entry")  # the store finds it by its new text
+    np.testing.assert_allclose(m.vectors().rows[:1], rows, atol=1e-6)
+
+
+async def test_store_state_cosines_equal_products():
+    rows = await WordEmbedder().embed(["ann sings", "bob", "ann sings low", "ann"], "entry")
+    entries = {3 + i: Entry(3 + i, "text", i, i) for i in range(3)}
+    held = VectorStore(64)
+    held.add([5, 3], rows[[2, 0]])
+    changes = {4: rows[1], 9: None}  # 4 is new, and 9 was deleted
+    seen = rules.StoreState(entries, held, 9, None, (0, 1), changes)
+    np.testing.assert_array_equal(seen.vectors, rows[:3])
+    cosines = rows[:3] @ rows[:3].T
+    np.testing.assert_allclose(mean_cosines(seen), (cosines.sum(axis=0) - 1) / 2, atol=2e-5)
+    np.fill_diagonal(cosines, -1)
+    np.testing.assert_allclose(nearest(seen), cosines.max(axis=0), atol=2e-5)
+    assert [entry.id for entry, _ in seen.search(rows[3], 2)] == [3, 5]
+
+
+async def random_log(config: MemoryConfig, restored_at: int | None = None) -> list[Operation]:
+    """Return the log of random actions; scores are rounded, as they depend on batches."""
+    rng = random.Random(1)
+    parts: Any = HashingEmbedder(32), WordTokenizer(), config
+    m = WorkingMemory(*parts, seed=1)
+    for step in range(40):
+        if step == restored_at:
+            restored = await WorkingMemory(*parts, seed=1).restore(m.log)
+            m = restored.fork()
+        kinds = rng.choices((CREATE, READ, UPDATE, DELETE, SCRATCHPAD), (6, 2, 1, 1, 1), k=2)
+        text = " ".join(rng.choices(["ann", "bob likes", "moved to brent", "will sing"], k=3))
+        await m.apply([Action(kind, text, rng.randint(1, 4)) for kind in kinds], step)
+        assert len(m.entries()) <= 5
+        assert replay(m.log) == m.contents
+        if step % 3 == 2:
+            scores = tuple((entry_id, float(step % 2)) for entry_id, _ in m.contents.shown)
+            m.append(Operation(step, "observe", scores=scores))
+    return [replace(o, score=round(o.score or 0, 4), scores=()) for o in m.log]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["retention", "admission"])
+async def test_shipped_rules_repeat_their_log_also_after_a_restore(kind):
+    for name in plugins.names(f"atommem.{kind}"):
+        config = MemoryConfig(**{"capacity": 5, "retention": "fifo", kind: name})  # type: ignore[arg-type]
+        log = await random_log(config)
+        assert await random_log(config) == log, name
+        assert await random_log(config, restored_at=20) == log, name

@@ -74,12 +74,12 @@ def assert_logprobs_of(
         assert done.logprobs == pytest.approx(chosen.tolist(), abs=1e-4)
 
 
-def test_logprobs_match_the_sampled_distribution(model: Any, policy: LocalPolicy) -> None:
+def test_logprobs_match_the_sampled_distribution(model, policy):
     samplings = [Sampling(0.5 + 0.25 * i, max_completion_length=4 + i, seed=i) for i in range(8)]
     assert_logprobs_of(model, PROMPTS, samplings, complete_all(policy, samplings))
 
 
-def test_greedy_completions_equal_generate(model: Any, policy: LocalPolicy) -> None:
+def test_greedy_completions_equal_generate(model, policy):
     completions = complete_all(policy, [Sampling(temperature=0, max_completion_length=12)] * 8)
     settings = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": 1, "pad_token_id": 0}
     for prompt, done in zip(PROMPTS, completions, strict=True):
@@ -89,9 +89,7 @@ def test_greedy_completions_equal_generate(model: Any, policy: LocalPolicy) -> N
 
 
 @pytest.mark.parametrize(("most", "passes"), [(512, [30]), (24, [24, 25, 26, 27, 3])])
-def test_similar_prompts_share_a_prefill(
-    model: Any, policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch, most: int, passes: list[int]
-) -> None:
+def test_similar_prompts_share_a_prefill(model, policy, monkeypatch, most, passes):
     monkeypatch.setitem(decoding.TRIE_TOKENS, "cpu", most)
     start = [2 + (5 * j) % 48 for j in range(20)]
     prompts = [[*start, *range(2, 4 + i)] for i in range(6)] + [[5, 6, 7]]
@@ -109,7 +107,7 @@ def test_similar_prompts_share_a_prefill(
 
 
 @pytest.mark.slow
-def test_seeded_request_samples_the_same_in_any_batch(policy: LocalPolicy) -> None:
+def test_seeded_request_samples_the_same_in_any_batch(policy):
     samplings = [Sampling(1.0, max_completion_length=10, seed=100 + i) for i in range(8)]
     together = complete_all(policy, samplings)
     assert complete_all(policy, samplings) == together
@@ -119,7 +117,7 @@ def test_seeded_request_samples_the_same_in_any_batch(policy: LocalPolicy) -> No
     assert complete_all(policy, unseeded) != complete_all(policy, unseeded)
 
 
-def test_end_of_sequence_is_in_the_ids_and_not_in_the_text(model: Any) -> None:
+def test_end_of_sequence_is_in_the_ids_and_not_in_the_text(model):
     def greedy(*most: int, eos: int = 1) -> list[Completion]:
         samplings = [Sampling(temperature=0, max_completion_length=count) for count in most]
         policy = LocalPolicy(model, number_tokenizer(eos))
@@ -134,7 +132,7 @@ def test_end_of_sequence_is_in_the_ids_and_not_in_the_text(model: Any) -> None:
     assert (cut.token_ids, cut.finish_reason) == (path[:end], "length")
 
 
-def test_sampling_restores_the_training_mode(model: Any, policy: LocalPolicy) -> None:
+def test_sampling_restores_the_training_mode(model, policy):
     model.train()
     model.model.layers[1].eval()
     seen = []
@@ -165,7 +163,7 @@ SHARES = [
 ]
 
 
-def test_draw_shares_match_the_definition_for_every_row() -> None:
+def test_draw_shares_match_the_definition_for_every_row():
     """Spread the uniform numbers evenly over [0, 1): shares and log-probabilities are exact."""
     draws = 2000
     settings = sampling_settings([Row([1], row) for row, _ in SHARES]).repeat(draws, 1)

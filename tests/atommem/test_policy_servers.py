@@ -1,17 +1,23 @@
-"""Policies of completion and chat servers, and of a pool whose servers die and come back."""
+"""Policies of completion and chat servers, of a pool whose servers die, and of an engine."""
 
 import asyncio
+import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
 
 from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
+from atommem.policy import vllm_engine
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ChatPolicy, ServerPolicy
 from atommem.policy.server_pool import Adapter, ServerPool
+from atommem.policy.vllm_engine import VllmEnginePolicy
 from tests.fake_chat import FakeChat, refusal
 from tests.fake_vllm import Cluster, FakeServer
 from tests.fakes import WordTokenizer
@@ -35,7 +41,7 @@ def chat_policy(server: FakeChat) -> ChatPolicy:
     return ChatPolicy("http://s/v1", "m", retries=2, backoff=0.0, transport=server.transport)
 
 
-async def test_server_policy_sends_all_values_and_returns_ids_and_logprobs() -> None:
+async def test_server_policy_sends_all_values_and_returns_ids_and_logprobs():
     policy, server = vllm_policy()
     completion = await policy.complete([5, 6], SAMPLING)
     assert completion == Completion(IDS, [-0.5, -0.25, -1.0], "forty two", "stop")
@@ -55,9 +61,7 @@ async def test_server_policy_sends_all_values_and_returns_ids_and_logprobs() -> 
         (refusal(404, "No such model."), UnknownModelError, r"'policy'.*404.*No such model"),
     ],
 )
-async def test_server_policy_invalid_answer_is_an_error(
-    change: Any, error: type[Exception], message: str
-) -> None:
+async def test_server_policy_invalid_answer_is_an_error(change, error, message):
     policy, server = vllm_policy()
     if isinstance(change, httpx.Response):
         server.refusal = change
@@ -68,7 +72,7 @@ async def test_server_policy_invalid_answer_is_an_error(
     assert raised.type is error
 
 
-async def test_server_policy_finds_the_one_model_and_its_context() -> None:
+async def test_server_policy_finds_the_one_model_and_its_context():
     policy, server = vllm_policy(model=None)
     await policy.complete([5], SAMPLING)
     assert [body["model"] for body in server.bodies] == ["policy"]
@@ -77,7 +81,7 @@ async def test_server_policy_finds_the_one_model_and_its_context() -> None:
     assert len(server.bodies) == 1
 
 
-async def test_chat_policy_sends_messages_and_returns_counts() -> None:
+async def test_chat_policy_sends_messages_and_returns_counts():
     server = FakeChat("<read_memory>\u0436</read_memory>")
     policy = chat_policy(server)
     sampling = Sampling(temperature=0.7, max_completion_length=8, seed=3, top_p=0.9, top_k=5)
@@ -90,7 +94,7 @@ async def test_chat_policy_sends_messages_and_returns_counts() -> None:
         await chat_policy(FakeChat(refusal(401, "Incorrect"))).complete_chat(MESSAGES, sampling)
 
 
-async def test_chat_policy_unsupported_parameters_are_dropped_with_a_warning() -> None:
+async def test_chat_policy_unsupported_parameters_are_dropped_with_a_warning():
     """OpenAI's reasoning models: another name for max_tokens, no temperature."""
     refusals = [
         refusal(400, code="unsupported_parameter", param="max_tokens"),
@@ -112,11 +116,10 @@ async def test_chat_policy_unsupported_parameters_are_dropped_with_a_warning() -
 AT_ONE = Sampling(temperature=1.0, max_completion_length=4)
 AT_HALF = Sampling(temperature=0.5, max_completion_length=4)
 V1, V2 = Adapter("v1", "/adapters/v1"), Adapter("v2", "/adapters/v2")
-Pools = Callable[..., ServerPool]
 
 
 @pytest.fixture
-async def pools() -> AsyncIterator[Pools]:
+async def pools() -> AsyncIterator[Callable[..., ServerPool]]:
     made: list[ServerPool] = []
 
     def make(cluster: Cluster, **settings: Any) -> ServerPool:
@@ -140,7 +143,7 @@ async def until(condition: Callable[[], object], seconds: float = 2.0) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_pool_server_dies_others_answer(pools: Pools) -> None:
+async def test_pool_server_dies_others_answer(pools):
     cluster = Cluster("a", "b")
     pool = pools(cluster)
     cluster["a"].seconds = cluster["b"].seconds = 0.02
@@ -151,7 +154,7 @@ async def test_pool_server_dies_others_answer(pools: Pools) -> None:
     assert [server.url for server in pool.serving] == ["http://b"]
 
 
-async def test_pool_returned_server_loads_the_adapter_before_requests(pools: Pools) -> None:
+async def test_pool_returned_server_loads_the_adapter_before_requests(pools):
     cluster = Cluster("a", "b")
     pool = pools(cluster)
     await pool.use_adapter(V1)
@@ -168,9 +171,7 @@ async def test_pool_returned_server_loads_the_adapter_before_requests(pools: Poo
     await until(lambda: cluster["a"].loads == ["v1", "v2", "v2"])
 
 
-async def test_pool_requests_an_adapter_only_after_it_is_loaded(
-    pools: Pools, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pool_requests_an_adapter_only_after_it_is_loaded(pools, monkeypatch):
     """Asynchronous training publishes while episodes run."""
     cluster = Cluster("a")
     pool = pools(cluster)
@@ -190,7 +191,7 @@ async def test_pool_requests_an_adapter_only_after_it_is_loaded(
     assert cluster["a"].asked == ["v1", "v1", "v2"]
 
 
-async def test_pool_restricted_to_servers_keeps_a_dropped_one_out(pools: Pools) -> None:
+async def test_pool_restricted_to_servers_keeps_a_dropped_one_out(pools):
     """A restarted server has its checkpoint's weights, and not those of the training."""
     cluster = Cluster("a", "b")
     pool = pools(cluster)
@@ -206,7 +207,7 @@ async def test_pool_restricted_to_servers_keeps_a_dropped_one_out(pools: Pools) 
     assert [server.url for server in pool.serving] == cluster.urls
 
 
-async def test_pool_without_servers_waits_then_is_an_outage(pools: Pools) -> None:
+async def test_pool_without_servers_waits_then_is_an_outage(pools):
     cluster = Cluster("a", "b")
     cluster["a"].up = cluster["b"].up = False
     with pytest.raises(OutageError, match=r"No server answered for 0 s \(http://a, http://b\)"):
@@ -217,7 +218,7 @@ async def test_pool_without_servers_waits_then_is_an_outage(pools: Pools) -> Non
     assert len(await waiting) == 3
 
 
-async def test_pool_checks_logprobs_once_and_again_after_a_restart(pools: Pools) -> None:
+async def test_pool_checks_logprobs_once_and_again_after_a_restart(pools):
     cluster = Cluster("a")
     server, pool = cluster["a"], pools(cluster, scaled_logprobs=True)
     await pool.complete([5, 6], AT_ONE)
@@ -234,3 +235,112 @@ async def test_pool_checks_logprobs_once_and_again_after_a_restart(pools: Pools)
     server.logprobs_mode = "raw_logprobs"
     with pytest.raises(PolicyError, match="without the temperature"):
         await waiting
+
+
+# A colocated engine, which steps like vLLM's `LLMEngine` ---
+
+
+THREE = Sampling(temperature=1.0, max_completion_length=3, seed=5)
+
+
+class FakeEngine:
+    """Samples the first id of the prompt; records the batch size of each step."""
+
+    error: Exception | None = None
+    logprob = -0.5
+
+    def __init__(self) -> None:
+        self.model_config = SimpleNamespace(max_model_len=16)
+        self.requests: dict[str, Any] = {}
+        self.batches, self.adapters = list[int](), list[Any]()
+
+    def add_request(self, name: str, prompt: Any, params: Any, lora_request: Any = None) -> None:
+        ids = prompt["prompt_token_ids"]
+        self.requests[name] = SimpleNamespace(ids=ids, params=params, sampled=[])
+        self.adapters.append(lora_request)
+
+    def abort_request(self, names: list[str]) -> None:
+        for name in names:
+            self.requests.pop(name, None)
+
+    def step(self) -> list[Any]:
+        if self.error:
+            raise self.error
+        self.batches.append(len(self.requests))
+        time.sleep(0.02)
+        outputs = []
+        for name, request in list(self.requests.items()):
+            request.sampled.append(request.ids[0])
+            finished = len(request.sampled) == request.params.max_tokens
+            logprobs = [{token: SimpleNamespace(logprob=self.logprob)} for token in request.sampled]
+            sampled = {"token_ids": request.sampled, "finish_reason": "length"}
+            output = SimpleNamespace(logprobs=logprobs, **sampled)
+            ended = {"request_id": name, "finished": finished}
+            outputs.append(SimpleNamespace(outputs=[output], **ended))
+            if finished:
+                del self.requests[name]
+        return outputs
+
+
+@pytest.fixture
+def colocated(monkeypatch: pytest.MonkeyPatch) -> tuple[VllmEnginePolicy, FakeEngine]:
+    """A policy and its engine, beside what stands where vLLM's two classes would."""
+    for name, attribute in (("vllm", "SamplingParams"), ("vllm.lora.request", "LoRARequest")):
+        module = ModuleType(name)
+        setattr(module, attribute, lambda *args, **fields: SimpleNamespace(args=args, **fields))
+        monkeypatch.setitem(sys.modules, name, module)
+    engine, tokenizer = FakeEngine(), WordTokenizer()
+    tokenizer.encode("one two three four five six seven eight")
+    return VllmEnginePolicy(engine, tokenizer), engine
+
+
+async def start(policy: VllmEnginePolicy, engine: FakeEngine) -> asyncio.Task[Completion]:
+    running = asyncio.create_task(policy.complete([5], THREE))
+    while not engine.batches:
+        await asyncio.sleep(0)
+    return running
+
+
+async def test_engine_requests_join_running_batch(colocated):
+    policy, engine = colocated
+    running = await start(policy, engine)
+    second = await policy.complete([7, 8], THREE)
+    first = await running
+    assert (first.token_ids, second.token_ids) == ([5] * 3, [7] * 3)
+    assert (first.logprobs, first.finish_reason) == ([-0.5] * 3, "length")
+    assert max(engine.batches) == 2
+
+
+async def test_engine_cancelled_request_is_aborted(colocated):
+    policy, engine = colocated
+    running = await start(policy, engine)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert len((await policy.complete([6], THREE)).token_ids) == 3
+    assert engine.batches[-3:] == [1, 1, 1], "it is out of the batch"
+
+
+async def test_engine_errors_reach_waiting_requests(colocated, monkeypatch):
+    policy, engine = colocated
+    engine.logprob = float("nan")
+    with pytest.raises(PolicyError, match="0 finite log-probabilities for 3 tokens"):
+        await policy.complete([5], THREE)
+    engine.error = RuntimeError("out of memory")
+    requests = [policy.complete([5], THREE) for _ in range(3)]
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    assert [str(result) for result in results] == ["out of memory"] * 3
+    engine.error = None
+    monkeypatch.setattr(vllm_engine, "_settle", mock.Mock(side_effect=RuntimeError("CUDA error")))
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        await asyncio.wait_for(policy.complete([5], THREE), 5)
+    with pytest.raises(PromptTooLongError, match="exceeds the context of 16"):
+        await policy.complete([5] * 14, THREE)
+
+
+async def test_engine_requests_use_current_adapter(colocated):
+    policy, engine = colocated
+    await policy.complete([5], THREE)
+    policy.use_adapter(Adapter("v1", "/a/v1"))
+    await policy.complete([5], THREE)
+    assert [a and a.args for a in engine.adapters] == [None, ("v1", 1, "/a/v1")]

@@ -26,7 +26,7 @@ from tests.fakes import ScriptedPolicy, WordEmbedder, WordTokenizer, reading
 
 
 @pytest.mark.parametrize("way", ["file", "file with vectors", "fork"])
-async def test_session_restored_continues_identically(way: str, tmp_path: Path) -> None:
+async def test_session_restored_continues_identically(way, tmp_path):
     whole = Session(agent(), "t/0")
     expected = await take_steps(whole, 8)
     session, found = Session(agent(), "t/0"), []
@@ -47,7 +47,7 @@ async def test_session_restored_continues_identically(way: str, tmp_path: Path) 
     assert session.memory.log == whole.memory.log
 
 
-async def test_session_restore_mismatch_is_refused() -> None:
+async def test_session_restore_mismatch_is_refused():
     session = Session(agent(), "t/0")
     await take_steps(session, 3)
     state = session.state()
@@ -71,9 +71,7 @@ async def forever(*arguments: object) -> None:
 @pytest.mark.parametrize(
     ("failure", "error"), [(OutageError("gone"), OutageError), (forever, StepTimeoutError)]
 )
-async def test_step_failure_leaves_memory_unchanged_and_counts_tokens(
-    failure: Any, error: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_step_failure_leaves_memory_unchanged_and_counts_tokens(failure, error, monkeypatch):
     session = Session(agent(saying(WRITE, WRITE, WRITE)))
     await session.step(reading("q?"))
     sampled, view, log = session.sampled, session.memory.view(), session.memory.log
@@ -98,9 +96,9 @@ async def test_step_failure_leaves_memory_unchanged_and_counts_tokens(
         (WRITE, "length", True, 1, True),
     ],
 )
-async def test_chat_reply_thoughts_are_not_actions(
-    text: str, finish_reason: Any, thinking_apart: bool, created: int, opens: bool
-) -> None:
+async def test_thoughts_of_a_chat_are_not_actions(
+    text, finish_reason, thinking_apart, created, opens
+):
     reply = Completion([], [], text, finish_reason, 1, 2, thinking_apart)
     policy = SimpleNamespace(complete_chat=AsyncMock(return_value=reply))
     one = agent(lambda tokenizer: policy)
@@ -111,14 +109,14 @@ async def test_chat_reply_thoughts_are_not_actions(
     assert [problem.reason for problem in step.problems] == ["unclosed_thinking"] * (1 - created)
 
 
-async def test_sessions_of_one_agent_are_independent() -> None:
+async def test_sessions_of_one_agent_are_independent():
     alone = [await take_steps(Session(agent(), f"t/{number}"), 5) for number in range(8)]
     shared = agent()
     sessions = [Session(shared, f"t/{number}") for number in range(8)]
     assert await asyncio.gather(*(take_steps(session, 5) for session in sessions)) == alone
 
 
-async def test_session_capacity_follows_its_task() -> None:
+async def test_session_capacity_follows_its_task():
     drawn = [2, 5, 0]
     one = agent(memory={"capacity": None, "capacities": drawn})
     sessions = [Session(one, f"t{task}/1") for task in range(30)]
@@ -129,7 +127,7 @@ async def test_session_capacity_follows_its_task() -> None:
     assert restored.memory.view().capacity == capacities[3]
 
 
-async def test_episode_runs_from_empty_memory_to_reward() -> None:
+async def test_episode_runs_from_empty_memory_to_reward():
     create = "<create_memory>Ann lives in Rome</create_memory>"
     create += "<update_scratchpad>look for Ann</update_scratchpad>"
     run = runner(saying(create, "<read_memory>Ann</read_memory>", ANSWER), keep_prompts=True)
@@ -147,14 +145,14 @@ async def test_episode_runs_from_empty_memory_to_reward() -> None:
         assert step.token_ids[-1] == 0
 
 
-async def test_episode_searches_at_every_step_while_a_query_stands() -> None:
+async def test_episode_searches_at_every_step_while_a_query_stands():
     texts = ["x", "<read_memory>y</read_memory>", "x", "<read_memory>z</read_memory>"]
     session = Session(agent(saying(*texts)), "t/0")
     steps = [await session.step(reading("q?", chunk="part")) for _ in texts]
     assert [step.searches for step in steps] == [0, 0, 1, 1]
 
 
-async def test_episode_outage_is_failed_without_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_episode_outage_is_failed_without_reward(monkeypatch):
     episode = await runner(saying("x", OutageError("server gone"))).run(TASK)
     assert (episode.failed, episode.reward, episode.error) == (True, None, "server gone")
     run = runner(saying("x", "y", ANSWER))
@@ -174,21 +172,19 @@ async def test_episode_outage_is_failed_without_reward(monkeypatch: pytest.Monke
         ("c d", Limits(max_tokens=5), StopReason.TOKEN_LIMIT, 2),
     ],
 )
-async def test_episode_limit_sets_stop_reason(
-    last: str | Exception, limits: Limits, reason: StopReason, steps: int
-) -> None:
+async def test_episode_limit_sets_stop_reason(last, limits, reason, steps):
     episode = await runner(saying("a b", last, "e f"), limits=limits).run(TASK)
     assert (episode.stop_reason, episode.reward, len(episode.steps)) == (reason, 0.0, steps)
 
 
-async def test_episode_time_limit_cancels_request_and_scores() -> None:
+async def test_episode_time_limit_cancels_request_and_scores():
     policy = SimpleNamespace(complete=AsyncMock(side_effect=forever))
     episode = await runner(lambda tokenizer: policy, limits=Limits(max_seconds=0.05)).run(TASK)
     assert (episode.stop_reason, episode.reward) == (StopReason.TIME_LIMIT, 0.0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_requests_have_affinity_seeds_and_token_limits() -> None:
+async def test_requests_have_affinity_seeds_and_token_limits():
     async def requests(sample: int = 0, **settings: Any) -> list[Sampling]:
         run = runner(saying("a b", "c d", ANSWER), **settings)
         await run.run(TASK, sample)
@@ -222,7 +218,7 @@ class SlowPolicy(ScriptedPolicy):
         return await super().complete(prompt_ids, sampling)
 
 
-async def test_run_all_bounded_runs_groups_in_order_beside_a_slow_episode() -> None:
+async def test_run_all_bounded_runs_groups_in_order_beside_a_slow_episode():
     # A group then reads the same chunk while the prefix cache holds it.
     run = runner(SlowPolicy, max_in_flight=5)
     policy: Any = run.agent.policy
@@ -268,7 +264,7 @@ def rendered(path: Path, **options: object) -> str:
     return console.file.getvalue()
 
 
-async def test_render_trace_shows_whole_and_cut_episodes(tmp_path: Path) -> None:
+async def test_render_trace_shows_whole_and_cut_episodes(tmp_path):
     path = write_trace(tmp_path / "trace.jsonl", await run_episode(), DATA)
     text = rendered(path)
     for expected in (
@@ -282,6 +278,7 @@ async def test_render_trace_shows_whole_and_cut_episodes(tmp_path: Path) -> None
     for clutter in ("None", "()", "',)", ":\n", ": \n", "->  "):
         assert clutter not in text, clutter
     assert "answers: " in text
+    assert text.count("reads_left") == 1, "two pieces of a prompt have this value"
     assert "\x1b" not in text  # escape sequences of a model do not reach the terminal
     assert text.count("y ") < 1000
     assert rendered(path, step=1).count("y") >= 3000
@@ -298,7 +295,7 @@ async def test_render_trace_shows_whole_and_cut_episodes(tmp_path: Path) -> None
     assert "the file was cut off here" in rendered(path)
 
 
-async def test_read_trace_returns_the_written_episode(tmp_path: Path) -> None:
+async def test_read_trace_returns_the_written_episode(tmp_path):
     written = await run_episode()
     path = write_trace(tmp_path / "deep" / "t.jsonl", written, DATA, {"layout": "prefix"})
     trace = read_trace(path)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -37,20 +36,18 @@ class Server:
     "trouble",
     [httpx.ReadTimeout("slow"), httpx.Response(500), httpx.Response(200, text="[" * 100_000)],
 )
-async def test_client_transient_failure_is_retried_then_an_outage(trouble: Any) -> None:
+async def test_client_transient_failure_is_retried_then_an_outage(trouble):
     server = Server(trouble, trouble)
     assert await server.client().post("/v1/x", {"a": 1}) == {"ok": True}
     assert {request.content for request in server.requests} == {b'{"a": 1}'}
     server = Server(*[trouble] * 9)
-    outage = pytest.raises(
-        OutageError, match=r"POST http://server/v1/x failed 4 times, last with ."
-    )
+    outage = pytest.raises(OutageError, match=r"POST http://server/v1/x failed 4 times, last .")
     with outage, pytest.warns(UserWarning, match=r"failed twice \(.+\): trying 2 times more"):
         await server.client().post("/v1/x", {})
     assert len(server.requests) == 4
 
 
-async def test_client_endless_answer_is_bounded_in_time() -> None:
+async def test_client_endless_answer_is_bounded_in_time():
     async def dripping() -> AsyncIterator[bytes]:
         for _ in range(100):
             await asyncio.sleep(0.01)
@@ -61,7 +58,7 @@ async def test_client_endless_answer_is_bounded_in_time() -> None:
         await slow.client(timeout=0.05, retries=0).request("GET", "/v1/x")
 
 
-async def test_client_echo_of_the_request_is_not_an_exhausted_account() -> None:
+async def test_client_echo_of_the_request_is_not_an_exhausted_account():
     text = 'the invalid api"key'
     echo = Server(*[httpx.Response(400, json={"error": {"message": f"bad: {text}"}})] * 2)
     for body, of_account in (({"q": text}, False), ({"q": "other"}, True)):
@@ -70,18 +67,13 @@ async def test_client_echo_of_the_request_is_not_an_exhausted_account() -> None:
         assert refused.value.of_account is of_account
 
 
-async def test_client_retries_wait_exponentially_or_as_retry_after_asks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_client_retries_wait_exponentially_or_as_retry_after_asks(monkeypatch):
     sleep = AsyncMock()
     monkeypatch.setattr(asyncio, "sleep", sleep)
     monkeypatch.setattr("random.uniform", lambda low, high: low)
     busy = [httpx.Response(429, headers={"retry-after": seconds}) for seconds in ("7", "9999")]
-    await (
-        Server(*[httpx.ConnectError("x")] * 3, *busy)
-        .client(retries=5, backoff=0.5)
-        .request("GET", "/v1/x")
-    )
+    server = Server(*[httpx.ConnectError("x")] * 3, *busy)
+    await server.client(retries=5, backoff=0.5).request("GET", "/v1/x")
     assert [call.args[0] for call in sleep.call_args_list] == [0.5, 1.0, 2.0, 7.0, 30.0]
 
 
@@ -100,9 +92,9 @@ ALLOWED = {"ATOMMEM_ALLOW_KEYS_OVER_HTTP": "1"}
         ("http://127.0.0.1.evil.org/", "judge", KEYS, ConfigError),
     ],
 )
-async def test_api_key_is_per_service_and_never_sent_over_plain_http(
-    monkeypatch: pytest.MonkeyPatch, url: str, service: str, given: dict[str, str], header: Any
-) -> None:
+async def test_key_is_per_service_and_never_sent_over_plain_http(
+    monkeypatch, url, service, given, header
+):
     for name in {*KEYS, *ALLOWED, "OPENAI_API_KEY"}:
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
@@ -116,7 +108,7 @@ async def test_api_key_is_per_service_and_never_sent_over_plain_http(
         assert server.requests[0].headers.get("authorization") == header
 
 
-async def test_client_redirect_is_refused_and_sends_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_redirect_is_refused_and_sends_no_key(monkeypatch):
     monkeypatch.setenv("ATOMMEM_POLICY_API_KEY", "p")
     server = Server(httpx.Response(307, headers={"location": "https://evil.org/v1/x"}))
     with pytest.raises(RefusedError, match=r"307.*redirects to https://evil\.org/v1/x"):
@@ -124,7 +116,7 @@ async def test_client_redirect_is_refused_and_sends_no_key(monkeypatch: pytest.M
     assert [request.url.host for request in server.requests] == ["far"]
 
 
-async def test_client_url_gets_one_version_and_needs_a_scheme() -> None:
+async def test_client_url_gets_one_version_and_needs_a_scheme():
     server = Server()
     for url in ("http://server", "http://server/v1/"):
         await server.client(url).post("/v1/x", {})
@@ -137,7 +129,7 @@ async def test_client_url_gets_one_version_and_needs_a_scheme() -> None:
 
 
 @pytest.mark.slow
-def test_vllm_server_failure_shows_its_cause(tmp_path: Path) -> None:
+def test_vllm_server_failure_shows_its_cause(tmp_path):
     script = "print('no room on the device', flush=True); raise SystemExit(1)"
     for engine, error, message in (
         ("vllm-cpu", PolicyError, r"(?s)vllm\.log.*no room on the device"),
@@ -148,7 +140,7 @@ def test_vllm_server_failure_shows_its_cause(tmp_path: Path) -> None:
             pass
 
 
-def test_vllm_flags_serve_an_adapter_on_its_base_and_fit_a_cpu(tmp_path: Path) -> None:
+def test_vllm_flags_serve_an_adapter_on_its_base_and_fit_a_cpu(tmp_path):
     adapter = {"base_model_name_or_path": "some/base", "r": 24}
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
     lora = ["--enable-lora", "--lora-modules", f"mine={tmp_path}", "--max-lora-rank", "32"]

@@ -48,12 +48,12 @@ def objects(row: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("layout", "write"), [(dict, write_json), (columns, write_parquet), (objects, write_lines)]
 )
-def test_hotpotqa_reads_every_layout(tmp_path: Path, layout: Any, write: Any) -> None:
+def test_hotpotqa_reads_every_layout(tmp_path, layout, write):
     path = write(tmp_path / "x", [layout(sample("hotpot"))])
     assert list(questions.BENCHMARKS["hotpotqa"].read(path)) == [HOTPOT]
 
 
-def test_2wiki_adds_aliases_and_demonyms(tmp_path: Path) -> None:
+def test_2wiki_adds_aliases_and_demonyms(tmp_path):
     twowiki = questions.BENCHMARKS["2wikimultihopqa"]
     path = write_json(tmp_path / "x.json", [twowiki_row(), twowiki_row(2)])
     first = next(iter(twowiki.read(path)))
@@ -64,12 +64,11 @@ def test_2wiki_adds_aliases_and_demonyms(tmp_path: Path) -> None:
     assert answers == [("Port 0", "Harbour", "Porter"), ("Port 2",)]
 
 
-def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
+def test_musique_marks_gold_by_paragraph(tmp_path):
     twice = sample("musique")  # a repeated paragraph is gold if either copy is
     twice["paragraphs"].append({**twice["paragraphs"][0], "idx": 4, "is_supporting": True})
-    path = write_lines(
-        tmp_path / "x", [sample("musique"), sample("musique", answerable=False), twice]
-    )
+    listed = [sample("musique"), sample("musique", answerable=False), twice]
+    path = write_lines(tmp_path / "x", listed)
     rows = list(questions.BENCHMARKS["musique"].read(path))
     assert rows[0].question.answers == ("Port 0", "Harbour 0")
     assert rows[0].question.metadata == {"type": "2hop", "hops": 2}
@@ -79,14 +78,14 @@ def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
     assert [paragraph.gold for paragraph in rows[2].paragraphs] == [True, False, True, True]
 
 
-def test_read_rows_replaces_lone_surrogates_and_ignores_a_byte_order_mark(tmp_path: Path) -> None:
+def test_read_rows_replaces_lone_surrogates_and_ignores_a_byte_order_mark(tmp_path):
     path = tmp_path / "x.json"
     path.write_text('[{"a\\ud800": ["\\ud83d\\ude00 \\udc00"]}]', encoding="utf-8-sig")
     (row,) = read_rows(path)
     assert row.values == {"a\ufffd": ["\U0001f600 \ufffd"]}
 
 
-def test_find_prefers_the_official_file_and_needs_all_shards(tmp_path: Path) -> None:
+def test_find_prefers_the_official_file_and_needs_all_shards(tmp_path):
     hotpotqa = questions.get_benchmark("hotpotqa")
     with pytest.raises(DataError, match=r"looked for hotpot_train_v1\.1\.json, .*Give the file"):
         hotpotqa.find("train", tmp_path)
@@ -105,15 +104,13 @@ def test_find_prefers_the_official_file_and_needs_all_shards(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("benchmark", "row", "answers", "metadata"), ROWS["web"])
-def test_web_question_has_answers_and_attributes(
-    tmp_path: Path, benchmark: str, row: Any, answers: list[str], metadata: dict[str, Any]
-) -> None:
+def test_web_question_has_answers_and_attributes(tmp_path, benchmark, row, answers, metadata):
     (found,) = questions.WEB_BENCHMARKS[benchmark].read(write_lines(tmp_path / "x", [row]))
     assert [*found.question.answers] == answers
     assert found.question.metadata.items() >= metadata.items()
 
 
-def test_encrypted_web_questions_raise(tmp_path: Path) -> None:
+def test_encrypted_web_questions_raise(tmp_path):
     path = write_lines(tmp_path / "x", [{"query_id": "7", "query": "x" * 50}])
     with pytest.raises(DataError, match=r"row 1: .*'query' is encrypted"):
         list(questions.WEB_BENCHMARKS["browsecomp_plus"].read(path))
@@ -127,7 +124,7 @@ def load(tmp_path: Path, *rows: dict[str, Any]) -> list[Task]:
     return listed
 
 
-def test_locomo_turns_are_documents_with_dates(tmp_path: Path) -> None:
+def test_locomo_turns_are_documents_with_dates(tmp_path):
     (task,) = load_tasks(write_json(tmp_path / "locomo10.json", [sample("locomo")]))
     assert [(document.title, document.text, document.gold) for document in task.documents] == [
         ("7:15 pm on 2 May, 2021", "Orla: I made two bowls yesterday.", True),
@@ -145,7 +142,7 @@ def test_locomo_turns_are_documents_with_dates(tmp_path: Path) -> None:
     assert all(question.text.endswith(hint("conversation")) for question in task.questions)
 
 
-def test_locomo_official_wording_gives_dates_and_options(tmp_path: Path) -> None:
+def test_locomo_official_wording_gives_dates_and_options(tmp_path):
     rows = [sample("locomo", sample_id=f"c{number}") for number in range(20)]
     orders = set()
     found = read_rows(write_json(tmp_path / "x.json", rows))
@@ -161,7 +158,7 @@ def test_locomo_official_wording_gives_dates_and_options(tmp_path: Path) -> None
     assert orders == {"a", "b"}
 
 
-def test_longmemeval_sessions_are_in_the_order_of_their_dates(tmp_path: Path) -> None:
+def test_longmemeval_sessions_are_in_the_order_of_their_dates(tmp_path):
     unanswerable = sample("longmemeval", question_id="lme1_abs", answer="You did not say.")
     task, other = load(tmp_path, sample("longmemeval"), unanswerable)
     (question,) = task.questions
@@ -175,7 +172,7 @@ def test_longmemeval_sessions_are_in_the_order_of_their_dates(tmp_path: Path) ->
     assert score_question(other.questions[0], "not mentioned", "longmemeval")["em"] == 1.0
 
 
-def test_beam_has_turns_as_documents_and_abilities_as_questions(tmp_path: Path) -> None:
+def test_beam_has_turns_as_documents_and_abilities_as_questions(tmp_path):
     (task,) = load(tmp_path, beam_row())
     second = task.documents[2]
     assert (len(task.documents), second.title) == (4, "April-01-2024")
@@ -190,7 +187,7 @@ def test_beam_has_turns_as_documents_and_abilities_as_questions(tmp_path: Path) 
     assert task.questions[1].metadata["rubric"] == ["LLM response should state: Brent"]
 
 
-def test_beam_reads_nested_batches_and_plans(tmp_path: Path) -> None:
+def test_beam_reads_nested_batches_and_plans(tmp_path):
     """Ids begin anew in each plan, or count on."""
     (plain,) = load_tasks(write_json(tmp_path / "a.json", [beam_row()]))
     first, second = beam_row()["chat"]
@@ -229,9 +226,7 @@ ALIASES = ("Port", "Harbour")
         (EVALUATION, "memagent", [("Port",)]),
     ],
 )
-def test_memagent_rows_are_read_in_all_forms(
-    tmp_path: Path, row: dict[str, Any], source: str, answers: list[tuple[str, ...]]
-) -> None:
+def test_memagent_rows_are_read_in_all_forms(tmp_path, row, source, answers):
     (task,) = load(tmp_path, row)
     assert (task.id, task.source, task.context) == (f"{source}-00000", source, CONTEXT)
     assert [question.answers for question in task.questions] == answers
@@ -253,14 +248,12 @@ SCORES = yaml.safe_load(Path(__file__).with_name("oolong_scores.yaml").read_text
 
 
 @pytest.mark.parametrize(("gold", "kind", "answer", "official"), SCORES)
-def test_oolong_score_equals_the_official_one(
-    gold: str, kind: str, answer: str, official: float, tmp_path: Path
-) -> None:
+def test_oolong_score_equals_the_official_one(gold, kind, answer, official, tmp_path):
     task = read(tmp_path, oolong_row(gold, kind))
     assert score_question(task.questions[0], answer, task.source)["oolong"] == official
 
 
-def test_oolong_rows_share_the_cluster_of_their_text(tmp_path: Path) -> None:
+def test_oolong_rows_share_the_cluster_of_their_text(tmp_path):
     task = read(tmp_path, oolong_row("[datetime.date(2024, 3, 5)]", "DATE"))
     assert (task.id, task.source, task.context) == ("oolong-7", "oolong", "Lines.")
     assert task.metadata["sample_id"] == "3"

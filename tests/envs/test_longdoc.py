@@ -51,7 +51,7 @@ def answer(text: str) -> list[Action]:
     return [Action("answer", text)]
 
 
-async def test_episode_reads_chunks_and_then_asks_questions_in_turn() -> None:
+async def test_episode_reads_chunks_and_then_asks_questions_in_turn():
     (*seen, end), score = await play([[], [], answer("roma"), answer("41")])
     assert end == "answered"
     assert [o.values("chunk") for o in seen] == [["one"], ["two"], [], []]
@@ -63,7 +63,7 @@ async def test_episode_reads_chunks_and_then_asks_questions_in_turn() -> None:
         await factory()().reset(Task("empty", ()))
 
 
-async def test_reads_before_an_answer_are_bounded() -> None:
+async def test_reads_before_an_answer_are_bounded():
     seen, _ = await play([*ONCE, [], READ, answer("42")])
     assert [o.values("reads_left")[0] for o in seen[2:5]] == [2, 1, 0]
     assert asked(seen[5]) == ["Second?"]
@@ -72,7 +72,7 @@ async def test_reads_before_an_answer_are_bounded() -> None:
     assert [asked(o) for o in seen[2:]] == [["First?", "Second?"]] * 2
 
 
-async def test_stopped_reading_asks_at_once_and_costs_less() -> None:
+async def test_stopped_reading_asks_at_once_and_costs_less():
     stop = [Action("stop")]
     answers = [answer("Rome"), answer("42")]
     costly: dict[str, Any] = {"early_stop": True, "step_cost": 0.5}
@@ -104,9 +104,7 @@ async def test_stopped_reading_asks_at_once_and_costs_less() -> None:
         (10, [*ONCE, answer("") + answer("42")], (None, "42"), 0.5),
     ],
 )
-async def test_score_counts_one_answer_a_question(
-    at_once: int, steps: list[list[Action]], answers: tuple[str | None, ...], reward: float
-) -> None:
+async def test_score_counts_one_answer_a_question(at_once, steps, answers, reward):
     _, score = await play(steps, at_once=at_once)
     assert (score.answers, score.reward) == (answers, reward)
 
@@ -121,7 +119,7 @@ class ByteTokenizer(WordTokenizer):
 
 @given(text=st.text("ab .!?\n北é😀", max_size=200), size=st.integers(1, 20))
 @settings(max_examples=100)
-def test_chunks_join_to_the_text_and_none_is_too_long(text: str, size: int) -> None:
+def test_chunks_join_to_the_text_and_none_is_too_long(text, size):
     chunks = chunk_text(text, ByteTokenizer(), size)
     assert "".join(chunks) == text
     for chunk in chunks:
@@ -129,13 +127,13 @@ def test_chunks_join_to_the_text_and_none_is_too_long(text: str, size: int) -> N
         assert len(chunk.encode()) <= size + 1 or len(chunk) == 1
 
 
-def test_chunks_may_be_documents() -> None:
+def test_chunks_may_be_documents():
     task = Task("t", (), (Document("Ann", "She ran. "), Document("", "No title.")))
     assert joined_text(task) == "Document 1: Ann\nShe ran.\n\nNo title."
     assert chunk_task(task, WordTokenizer(), "documents", 1) == ["Ann\nShe ran. ", "No title."]
 
 
-def test_chunk_has_its_span_in_the_text_and_replaces_lone_surrogates() -> None:
+def test_chunk_has_its_span_in_the_text_and_replaces_lone_surrogates():
     text = "Ann lives in Rome. Bob left."
     chunks = factory(chunking="tokens", chunk_tokens=3).reading(text, [])
     spans = [[text[chunk.start : chunk.end]] for chunk in chunks]
@@ -168,7 +166,7 @@ def kinds(seen: list[Observation]) -> str:
     return "".join(letters)
 
 
-async def test_arriving_question_comes_after_its_evidence() -> None:
+async def test_arriving_question_comes_after_its_evidence():
     seen_at: dict[int, set[int]] = {0: set(), 1: set()}
     for number in range(60):
         task = Task(f"t{number}", LONG.questions, LONG.documents)
@@ -182,14 +180,14 @@ async def test_arriving_question_comes_after_its_evidence() -> None:
 
 
 @pytest.mark.parametrize("blank", ["", "\n\n"])
-def test_evidence_is_found_by_its_place_and_not_by_its_text(blank: str) -> None:
+def test_evidence_is_found_by_its_place_and_not_by_its_text(blank):
     texts = ("The king ruled. So it was.", "The king ruled.", "It ended.")
     asked = (Question("Who?", metadata={"documents": [1]}), Question("Unknown?"))
     task = Task("t", asked, tuple(Document("", text) for text in texts))
     assert needed_chunks(task, [texts[0], *(blank + text for text in texts[1:])]) == [2, 3]
 
 
-def test_modes_are_drawn_by_task() -> None:
+def test_modes_are_drawn_by_task():
     modes = ["reading", "answering", "answering", "arriving"]
     drawn, again = ([drawn_mode(modes, f"t{n}") for n in range(1000)] for _ in range(2))
     assert drawn == again
@@ -201,9 +199,7 @@ SETS = (("paper", "full"), ("paper", "compact"), ("memagent", "memagent"))
 
 
 @pytest.mark.parametrize(("dialect", "templates"), SETS)
-async def test_prompt_hides_questions_and_length_as_the_mode_says(
-    dialect: str, templates: str
-) -> None:
+async def test_prompt_hides_questions_and_length_as_the_mode_says(dialect, templates):
     memory = MemoryConfig(dialect=dialect, templates=templates)
     task = Task("t0", (FIRST,), LONG.documents)
     for mode in MODES:
@@ -232,7 +228,7 @@ FACT = "Bran lived in Port"
         ("The port is big; Bran likes it", False),  # one more word is chance
     ],
 )
-def test_fact_is_carried_by_its_answer_and_two_of_its_words(text: str, carried: bool) -> None:
+def test_fact_is_carried_by_its_answer_and_two_of_its_words(text, carried):
     (fact,) = facts_of(FACTS, LIVES)
     assert fact.carried_by(text) is carried
     assert facts_of(FACTS, FAR) == []
@@ -243,7 +239,7 @@ KOREAN = "영희|그는 선원이다. 그는 서울에 산다.|서울|영희가 
 
 
 @pytest.mark.parametrize("line", [f"{CHINESE}|张三住在南京。", f"{KOREAN}|영희는 부산에 산다."])
-def test_fact_of_a_language_without_words_of_its_own_is_carried(line: str) -> None:
+def test_fact_of_a_language_without_words_of_its_own_is_carried(line):
     title, text, gold, carried, *others = line.split("|")
     question, document = Question("?", (gold,)), Document(title, text, gold=True)
     (fact,) = facts_of(Task("t", (question,), (document,)), question)
@@ -264,9 +260,7 @@ REJECTED = Operation(0, "create", Outcome.REJECTED, after=FACT)
         ([REJECTED], "", (0, 0, 0)),
     ],
 )
-def test_fact_recall_separates_entered_kept_and_retrieved(
-    operations: list[Operation], shown: str, expected: tuple[int, ...]
-) -> None:
+def test_fact_recall_separates_entered_kept_and_retrieved(operations, shown, expected):
     view = MemoryView(retrieved=(Retrieved(1, 1, shown, 0.5),))
     reading = Step(0, Observation("reading"), operations=tuple(operations))
     steps = [reading, Step(1, Observation("answering", question=0), view)]

@@ -22,7 +22,7 @@ def episode(reward: float = 0.5, **more: Any) -> Episode:
     return Episode("t", 0, reward=reward, stop_reason=StopReason.ANSWERED, **more)
 
 
-def test_record_has_the_attributes_of_the_task_and_the_scores_of_the_environment() -> None:
+def test_record_has_the_attributes_of_the_task_and_the_scores_of_the_environment():
     """The record does not score again: it has 0 where the environment gave a gold answer 0."""
     metadata = {"category": "c", "hops": 2, "x": 1}
     where = Question("Where?", ("Port", "Harbour"), "q", metadata)
@@ -40,13 +40,12 @@ def test_record_has_the_attributes_of_the_task_and_the_scores_of_the_environment
     assert records.EpisodeRecord.from_json(json.loads(json.dumps(asdict(record)))) == record
 
 
-def test_unscored_episode_is_in_no_mean() -> None:
+def test_unscored_episode_is_in_no_mean():
     task = TaskDescription("t")
     unknown = records.record_of(task, replace(episode(0.5), reward=None))
     record = records.record_of(task, episode(0.5, metrics={"success": 1.0, "calls": 7.0}))
-    summary = records.summarize(
-        [unknown, record, records.record_of(TaskDescription("u"), episode(1.0))]
-    )
+    other = records.record_of(TaskDescription("u"), episode(1.0))
+    summary = records.summarize([unknown, record, other])
     assert (summary["metric"], summary["metrics"]["reward"]["mean"]) == ("reward", 0.75)
     assert summary["means"]["calls"] == 7.0
     assert records.metric_names([record]) == ["reward", "success"], "calls are counts"
@@ -69,7 +68,7 @@ RECORDS = [
 ]
 
 
-def test_compare_pairs_questions_and_counts_tasks() -> None:
+def test_compare_pairs_questions_and_counts_tasks():
     better = [RECORDS[0], record("b", (1.0, {}), (1.0, {})), record("d", (1.0, {}))]
     found = records.compare(RECORDS, better)
     assert (found.wins, found.losses, found.ties, found.left_out) == (1, 0, 1, 2)
@@ -79,7 +78,7 @@ def test_compare_pairs_questions_and_counts_tasks() -> None:
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 10), (1, 3), (5000, 7405)])
-def test_wilson_interval_equals_scipy(successes: int, n: int) -> None:
+def test_wilson_interval_equals_scipy(successes, n):
     expected = stats.binomtest(successes, n).proportion_ci(0.95, method="wilson")
     found = statistics.wilson_interval(successes, n)
     assert found == pytest.approx((expected.low, expected.high), abs=1e-12)
@@ -104,7 +103,7 @@ def every_sign(differences: list[float], groups: Sequence[int]) -> float:
 
 
 @pytest.mark.parametrize("scale", [1, 3])
-def test_sign_flip_of_whole_numbers_equals_brute_force(scale: int) -> None:
+def test_sign_flip_of_whole_numbers_equals_brute_force(scale):
     rng = np.random.default_rng(scale)
     for _ in range(30):
         groups = np.sort(rng.integers(0, 9, 25)).tolist()
@@ -114,7 +113,7 @@ def test_sign_flip_of_whole_numbers_equals_brute_force(scale: int) -> None:
 
 
 @pytest.mark.parametrize(("gap", "count"), [(0.0, 400), (-1.0, 8), (0.5, 30)])
-def test_paired_difference_of_equal_units_has_a_wilson_interval(gap: float, count: int) -> None:
+def test_paired_difference_of_equal_units_has_a_wilson_interval(gap, count):
     found = statistics.paired_difference([gap] * count, range(count))
     rest = stats.binomtest(0, count).proportion_ci(method="wilson").high
     ends = (gap * (1 - rest) - rest, gap * (1 - rest) + rest)
@@ -131,14 +130,12 @@ def test_paired_difference_of_equal_units_has_a_wilson_interval(gap: float, coun
         ([[1.0, 0.0, 1.0]], 1),
     ],
 )
-def test_effective_sample_size_equals_hand_computed_values(
-    clusters: list[list[float]], expected: float
-) -> None:
+def test_effective_sample_size_equals_hand_computed_values(clusters, expected):
     scores, groups = flat(clusters)
     assert statistics.effective_sample_size(scores, Units(groups)) == pytest.approx(expected)
 
 
-def test_clustered_interval_covers_the_mean_in_95_percent() -> None:
+def test_clustered_interval_covers_the_mean_in_95_percent():
     """Tasks of 8 questions with varying difficulty."""
     rng = np.random.default_rng(0)
     covered = naive = 0
@@ -153,7 +150,7 @@ def test_clustered_interval_covers_the_mean_in_95_percent() -> None:
     assert naive / 400 < 0.9  # the interval of independent questions is too narrow
 
 
-def test_holm_and_seed_spread_equal_hand_computed_values() -> None:
+def test_holm_and_seed_spread_equal_hand_computed_values():
     # Sorted: 0.01 * 3, 0.03 * 2, 0.04 * 1, then made monotone.
     assert statistics.holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
     assert statistics.holm([0.9, 0.8]) == [1.0, 1.0]
@@ -170,8 +167,6 @@ def test_holm_and_seed_spread_equal_hand_computed_values() -> None:
         ("aabb", "uvuw", ("group", "question"), 2),
     ],
 )
-def test_units_are_the_repeated_groups_or_questions(
-    groups: str, questions: str, names: tuple[str, ...], count: int
-) -> None:
+def test_units_are_the_repeated_groups_or_questions(groups, questions, names, count):
     units = Units(groups, questions)
     assert (units.names, units.count) == (names, count)

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from datetime import date, datetime
 from decimal import Decimal
@@ -113,15 +112,13 @@ def read(name: str, path: Path) -> list[Any]:
 
 @pytest.mark.parametrize("write", WRITERS)
 @pytest.mark.parametrize("name", CASES)
-def test_every_writer_gives_the_tasks_of_the_json(
-    tmp_path: Path, name: str, write: Callable[[Path, Rows], Path]
-) -> None:
+def test_every_writer_gives_the_tasks_of_the_json(tmp_path, name, write):
     wanted = read(name, write_json(tmp_path / "x.json", CASES[name]))
     assert len(wanted) == 2
     assert read(name, write(tmp_path / "y", CASES[name])) == wanted
 
 
-def test_sources_of_beam_may_be_json_in_texts(tmp_path: Path) -> None:
+def test_sources_of_beam_may_be_json_in_texts(tmp_path):
     found = []
     for sources in ([0, [2]], ["0", "[2]"]):  # the second, of `datasets` through pandas
         probes = {"summarization": [{**sample("probing")["summarization"][0]}]}
@@ -131,7 +128,7 @@ def test_sources_of_beam_may_be_json_in_texts(tmp_path: Path) -> None:
     assert found[0].questions[0].metadata["documents"] == [0, 2]
 
 
-def test_arrow_nulls_are_absent(tmp_path: Path) -> None:
+def test_arrow_nulls_are_absent(tmp_path):
     """Arrow gives all objects the names of all: of a longer conversation, of other questions."""
     rows = [
         sample("locomo", qa=[qa(4, "What?", "The kiln", "D10:1"), qa(5, "Who?", "Bran")]),
@@ -161,7 +158,7 @@ def test_arrow_nulls_are_absent(tmp_path: Path) -> None:
         ("3.0", "3.0"),
     ],
 )
-def test_number_where_text_is_wanted_is_written_as_people_do(value: Any, text: str) -> None:
+def test_number_where_text_is_wanted_is_written_as_people_do(value, text):
     assert Row(Path("x"), 1, {"a": value}).text("a") == text
     assert Row(Path("x"), 1, {}).convert("a", [value], list[Text]) == [text]
 
@@ -176,21 +173,19 @@ def test_number_where_text_is_wanted_is_written_as_people_do(value: Any, text: s
         sample("locomo", qa=[qa(1, "How many?", 3.0)]),
     ],
 )
-def test_every_reader_takes_numbers_as_golds(tmp_path: Path, row: dict[str, Any]) -> None:
+def test_every_reader_takes_numbers_as_golds(tmp_path, row):
     (task,) = load_tasks(write_json(tmp_path / "x.json", [row]))
     assert task.questions[0].answers == ("3",)
 
 
 @pytest.mark.parametrize("write", [write_csv, write_parquet])
-def test_quotes_that_pandas_keeps_around_mixed_values_go(
-    tmp_path: Path, write: Callable[[Path, Rows], Path]
-) -> None:
+def test_quotes_that_pandas_keeps_around_mixed_values_go(tmp_path, write):
     rows = [{"a": '"Orla"', "b": '"Kiln" is', "c": "1"}, {"a": "3", "b": "x", "c": "2"}]
     found = [row.values for row in read_rows(write(tmp_path / "x.parquet", rows))]
     assert found == [{"a": "Orla", "b": '"Kiln" is', "c": "1"}, {"a": 3, "b": "x", "c": "2"}]
 
 
-def test_objects_in_columns_are_read(tmp_path: Path) -> None:
+def test_objects_in_columns_are_read(tmp_path):
     row = sample("musique")
     wanted = read("musique", write_json(tmp_path / "x.json", [row]))
     names = row["paragraphs"][0]
@@ -198,7 +193,7 @@ def test_objects_in_columns_are_read(tmp_path: Path) -> None:
     assert read("musique", write_json(tmp_path / "y.json", [row])) == wanted
 
 
-def test_locomo_without_a_wrong_option_cannot_be_asked_officially() -> None:
+def test_locomo_without_a_wrong_option_cannot_be_asked_officially():
     row = Row(Path("x"), 1, sample("locomo", qa=[{"question": "What?", "category": 5}]))
     (task,) = parse_locomo(row)
     assert task.questions[0].answers == ("not mentioned",)
@@ -215,7 +210,7 @@ def test_locomo_without_a_wrong_option_cannot_be_asked_officially() -> None:
         ("Hi", "Hi"),
     ],
 )
-def test_beam_turn_of_a_user_ends_at_its_last_mark(tmp_path: Path, content: str, text: str) -> None:
+def test_beam_turn_of_a_user_ends_at_its_last_mark(tmp_path, content, text):
     roles = enumerate(("user", "assistant"))
     chat = [[{"role": role, "content": content, "id": number} for number, role in roles]]
     (task,) = load_tasks(write_json(tmp_path / "x.json", [beam_row(chat=chat)]))
@@ -236,9 +231,7 @@ def test_beam_turn_of_a_user_ends_at_its_last_mark(tmp_path: Path, content: str,
         (b'{"a": 1}\n{"a": -Infinity}\n', "-Infinity is not JSON: write null"),
     ],
 )
-def test_a_file_that_is_no_table_of_rows_is_refused_with_a_fix(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_a_file_that_is_no_table_of_rows_is_refused_with_a_fix(tmp_path, content, message):
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(DataError, match=message):
         list(read_rows(tmp_path / "x.json"))
@@ -254,7 +247,7 @@ REAL = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "file"), REAL)
-def test_real_files_survive_datasets_and_pandas(tmp_path: Path, name: str, file: str) -> None:
+def test_real_files_survive_datasets_and_pandas(tmp_path, name, file):
     datasets, pandas = pytest.importorskip("datasets"), pytest.importorskip("pandas")
     path = real_data(*file.split("/"))
     wanted = read(name, path)

@@ -12,15 +12,9 @@ from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.environment import EnvironmentFactory
 from atommem.envs.longdoc.environment import MODES
+from atommem.envs.synthetic import world
 from atommem.envs.synthetic.expert import Expert, ExpertPolicy, Faults
-from atommem.envs.synthetic.world import (
-    PROSES,
-    RELATIONS,
-    WorldConfig,
-    generate,
-    get_prose,
-    make_task,
-)
+from atommem.envs.synthetic.world import PROSES, RELATIONS, WorldConfig, generate, get_prose
 from atommem.envs.task import Task
 from atommem.episode import Episode
 from atommem.memory.log import Outcome
@@ -44,7 +38,7 @@ def solve(task: Task, question_index: int) -> str:
 
 @pytest.mark.parametrize("prose", PROSES)
 @pytest.mark.parametrize("hops", [1, 4])
-def test_answer_follows_from_the_documents(prose: str, hops: int) -> None:
+def test_answer_follows_from_the_documents(prose, hops):
     knobs: dict[str, Any] = {"questions": (1, 3), "corrections": 0.5, "filler": 1}
     for task in generate(WorldConfig(prose=prose, hops=(hops, hops), **knobs), 30, seed=1):
         gold = tuple(document for document in task.documents if document.gold)
@@ -54,10 +48,10 @@ def test_answer_follows_from_the_documents(prose: str, hops: int) -> None:
             assert question.metadata["hops"] == hops
 
 
-def test_task_depends_on_config_seed_and_index_only() -> None:
+def test_task_depends_on_config_seed_and_index_only():
     tasks = list(generate(WorldConfig(), 9, seed=3))
     assert list(generate(WorldConfig(), 5, seed=3)) == tasks[:5]
-    assert make_task(WorldConfig(), 4, 4).documents != tasks[4].documents
+    assert world.make_task(WorldConfig(), 4, 4).documents != tasks[4].documents
 
 
 def run_expert(
@@ -99,9 +93,7 @@ SEVERAL = {"hops": (1, 4), "questions": (2, 4), "corrections": 0.6}
         *((SEVERAL, "plain", mode) for mode in MODES),
     ],
 )
-def test_expert_without_faults_answers_every_question(
-    knobs: dict[str, Any], prose: str, mode: str
-) -> None:
+def test_expert_without_faults_answers_every_question(knobs, prose, mode):
     episodes = play(WorldConfig(**knobs, prose=prose), mode=mode)
     assert em(episodes) == 1.0
     steps = [step for episode in episodes for step in episode.steps]
@@ -121,15 +113,13 @@ def stopping(faults: Faults, **knobs: Any) -> tuple[list[Task], list[Episode]]:
 @pytest.mark.parametrize(
     ("evidence", "least", "most"), [("early", 0.1, 0.5), ("late", 0.85, 1.0), ("mixed", 0.5, 0.85)]
 )
-def test_expert_that_stops_reads_as_far_as_the_evidence(
-    evidence: str, least: float, most: float
-) -> None:
+def test_expert_that_stops_reads_as_far_as_the_evidence(evidence, least, most):
     tasks, episodes = stopping(Faults(stop=0.0), distractors=9, evidence=evidence)
     read = sum(len(episode.steps) - 1 for episode in episodes)
     assert least < read / sum(len(task.documents) for task in tasks) < most
 
 
-def test_expert_that_stops_without_an_answer_reads_on() -> None:
+def test_expert_that_stops_without_an_answer_reads_on():
     _, episodes = stopping(Faults(stop=0.0, wait=1.0), distractors=3, evidence="late")
     for episode in episodes:
         asked = [step for step in episode.steps if step.observation.question == 0]
@@ -147,5 +137,5 @@ def test_expert_that_stops_without_an_answer_reads_on() -> None:
         ("delete", {"distractors": 9, "capacity": 3, "early": 1.0}),
     ],
 )
-def test_each_fault_lowers_em(fault: str, knobs: dict[str, Any]) -> None:
+def test_each_fault_lowers_em(fault, knobs):
     assert em(play(WorldConfig(**knobs), Faults(**{fault: 1.0}))) <= 0.5

@@ -43,7 +43,7 @@ def read(tasks: list[Task]) -> list[Episode]:
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_reader_without_faults_answers_every_told_question(split: str) -> None:
+def test_reader_without_faults_answers_every_told_question(split):
     tasks = tasks_of(split, 25)
     episodes = read(tasks)
     assert {episode.reward for episode in episodes} == {1.0}
@@ -58,7 +58,7 @@ def test_reader_without_faults_answers_every_told_question(split: str) -> None:
         assert task.questions[0].answers[0] in gold
 
 
-def test_told_splits_share_no_name_and_test_has_wordings_of_its_own() -> None:
+def test_told_splits_share_no_name_and_test_has_wordings_of_its_own():
     train, test = tasks_of("train", 300), tasks_of("test", 300)
     people = re.compile(r"[A-Z][a-z]+")
     parts = [
@@ -74,7 +74,7 @@ def test_told_splits_share_no_name_and_test_has_wordings_of_its_own() -> None:
     assert not any(last in document.text for task in train for document in task.documents)
 
 
-def test_told_levels_set_paragraphs_hops_and_corrections() -> None:
+def test_told_levels_set_paragraphs_hops_and_corrections():
     for level, most in ((1, 2), (2, 4), (3, 6), (4, 12)):
         tasks = tasks_of("train", 60, levels=(level, level))
         assert max(len(task.documents) for task in tasks) == most
@@ -86,7 +86,7 @@ def test_told_levels_set_paragraphs_hops_and_corrections() -> None:
         ToldConfig(levels=(1, 5))
 
 
-def test_data_build_writes_told_tasks_and_their_origin(tmp_path: Path) -> None:
+def test_data_build_writes_told_tasks_and_their_origin(tmp_path):
     out = tmp_path / "told.parquet"
     words = ["--split", "test", "--n", "3", "--seed", "5", "--levels", "1-4", "--out", str(out)]
     assert main(["build", "--benchmark", "told", *words]) == 0
@@ -127,9 +127,7 @@ def account(note: str) -> tuple[str, ...]:
     ("split", "count"),
     [("train", 8), *(pytest.param(split, 200, marks=pytest.mark.slow) for split in SPLITS)],
 )
-def test_ledger_answers_follow_from_the_text_and_a_reader_gives_them(
-    split: str, count: int
-) -> None:
+def test_ledger_answers_follow_from_the_text_and_a_reader_gives_them(split, count):
     tasks = ledgers(split, count, corrections=0.5)
     asked = set()
     for task in tasks:
@@ -152,9 +150,8 @@ def test_ledger_answers_follow_from_the_text_and_a_reader_gives_them(
 
 def string_match_all(prediction: str, references: list[str]) -> float:
     """As in NVIDIA/RULER, scripts/eval/synthetic/constants.py (Apache-2.0), of one row."""
-    return sum(1.0 if r.lower() in prediction.lower() else 0.0 for r in references) / len(
-        references
-    )
+    found = sum(1.0 if r.lower() in prediction.lower() else 0.0 for r in references)
+    return found / len(references)
 
 
 @pytest.fixture
@@ -171,7 +168,7 @@ def ruler_tasks(family: str, prose: Path, count: int = 5) -> list[Task]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ruler_values_follow_from_the_text(family: str, prose: Path) -> None:
+def test_ruler_values_follow_from_the_text(family, prose):
     for task in ruler_tasks(family, prose):
         (question,) = task.questions
         text = " ".join(document.text for document in task.documents)
@@ -196,7 +193,7 @@ def test_ruler_values_follow_from_the_text(family: str, prose: Path) -> None:
         assert recall == string_match_all(answer, [*question.answers])
 
 
-def test_all_of_recall_equals_the_official_scorer_and_lists_do_not_pay() -> None:
+def test_all_of_recall_equals_the_official_scorer_and_lists_do_not_pay():
     rng = random.Random(3)
     for _ in range(300):
         values = [str(rng.randint(1000, 9999)) for _ in range(rng.randint(1, 5))]
@@ -213,7 +210,7 @@ def test_all_of_recall_equals_the_official_scorer_and_lists_do_not_pay() -> None
     assert all_of_scores(None, ["5678"]) == dict.fromkeys(("em", "f1", "sub_em", "net_recall"), 0.0)
 
 
-def test_official_ruler_rows_ask_for_all_outputs(tmp_path: Path) -> None:
+def test_official_ruler_rows_ask_for_all_outputs(tmp_path):
     text = "Some text. There are 12 and 34.\nWhat are all the numbers?"
     row = {"index": 0, "input": text, "outputs": ["12", "34"], "length": 9}
     (task,) = load_tasks(write_lines(tmp_path / "validation.jsonl", [row]))
@@ -223,7 +220,7 @@ def test_official_ruler_rows_ask_for_all_outputs(tmp_path: Path) -> None:
     assert (score.reward, score.metrics["sub_em"]) == (0.5, 1.0)
 
 
-def test_ruler_needs_prose(tmp_path: Path) -> None:
+def test_ruler_needs_prose(tmp_path):
     (tmp_path / "short.txt").write_text("Too short.")
     for name in ("short.txt", "missing.txt"):
         with pytest.raises(DataError, match="prose"):
@@ -234,9 +231,7 @@ _ROW = sample("film")
 
 
 @pytest.mark.slow  # it imports transformers
-def test_short_rows_writes_rows_and_single_hops_with_notes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_rows_writes_rows_and_single_hops_with_notes(tmp_path, monkeypatch):
     import transformers
 
     main = load_script("short_rows").main

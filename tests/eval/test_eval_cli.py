@@ -23,14 +23,12 @@ from atommem.eval.eval_config import parse_arguments
 from atommem.eval.runner import OutputFolder, file_stem
 from atommem.policy.opening import policy_identity
 from atommem.trace import read_trace
-from tests.eval.toys import GONE, ToyPolicy, evaluated, make_task
+from tests.eval.toys import GONE, evaluated, make_task
 from tests.loopback import make_checkpoint, serving
 
 
 @pytest.mark.slow
-def test_eval_exits_with_3_if_too_many_episodes_have_no_score(
-    tmp_path: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_eval_exits_with_3_if_too_many_episodes_have_no_score(tmp_path, policy, capsys):
     data = tmp_path / "tasks.jsonl"
     save_tasks([make_task(name) for name in "abcd"], data)
     flags = ["--embedder", "hashing", "--chunking", "documents", "--max_inflight_tasks", "1"]
@@ -46,7 +44,7 @@ def test_eval_exits_with_3_if_too_many_episodes_have_no_score(
     assert "1 of 4 episodes overflowed" in capsys.readouterr().err
 
 
-async def test_policy_identity_changes_with_the_weights(tmp_path: Path) -> None:
+async def test_policy_identity_changes_with_the_weights(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     choice = parse_arguments(["--policy", str(tmp_path), "--data", "d", "--output_dir", "o"]).policy
     found = []
@@ -69,7 +67,7 @@ def summary_of(out: Path) -> Any:
     return json.loads((out / "summary.json").read_text())
 
 
-def test_eval_with_a_chat_server_counts_the_server_s_tokens(tmp_path: Path) -> None:
+def test_eval_with_a_chat_server_counts_the_server_s_tokens(tmp_path):
     data, out = tmp_path / "tasks.jsonl", tmp_path / "out"
     save_tasks([make_task("a"), make_task("b")], data)
     with serving(lambda text: "<final_answer>\\boxed{a-0}</final_answer>") as url:
@@ -83,7 +81,7 @@ def test_eval_with_a_chat_server_counts_the_server_s_tokens(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_eval_on_a_corpus_searches_and_is_judged(checkpoint: Path, tmp_path: Path) -> None:
+def test_eval_on_a_corpus_searches_and_is_judged(checkpoint, tmp_path):
     pytest.importorskip("tantivy")
     pages = [Page("Ann lives in Oakrest.", "Ann"), Page("Bob lives in Fenford.", "Bob")]
     corpus, data, out = tmp_path / "corpus", tmp_path / "tasks.jsonl", tmp_path / "out"
@@ -131,9 +129,7 @@ def outcome(out: Path) -> dict[str, list[Any]]:
 
 
 @pytest.mark.slow
-def test_eval_after_a_kill_ends_as_one_left_alone_with_any_concurrency(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_eval_after_a_kill_ends_as_one_left_alone_with_any_concurrency(checkpoint, tmp_path):
     data, records = tmp_path / "tasks.jsonl", tmp_path / "killed" / "episodes.jsonl"
     save_tasks([make_task(f"t{number}", questions=2) for number in range(6)], data)
 
@@ -164,7 +160,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-async def test_evaluate_scores_questions_and_leaves_failed_episodes_out() -> None:
+async def test_evaluate_scores_questions_and_leaves_failed_episodes_out():
     result, asked = await evaluated(TASKS)
     assert result.em == pytest.approx(5 / 6)
     assert len(asked) == 14
@@ -177,7 +173,7 @@ async def test_evaluate_scores_questions_and_leaves_failed_episodes_out() -> Non
 
 
 @pytest.mark.slow
-async def test_evaluate_retries_failed_episodes_only(tmp_path: Path) -> None:
+async def test_evaluate_retries_failed_episodes_only(tmp_path):
     await evaluated(TASKS, tmp_path, gone="b")
     with pytest.raises(PolicyError):
         await evaluated(TASKS, tmp_path, gone="b", error=PolicyError("refused"))
@@ -189,7 +185,7 @@ async def test_evaluate_retries_failed_episodes_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_output_folder_drops_a_torn_line_and_names_damage(tmp_path: Path) -> None:
+async def test_output_folder_drops_a_torn_line_and_names_damage(tmp_path):
     first, _ = await evaluated(TASKS, tmp_path)
     path = tmp_path / "episodes.jsonl"
     content = path.read_text()
@@ -211,9 +207,7 @@ async def test_output_folder_drops_a_torn_line_and_names_damage(tmp_path: Path) 
         ({"tasks": TASKS[:3]}, r"tasks\.count is 4 there and 3 now; tasks\.sha256 is "),
     ],
 )
-async def test_output_folder_refuses_other_settings_by_name(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+async def test_output_folder_refuses_other_settings_by_name(tmp_path, changes, message):
     settings = {"policy": {"path": "x"}}
     await evaluated(TASKS, tmp_path, settings=settings)
     with pytest.raises(ConfigError, match=message):
@@ -221,7 +215,7 @@ async def test_output_folder_refuses_other_settings_by_name(
     await evaluated(TASKS, tmp_path, settings=settings, runner={"max_in_flight": 9})
 
 
-async def test_output_folder_refuses_foreign_and_busy_folders(tmp_path: Path) -> None:
+async def test_output_folder_refuses_foreign_and_busy_folders(tmp_path):
     (tmp_path / "episodes.jsonl").write_text("{}\n")
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ConfigError, match=r"run\.json: .*Give another output folder"):
@@ -235,7 +229,7 @@ async def test_output_folder_refuses_foreign_and_busy_folders(tmp_path: Path) ->
         OutputFolder(tmp_path / "demo", {})
 
 
-def test_file_stem_is_safe_and_distinct() -> None:
+def test_file_stem_is_safe_and_distinct():
     assert file_stem("hotpot-5a7.x_1") == "hotpot-5a7.x_1"
     names = ("a/b", "a_b", "a:b", "../../etc", "x" * 300, "x" * 301, "é")
     stems = [file_stem(name) for name in names]

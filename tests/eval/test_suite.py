@@ -17,7 +17,7 @@ from atommem.eval import suite as suites
 from atommem.eval.eval_cli import column_file, load_columns
 from atommem.eval.reporting.report_cli import paper_tables
 from tests.envs.benchmark_rows import sample, write_json
-from tests.eval.toys import GONE, ToyPolicy, make_task
+from tests.eval.toys import GONE, make_task
 from tests.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,14 +38,14 @@ def suite(**fields: Any) -> dict[str, Any]:
         ({"rows": [{"method": "rag", "settings": {"limit": 3}}]}, "limit cannot be set here"),
     ],
 )
-def test_load_suite_names_the_mistake(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_load_suite_names_the_mistake(fields, message, tmp_path):
     path = tmp_path / "suite.yaml"
     path.write_text(yaml.safe_dump(suite(**fields)))
     with pytest.raises(ConfigError, match=message):
         suites.load_suite(path)
 
 
-def test_parse_suite_reads_the_example_in_the_docs() -> None:
+def test_parse_suite_reads_the_example_in_the_docs():
     example = next(text for _, text in blocks("docs/evaluate.md", "yaml"))
     found = suites.parse_suite(yaml.safe_load(example))
     assert (len(found.rows), len(found.columns), found.seeds) == (7, 5, (0, 1, 2))
@@ -57,7 +57,7 @@ def save_checkpoint(path: Path, *configs: Any) -> str:
     return str(path)
 
 
-def test_expand_ranks_row_column_flag_suite_checkpoint(tmp_path: Path) -> None:
+def test_expand_ranks_row_column_flag_suite_checkpoint(tmp_path):
     memory = MemoryConfig(retrieve_k=2, scratchpad_tokens=7, layout="paper")
     policy = save_checkpoint(tmp_path / "trained", memory)
     own = {"retrieve_k": 5, "capacity": None}
@@ -78,7 +78,7 @@ def test_expand_ranks_row_column_flag_suite_checkpoint(tmp_path: Path) -> None:
     assert runs[3].folder == tmp_path / "out" / "runs" / "atommem_x" / "world" / "seed_4"
 
 
-def test_expand_gives_rows_their_policy_and_one_embedder(tmp_path: Path) -> None:
+def test_expand_gives_rows_their_policy_and_one_embedder(tmp_path):
     random, hashing = EmbedderConfig(embedder="random"), EmbedderConfig(embedder="hashing")
     trained = save_checkpoint(tmp_path / "trained", MemoryConfig(retrieve_k=2), random)
     base = save_checkpoint(tmp_path / "base", MemoryConfig(retrieve_k=5), hashing)
@@ -93,7 +93,7 @@ def test_expand_gives_rows_their_policy_and_one_embedder(tmp_path: Path) -> None
     assert {one.embedder.embedder for one in found} == {"random"}
 
 
-def test_row_without_rl_differs_from_the_trained_one_in_its_policy_alone(tmp_path: Path) -> None:
+def test_row_without_rl_differs_from_the_trained_one_in_its_policy_alone(tmp_path):
     memory, embedder = MemoryConfig(scratchpad_tokens=2048, layout="paper"), EmbedderConfig()
     trained = save_checkpoint(tmp_path / "trained", memory, embedder)
     ours = suites.load_suite("table1").with_policies({"memagent": "m", "base_yarn": "b"})
@@ -139,7 +139,7 @@ def differences(table: Mapping[str, Any], suite: suites.Suite, runs: Any) -> Ite
 
 
 @pytest.mark.slow
-def test_suites_equal_their_tables_but_for_named_divergences() -> None:
+def test_suites_equal_their_tables_but_for_named_divergences():
     named, found = paper_tables()["divergences"].keys(), set[str]()
     for table in paper_tables()["tables"].values():
         ours = suites.load_suite(table["suite"])
@@ -149,13 +149,13 @@ def test_suites_equal_their_tables_but_for_named_divergences() -> None:
     assert found == named
 
 
-def test_divergences_are_explained_in_the_docs() -> None:
+def test_divergences_are_explained_in_the_docs():
     text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
     for key, why in {**paper_tables()["divergences"], **paper_tables()["stated"]}.items():
         assert f"| {key} | {' '.join(why.split())} |" in text
 
 
-def test_docs_have_a_row_for_every_part_of_the_paper() -> None:
+def test_docs_have_a_row_for_every_part_of_the_paper():
     text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (Equation|Table|Figure)s? ([\d, ]+): ", text, re.MULTILINE)
     found = sorted((kind, int(number)) for kind, some in rows for number in some.split(","))
@@ -193,9 +193,7 @@ def em(folder: Path) -> dict[tuple[str, str], float]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-def test_suite_exit_status_and_continuing(
-    folder: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_suite_exit_status_and_continuing(folder, policy, capsys):
     def stderr(status: int, *flags: str) -> str:
         assert run(folder, "--max_inflight_tasks", "1", *flags) == status
         return capsys.readouterr().err
@@ -220,9 +218,7 @@ def test_suite_exit_status_and_continuing(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn", "policy")
-def test_rows_that_cannot_run_leave_the_others(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_that_cannot_run_leave_the_others(folder, capsys):
     unknown = {"method": "atommem", "settings": {"dialect": "x"}}
     rows = [{"method": "no_memory"}, {"method": "react"}, unknown]
     assert run(folder, rows=rows) == 2
@@ -232,7 +228,7 @@ def test_rows_that_cannot_run_leave_the_others(
     assert em(folder) == {("no_memory", "one"): 1.0, ("no_memory", "two"): 1.0}
 
 
-def test_policy_without_a_place_is_refused(folder: Path) -> None:
+def test_policy_without_a_place_is_refused(folder):
     with pytest.raises(ConfigError, match="policies=base: give NAME=WHERE"):
         run(folder, "--policies", "base")
 
@@ -249,9 +245,7 @@ def column(seed: int = 42) -> suites.Column:
     return suites.Column(name="hotpotqa", benchmark="hotpotqa", build=build, documents=4)
 
 
-def test_column_file_is_built_once_per_content_and_setting(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_column_file_is_built_once_per_content_and_setting(tmp_path, capsys):
     benchmarks, cache = write_benchmarks(tmp_path / "benchmarks"), tmp_path / "cache"
     tasks = load_columns([column()], "longdoc", cache, benchmarks)["hotpotqa-4"]
     assert [(len(task.documents), task.source) for task in tasks] == [(4, "hotpotqa")] * 2

@@ -69,17 +69,14 @@ def shown_documents(prompt: str) -> Sequence[str]:
     return [document.title for document in DOCUMENTS if document.text in prompt]
 
 
-def make_task(
-    name: str, *, right: bool = True, questions: int = 1, source: str = "hotpotqa"
-) -> Task:
+def make_task(name: str, *, right: bool = True, questions: int = 1) -> Task:
     """`ToyPolicy` answers ``say-NAME-0``, ``say-NAME-1``, ...; with `right` that is gold."""
     golds = [f"{name}-{index}" if right else "something else" for index in range(questions)]
-    asked = (
-        Question(f"Please say-{name}-{index} now", (gold,), id=f"q{index}")
-        for index, gold in enumerate(golds)
-    )
+    texts = (f"Please say-{name}-{index} now" for index in range(questions))
+    pairs = enumerate(zip(texts, golds, strict=True))
+    asked = (Question(text, (gold,), id=f"q{index}") for index, (text, gold) in pairs)
     documents = (Document("One", "The first document."), Document("Two", "The second document."))
-    return Task(name, tuple(asked), documents, source=source)
+    return Task(name, tuple(asked), documents, source="hotpotqa")
 
 
 class ToyPolicy(ScriptedPolicy):

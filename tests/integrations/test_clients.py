@@ -12,27 +12,12 @@ from typing import Any
 
 import pytest
 
+from atommem.files import load_beside
 from tests.serve.servers import Running, make_conversations, running
 
 FOLDER = Path(__file__).with_name("clients")
 EXAMPLES = Path(__file__).parents[2] / "examples"
-CLIENTS = {
-    "claude_memory.py": "anthropic.tools",
-    "hermes_memory.py": "agent.memory_manager",
-    "langchain_chat.py": "langchain_openai",
-    "langgraph_store.py": "langgraph.store",
-    "litellm_proxy.py": "litellm_proxy_extras",
-    "litellm_sdk.py": "litellm",
-    "llama_index.py": "llama_index.llms.openai_like",
-    "mcp_session.py": "mcp.server.fastmcp.server",  # of 1.x alone
-    "openai_agents.py": "agents",
-    "pydantic_agent.py": "pydantic_ai",
-    "mcp_node.mjs": "@modelcontextprotocol/client",
-    "openai_agents_node.mjs": "@openai/agents",
-    "openai_node.mjs": "openai",
-    "openclaw_memory.mjs": "openclaw",
-    "vercel_ai.mjs": "ai",
-}
+CLIENTS = load_beside(__file__, "clients.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS)
-def test_client_works_as_released(client: str, server: Running) -> None:
+def test_client_works_as_released(client, server):
     script, package, command = FOLDER / client, CLIENTS[client], []
     options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300}
     for python in _names("CLIENTS_PYTHON") if script.suffix == ".py" else []:

@@ -20,13 +20,7 @@ from atommem.episode import Episode
 from atommem.errors import DataError, OutageError
 from atommem.integrations.engine import EnginePolicy, Episodes, read_sampling, vllm_params
 from atommem.policy.contract import Sampling
-from atommem.train.objective.rows import (
-    EpisodeSize,
-    advantages_of_steps,
-    episode_rows,
-    group_advantages,
-    normalizer,
-)
+from atommem.train.objective import rows as objective
 from tests.fakes import WordTokenizer
 from tests.train.toys import WrittenRunner, make_episode
 
@@ -53,9 +47,11 @@ def own_weights(scale: Callable[[list[float]], float] = lambda rewards: 1.0) -> 
     for task_id in TASKS:
         rewards = REWARDS[task_id]
         divisor = scale([reward for reward in rewards if reward is not None])
-        advantages += [value / divisor for value in group_advantages(rewards, SAMPLES)]
-    rows = episode_rows(EPISODES, advantages_of_steps(advantages, EPISODES), "token", with_kl=True)
-    total = normalizer([EpisodeSize.of(episode) for episode in EPISODES], "token", 0)
+        advantages += [value / divisor for value in objective.group_advantages(rewards, SAMPLES)]
+    of_steps = objective.advantages_of_steps(advantages, EPISODES)
+    rows = objective.episode_rows(EPISODES, of_steps, "token", with_kl=True)
+    sizes = [objective.EpisodeSize.of(episode) for episode in EPISODES]
+    total = objective.normalizer(sizes, "token", 0)
     return {tuple(row.ids.tolist()): row.advantage * row.weight / total for row in rows}
 
 
@@ -93,7 +89,7 @@ SETTINGS = {"embedder": "hashing", "chunking": "documents", "max_completion_leng
 PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 
 
-def test_engine_policy_samples_the_engines_ids_and_its_outages_fail(data: str) -> None:
+def test_engine_policy_samples_the_engines_ids_and_its_outages_fail(data):
     episodes, client = Episodes.read(data, "", SETTINGS), Client()
     runner = episodes.runner(EnginePolicy(client.tokenizer, client), client.tokenizer)
     steps = asyncio.run(runner.run(episodes.task("a"), 0)).steps
@@ -105,7 +101,7 @@ def test_engine_policy_samples_the_engines_ids_and_its_outages_fail(data: str) -
     assert vllm_params(read_sampling(PARAMS, 8)) == {**PARAMS, "max_tokens": 8}
 
 
-def test_skyrl_trains_on_our_weights(data: str) -> None:
+def test_skyrl_trains_on_our_weights(data):
     pytest.importorskip("skyrl.train.trainer")
     from skyrl.backends.skyrl_train.utils.ppo_utils import (
         apply_loss_reduction_to_advantages_minibatch,
@@ -166,7 +162,7 @@ def test_skyrl_trains_on_our_weights(data: str) -> None:
         asyncio.run(generator.generate(batch))
 
 
-def test_skyrl_client_samples_rows_of_real_episodes(data: str) -> None:
+def test_skyrl_client_samples_rows_of_real_episodes(data):
     pytest.importorskip("skyrl.train.trainer")
     from skyrl.train.generators.base import BatchMetadata, TrajectoryID
 
@@ -193,9 +189,7 @@ def test_skyrl_client_samples_rows_of_real_episodes(data: str) -> None:
         asyncio.run(generator.generate(batch))
 
 
-def test_skyrl_accepts_recipe_and_gets_tasks_of_the_file(
-    data: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skyrl_accepts_recipe_and_gets_tasks_of_the_file(data, monkeypatch):
     pytest.importorskip("skyrl.train.trainer")
     from skyrl.train.entrypoints.main_base import BasePPOExp
 
@@ -212,7 +206,7 @@ def test_skyrl_accepts_recipe_and_gets_tasks_of_the_file(
     assert experiment.get_eval_dataset() is None
 
 
-def test_verl_trains_on_our_weights() -> None:
+def test_verl_trains_on_our_weights():
     pytest.importorskip("verl")
     import torch
     from verl.protocol import DataProto
@@ -247,7 +241,7 @@ def test_verl_trains_on_our_weights() -> None:
     assert found == pytest.approx(own_weights(), abs=1e-6)
 
 
-def test_verl_agent_loop_runs_real_episodes(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verl_agent_loop_runs_real_episodes(data, monkeypatch):
     pytest.importorskip("verl")
     from verl.experimental.agent_loop import AgentLoopBase
 
@@ -279,9 +273,7 @@ def test_verl_agent_loop_runs_real_episodes(data: str, monkeypatch: pytest.Monke
     assert [row["task"] for row in prompts.dataframe] == list(TASKS)
 
 
-def test_verl_accepts_recipe_and_writes_the_agent_loop(
-    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verl_accepts_recipe_and_writes_the_agent_loop(data, tmp_path, monkeypatch):
     pytest.importorskip("verl")
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
@@ -300,9 +292,7 @@ def test_verl_accepts_recipe_and_writes_the_agent_loop(
     assert (loop.data, loop.model, loop.settings.max_reads) == ([data], "Qwen/Qwen3-8B", 0)
 
 
-def test_openenv_session_trains_on_our_weights_divided_by_the_deviation(
-    data: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_openenv_session_trains_on_our_weights_divided_by_the_deviation(data, monkeypatch):
     pytest.importorskip("openenv.core.harness")
     from accelerate import PartialState
     from trl.experimental.async_grpo import async_rollout_worker as worker
@@ -342,7 +332,7 @@ def test_openenv_session_trains_on_our_weights_divided_by_the_deviation(
     assert found == pytest.approx(own_weights(lambda rewards: float(np.std(rewards))), abs=1e-6)
 
 
-def test_openenv_sessions_run_real_episodes(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openenv_sessions_run_real_episodes(data, monkeypatch):
     pytest.importorskip("openenv.core.harness")
     from atommem.integrations import openenv
 

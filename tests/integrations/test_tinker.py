@@ -49,9 +49,7 @@ def server_loss(datum: Any, logprobs: torch.Tensor, loss_fn: str, config: Any) -
 
 @pytest.mark.parametrize("reduction", ["sum", ROW_MEAN])
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo", "cispo"])
-def test_make_data_gives_the_server_our_loss_and_gradient(
-    tmp_path: Path, loss_type: str, reduction: str
-) -> None:
+def test_make_data_gives_the_server_our_loss_and_gradient(tmp_path, loss_type, reduction):
     high = 5.0 if loss_type == "cispo" else 0.28
     args: Any = TrainConfig(
         output_dir=str(tmp_path), loss_type=loss_type, epsilon_high=high, report_to="none"
@@ -176,9 +174,7 @@ def make_trainer(model: Path, service: Service | None = None, **given: Any) -> T
 
 
 @pytest.mark.slow
-def test_run_trains_on_sampled_ids_and_resumes_where_it_was(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_trains_on_sampled_ids_and_resumes_where_it_was(model, monkeypatch):
     whole = make_trainer(model, output_dir=model.parent / "whole")
     whole.train()
     first = make_trainer(model, max_steps=2)
@@ -221,9 +217,7 @@ def test_run_trains_on_sampled_ids_and_resumes_where_it_was(
     assert adapter["target_modules"] == ["up_proj"]
 
 
-def test_run_leaves_failed_episodes_out_and_ends_with_a_checkpoint_if_most_fail(
-    model: Path,
-) -> None:
+def test_run_leaves_failed_episodes_out_and_ends_with_a_checkpoint_if_most_fail(model):
     trainer = make_trainer(model, max_failed_fraction=1.0)
     trainer.service.breaks = True
     trainer.train()
@@ -243,7 +237,7 @@ def test_run_leaves_failed_episodes_out_and_ends_with_a_checkpoint_if_most_fail(
     evaluated.close()
 
 
-def test_run_refuses_a_server_that_divides_rows_by_their_length(model: Path) -> None:
+def test_run_refuses_a_server_that_divides_rows_by_their_length(model):
     trainer = make_trainer(model)
     trainer.service.reply_metrics = {}
     with pytest.raises(ConfigError, match="--server_reduction row_mean"):
@@ -259,12 +253,12 @@ def test_run_refuses_a_server_that_divides_rows_by_their_length(model: Path) -> 
         *[("use_dora", "true"), ("lora_dropout", "0.1"), ("load_in_4bit", "true")],
     ],
 )
-def test_settings_the_api_cannot_honour_are_refused(model: Path, name: str, value: str) -> None:
+def test_settings_the_api_cannot_honour_are_refused(model, name, value):
     with pytest.raises(ConfigError, match=name):
         make_trainer(model, **{name: value})
 
 
-def test_connect_never_sends_a_key_over_plain_http(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_never_sends_a_key_over_plain_http(monkeypatch):
     monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
     with pytest.raises(ConfigError, match="plain http"):
         connect("http://gpu.example:8000")

@@ -124,6 +124,16 @@ def running(
 
 
 @contextmanager
+def opened(
+    folder: Path, model: ServedModel | None = None, **settings: Any
+) -> Iterator[tuple[Running, httpx.Client]]:
+    """A server of its own, and a client without a key."""
+    conversations = make_conversations(folder / "log.db", model)
+    with running(conversations, **settings) as server, server.http() as http:
+        yield server, http
+
+
+@contextmanager
 def gated(
     db: Path, active: int = 64, max_requests: int = 320
 ) -> Iterator[tuple[GatedPolicy, Running, httpx.Client]]:

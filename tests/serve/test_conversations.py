@@ -1,21 +1,25 @@
-"""Conversations in use: disconnects, outages, bounds, and other gateways."""
+"""Conversations in use: disconnects, outages, bounds, other gateways; and their durable log."""
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
-from atommem.errors import OutageError, PromptTooLongError
+from atommem.errors import ConfigError, DataError, OutageError, PromptTooLongError
+from atommem.memory.log import Operation, Outcome, Source, replay, to_json
+from atommem.memory.store import TextVectors, digests_of
 from atommem.serve import streaming
-from atommem.serve.conversations import Conversations
+from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.items import text_item
-from atommem.serve.schema import Event, NotFoundError
+from atommem.serve.schema import ConflictError, Event, NotFoundError, open_database, schema_version
 from atommem.serve.streaming import ChatForm
 from tests.serve.servers import (
     ask,
@@ -25,15 +29,15 @@ from tests.serve.servers import (
     items,
     make_conversations,
     new_conversation,
+    opened,
     respond,
-    running,
     scripted,
     until,
 )
 
 
 @pytest.mark.slow
-def test_outage_while_reading_is_503_and_the_next_call_continues(tmp_path: Path) -> None:
+def test_outage_while_reading_is_503_and_the_next_call_continues(tmp_path):
     with gated(tmp_path / "log.db") as (gate, server, http), ThreadPoolExecutor(1) as threads:
         path, other_path = new_conversation(http, "one 1"), new_conversation(http)
         gate.error = OutageError("http://10.0.0.7 is gone")
@@ -58,7 +62,7 @@ def test_outage_while_reading_is_503_and_the_next_call_continues(tmp_path: Path)
         assert kinds[:5] == ["item", "step", "item", "ask", "step"]
 
 
-def test_item_beyond_the_context_is_stopped_and_later_items_are_read(tmp_path: Path) -> None:
+def test_item_beyond_the_context_is_stopped_and_later_items_are_read(tmp_path):
     with gated(tmp_path / "log.db") as (gate, server, http):
         path = new_conversation(http)
         gate.error = PromptTooLongError("The prompt has 9 tokens")
@@ -75,9 +79,8 @@ def test_item_beyond_the_context_is_stopped_and_later_items_are_read(tmp_path: P
         assert kinds == ["item", "stopped", "ask", "item", "step", *asked]
 
 
-def test_answer_without_box_is_marked_and_steps_show_prompts(tmp_path: Path) -> None:
-    model = scripted(lambda prompt: "It is Rome.")
-    with running(make_conversations(tmp_path / "log.db", model)) as server, server.http() as http:
+def test_answer_without_box_is_marked_and_steps_show_prompts(tmp_path):
+    with opened(tmp_path, scripted(lambda prompt: "It is Rome.")) as (_, http):
         path = new_conversation(http, "Ann lives in Rome.")
         response, text = ask(http, path, "Where does Ann live?")
         assert text == "It is Rome."
@@ -95,7 +98,7 @@ def test_answer_without_box_is_marked_and_steps_show_prompts(tmp_path: Path) -> 
         assert "Where does Ann live?" in steps[1]["prompt"]
 
 
-def test_requests_beyond_the_bounds_are_429(tmp_path: Path) -> None:
+def test_requests_beyond_the_bounds_are_429(tmp_path):
     with gated(tmp_path / "log.db", active=1, max_requests=2) as (gate, server, http):
         paths = [new_conversation(http) for _ in range(3)]
         gate.shut()
@@ -113,7 +116,7 @@ def test_requests_beyond_the_bounds_are_429(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_shutdown_completes_requests_in_progress(tmp_path: Path) -> None:
+def test_shutdown_completes_requests_in_progress(tmp_path):
     with ThreadPoolExecutor(1) as threads:
         with gated(tmp_path / "log.db") as (gate, server, _):
             gate.shut()
@@ -124,7 +127,7 @@ def test_shutdown_completes_requests_in_progress(tmp_path: Path) -> None:
         assert answer.result().status_code == 200
 
 
-async def test_deleted_item_and_forgotten_source_are_not_read(conversations: Conversations) -> None:
+async def test_deleted_item_and_forgotten_source_are_not_read(conversations):
     name = conversations.log.create("local", {}).id
     texts = ("Ann lives in Rome.", "Bob lives in Oslo.", "Cid sings.")
     async with conversations.use(name, "local") as held:
@@ -136,9 +139,7 @@ async def test_deleted_item_and_forgotten_source_are_not_read(conversations: Con
     assert found == ["Bob lives in Oslo."]
 
 
-async def test_another_gateway_shows_nothing_forgotten_or_erased(
-    conversations: Conversations, tmp_path: Path
-) -> None:
+async def test_another_gateway_shows_nothing_forgotten_or_erased(conversations, tmp_path):
     other = make_conversations(tmp_path / "log.db")
     name = other.log.create("local", {}).id
 
@@ -157,9 +158,9 @@ async def test_another_gateway_shows_nothing_forgotten_or_erased(
         await recalled()
 
 
-async def test_stream_that_nobody_reads_does_not_stop_the_work_and_a_silent_one_is_pinged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_stream_that_nobody_reads_stops_no_work_and_a_silent_one_is_pinged(
+    monkeypatch,
+):
     ended = asyncio.Event()
 
     async def events(silent: bool) -> AsyncGenerator[Any, None]:
@@ -182,3 +183,98 @@ async def test_stream_that_nobody_reads_does_not_stop_the_work_and_a_silent_one_
         assert await anext(stream, "") == (": ping\n\n" if silent else "")
         assert all("chatcmpl-7" in text for text in rest), "the id that the log has"
         await stream.aclose()
+
+
+# The log: durable, whole, and one winner among writers ---
+
+
+SOURCE = Source(0, "a, chunk 1/1", 2, 5)
+OPERATIONS = [
+    Operation(0, "create", entry_id=1, after="", source=SOURCE, details={"type": "note"}),
+    Operation(0, "update", Outcome.UNKNOWN_HANDLE, handle=9),
+    Operation(0, "create", entry_id=2, after="é\u2028☃", score=0.1, reason="cut"),
+    Operation(0, "read", after="who?"),
+    Operation(0, "retrieve", actor="memory", scores=((1, 0.123456789012345678), (2, -1e-9))),
+]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> ConversationLog:
+    return ConversationLog(open_database(f"sqlite:///{tmp_path / 'log.db'}"))
+
+
+def commit(
+    log: ConversationLog, name: str, version: int, written: Sequence[Operation] = (), **more: Any
+) -> None:
+    operations = [to_json(operation) for operation in written]
+    event = Event("step", step=version - 1, version=version, operations=operations, tokens=7)
+    log.commit(name, [replace(event, embedder="words/4")], **more).result()
+
+
+def test_load_after_commit_returns_operations_and_vectors_exactly(log):
+    name = log.create("ann", {"goal": "x"}).id
+    rows = np.array([[0.5, 0.25, 0, 0], [0.1, 0.2, 0.3, 0.4]], dtype=np.float32)
+    cached = TextVectors("words/4", digests_of(["", "é\u2028☃"], "entry"), rows)
+    commit(log, name, 1, OPERATIONS, cached=cached)
+    state, found = log.load(name, "ann", "words/4")
+    assert found.operations == tuple(OPERATIONS)
+    assert (state.version, state.embedder, found.steps, found.sampled) == (1, "words/4", 1, 7)
+    assert found.vectors is not None
+    places = np.argsort(found.vectors.digests)
+    assert np.array_equal(found.vectors.digests[places], np.sort(cached.digests))
+    assert np.array_equal(found.vectors.rows[places], rows[np.argsort(cached.digests)])
+    assert log.load(name, "ann", "others/4")[1].vectors is None
+
+
+def test_concurrent_commits_of_one_version_have_one_winner(log):
+    names = [log.create("ann", {}).id for _ in range(12)]
+
+    def write(number: int) -> str:
+        try:
+            commit(log, names[number % 12], 1, OPERATIONS)
+        except ConflictError:
+            return "lost"
+        return "won"
+
+    with ThreadPoolExecutor(16) as threads:
+        assert sorted(threads.map(write, range(16))) == ["lost"] * 4 + ["won"] * 12
+    assert all(len(log.operations(name)) == 5 for name in names)
+
+
+def test_memory_at_and_fork_take_any_number_of_operations(log):
+    name = log.create("ann", {}).id
+    commit(log, name, 1, OPERATIONS)
+    more = [Operation(1, "delete", entry_id=1, before="")]
+    commit(log, name, 2, more)
+    for length in range(7):
+        expected = replay((OPERATIONS + more)[:length])
+        assert log.memory_at(name, length) == (expected, 6)
+        assert log.memory_at(log.fork(name, "ann", length).id) == (expected, length)
+    for call in (log.memory_at, lambda name, at: log.fork(name, "ann", at)):
+        with pytest.raises(DataError, match="at=7: this conversation has 6 operations"):
+            call(name, 7)
+
+
+def test_erase_leaves_no_byte_and_other_owners_see_nothing(log, tmp_path):
+    name = log.create("ann", {}).id
+    commit(log, name, 1, [replace(OPERATIONS[0], after="the vault opens with 7151")])
+    for call in (log.info, log.erase):
+        with pytest.raises(NotFoundError):
+            call(name, "bob")
+    log.erase(name, "ann")
+    with pytest.raises(NotFoundError):
+        log.info(name, "ann")
+    with pytest.raises(ConflictError):
+        commit(log, name, 2)
+    log.engine.dispose()
+    assert all(b"7151" not in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_open_database_of_an_earlier_version_leaves_the_file(log, tmp_path):
+    with log.engine.begin() as connection:
+        schema_version.drop(connection)
+    log.engine.dispose()
+    before = (tmp_path / "log.db").read_bytes()
+    with pytest.raises(ConfigError, match="Give a new database"):
+        open_database(f"sqlite:///{tmp_path / 'log.db'}")
+    assert (tmp_path / "log.db").read_bytes() == before

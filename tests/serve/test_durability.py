@@ -18,22 +18,12 @@ from atommem.errors import OutageError
 from atommem.serve import conversation_log
 from tests.fakes import full_disk
 from tests.serve.kills import DATABASES, kill_under_load
-from tests.serve.servers import (
-    KEYS,
-    Running,
-    ask,
-    entries,
-    gated,
-    items,
-    make_conversations,
-    new_conversation,
-    running,
-)
+from tests.serve.servers import KEYS, Running, ask, entries, gated, items, new_conversation, opened
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DATABASES)
-def test_two_gateways_under_load_write_once_and_lose_nothing_after_kill_9(kind: str) -> None:
+def test_two_gateways_under_load_write_once_and_lose_nothing_after_kill_9(kind):
     start, is_installed = DATABASES[kind]
     if not is_installed:
         pytest.skip(f"{kind} is not installed")
@@ -45,8 +35,8 @@ def test_two_gateways_under_load_write_once_and_lose_nothing_after_kill_9(kind: 
 
 
 @pytest.mark.slow
-def test_full_disk_refuses_a_text_and_loses_none(tmp_path: Path) -> None:
-    with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
+def test_full_disk_refuses_a_text_and_loses_none(tmp_path):
+    with opened(tmp_path) as (_, http):
         path = new_conversation(http, "Ann lives in Rome.")
         with full_disk((tmp_path / "log.db-wal").stat().st_size):
             refused = http.post(f"{path}/items", json=items("Bob sings."))
@@ -55,10 +45,10 @@ def test_full_disk_refuses_a_text_and_loses_none(tmp_path: Path) -> None:
         assert [*entries(http, path).values()] == ["Ann lives in Rome.", "Bob sings."]
 
 
-def test_key_belongs_to_one_request_of_one_owner_and_happens_once(tmp_path: Path) -> None:
+def test_key_belongs_to_one_request_of_one_owner_and_happens_once(tmp_path):
     once = {"Idempotency-Key": "8e03978e-40d5-43dd-bc93-6894a57f9324"}
     with (
-        running(make_conversations(tmp_path / "log.db"), KEYS) as server,
+        opened(tmp_path, keys=KEYS) as (server, _),
         server.http(KEYS["ann"]) as ann,
         server.http(KEYS["bob"]) as bob,
     ):
@@ -78,7 +68,7 @@ def test_key_belongs_to_one_request_of_one_owner_and_happens_once(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_request_that_is_sent_again_writes_once(tmp_path: Path) -> None:
+def test_request_that_is_sent_again_writes_once(tmp_path):
     """Each POST: with a key or a retry's header, after an outage and after a client was gone."""
     with gated(tmp_path / "log.db") as (gate, server, http):
         name = new_conversation(http).rpartition("/")[2]
@@ -128,10 +118,8 @@ def test_request_that_is_sent_again_writes_once(tmp_path: Path) -> None:
             assert all(one == written["none"] for one in written.values()), (route, written)
 
 
-def test_retry_whose_first_try_never_came_is_not_an_older_equal_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
+def test_retry_whose_first_try_never_came_is_not_an_older_equal_request(tmp_path, monkeypatch):
+    with opened(tmp_path) as (_, http):
         path, retry = new_conversation(http, "Ann lives in Rome."), {"X-Stainless-Retry-Count": "1"}
         body = {"conversation": path.rpartition("/")[2], "input": "Where does Ann live?"}
         http.post("/v1/responses", json=body).raise_for_status()
@@ -142,7 +130,7 @@ def test_retry_whose_first_try_never_came_is_not_an_older_equal_request(
             assert answer["content"][0]["text"] == f"Ann lives in {expected}."
 
 
-def test_failed_response_is_continued_where_it_began(tmp_path: Path) -> None:
+def test_failed_response_is_continued_where_it_began(tmp_path):
     """In the memory of the earlier response, or in the branch that it made."""
     with gated(tmp_path / "log.db") as (gate, server, http):
         first = http.post("/v1/responses", json={"input": "I am Gus. Hi?"}).json()["id"]
@@ -159,7 +147,7 @@ def test_failed_response_is_continued_where_it_began(tmp_path: Path) -> None:
             assert [new - old for new, old in written] == [0, 0, 0, 1]  # the answer
 
 
-def test_copy_reads_what_is_unread_and_a_part_of_it_says_so(tmp_path: Path) -> None:
+def test_copy_reads_what_is_unread_and_a_part_of_it_says_so(tmp_path):
     with gated(tmp_path / "log.db") as (gate, _, http):
         path = new_conversation(http, "Ann lives in Rome.", "Cid sings.")
         ask(http, path, "I am Gus. Hi?")
@@ -174,8 +162,8 @@ def test_copy_reads_what_is_unread_and_a_part_of_it_says_so(tmp_path: Path) -> N
             assert (ask(http, copy, "Who runs?")[1] == "Bob runs.") == (not at)
 
 
-def test_last_response_of_a_branch_takes_its_memory_along(tmp_path: Path) -> None:
-    with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
+def test_last_response_of_a_branch_takes_its_memory_along(tmp_path):
+    with opened(tmp_path) as (server, http):
         first = http.post("/v1/responses", json={"input": "I am Gus. Hi?"}).json()["id"]
         body = {"input": "Who am I?", "previous_response_id": first}
         others = [http.post("/v1/responses", json=body).json()["id"] for _ in range(3)]

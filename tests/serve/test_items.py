@@ -10,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from atommem.files import load_beside
 from atommem.serve.items import new_items, only_asks, text_item
-from tests.serve.servers import Running, ask, entries, new_conversation, respond
+from tests.serve.servers import ask, entries, new_conversation, respond
 
+TABLES = load_beside(__file__, "items.yaml")
 FACT = {"role": "user", "content": "Ann lives in Rome."}
 QUESTION = {"role": "user", "content": "Where does Ann live?"}
 JSON = {"Content-Type": "application/json"}
@@ -57,7 +59,7 @@ def listed(http: httpx.Client, path: str) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(items, max_size=5))
-def test_whatever_a_route_returns_every_route_takes(server: Running, new: list[Any]) -> None:
+def test_whatever_a_route_returns_every_route_takes(server, new):
     with server.http() as http:
         path = new_conversation(http)
         http.post(f"{path}/items", json={"items": new}).raise_for_status()
@@ -78,7 +80,7 @@ def test_whatever_a_route_returns_every_route_takes(server: Running, new: list[A
         assert listed(http, path) == []
 
 
-def test_output_fed_back_and_previous_response_continue(server: Running) -> None:
+def test_output_fed_back_and_previous_response_continue(server):
     create: Any = server.client().responses.create
     first = create(model="scripted", input=[FACT, QUESTION])
     assert (first.output_text, first.conversation) == (FACT["content"], None)
@@ -110,22 +112,8 @@ def test_output_fed_back_and_previous_response_continue(server: Running) -> None
         create(model="scripted", input="Who?", previous_response_id=answer.id)
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"n": 2}, "n"),
-        ({"background": True}, "background"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text"),
-        ({"text": {"format": "json"}}, "text"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [{"type": "function", "name": "look"}]}, "tools"),
-        ({"inputs": "Who?"}, "inputs"),
-    ],
-)
-def test_parameters_that_change_the_answer_are_refused_by_name(
-    http: httpx.Client, body: dict[str, Any], param: str
-) -> None:
+@pytest.mark.parametrize(("body", "param"), TABLES["refused"])
+def test_parameters_that_change_the_answer_are_refused_by_name(http, body, param):
     for route, name in (("responses", "input"), ("chat/completions", "messages")):
         found = http.post(f"/v1/{route}", json={name: [QUESTION], **body})
         assert (found.status_code, found.json()["error"]["param"]) == (400, param)
@@ -138,19 +126,10 @@ def test_parameters_that_change_the_answer_are_refused_by_name(
     assert answer.json()["temperature"] == 0.3
 
 
-def test_items_that_cannot_be_read_are_refused_by_place(http: httpx.Client) -> None:
+def test_items_that_cannot_be_read_are_refused_by_place(http):
     deep = json.loads("[" * 500 + "]" * 500)
-    for item, message in (
-        ({"role": "user", "content": [{"type": "blob"}]}, ".content[0]: parts of type 'blob'"),
-        ({"type": "dream"}, ": items of type 'dream'"),
-        ({"type": "function_call", "name": "f"}, ": call_id is missing"),
-        ({"role": "tutor", "content": "x"}, ".role: 'tutor' is not one of user"),
-        (7, ": not an object"),
-        ({"type": "reasoning", "score": float("nan")}, ": nan is not a finite number"),
-        ({"role": "assistant", "tool_calls": 5}, ": not of the form of an item"),
-        ({"role": "user", "content": [{"type": []}]}, ": not of the form of an item"),
-        ({"content": "x", "more": deep}, ": nested too deeply"),
-    ):
+    broken = [*TABLES["broken"], [{"content": "x", "more": deep}, ": nested too deeply"]]
+    for item, message in broken:
         content = json.dumps({"items": [FACT, item]})
         answer = http.post("/v1/conversations", content=content, headers=JSON)
         assert f"items[1]{message}" in answer.json()["error"]["message"]
@@ -164,7 +143,7 @@ def test_items_that_cannot_be_read_are_refused_by_place(http: httpx.Client) -> N
     assert (item["status"], item["incomplete_details"]) == ("incomplete", reason)
 
 
-def test_chat_with_tools_and_changing_system_message_is_read_once(server: Running) -> None:
+def test_chat_with_tools_and_changing_system_message_is_read_once(server):
     client = server.client()
     conversation = client.conversations.create().id
     extra = {"extra_body": {"conversation": conversation}}
@@ -186,7 +165,7 @@ def test_chat_with_tools_and_changing_system_message_is_read_once(server: Runnin
         assert entries(http, f"/v1/conversations/{conversation}") == held
 
 
-def test_history_is_known_by_what_it_says(http: httpx.Client) -> None:
+def test_history_is_known_by_what_it_says(http):
     """Whatever clients note beside the words, and in whichever blanks."""
     path, history = new_conversation(http), list[Any]()
     for turn in range(3):
@@ -204,7 +183,7 @@ def test_history_is_known_by_what_it_says(http: httpx.Client) -> None:
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=7), st.lists(st.sampled_from("abc"), max_size=7))
-def test_new_are_the_items_outside_of_a_longest_common_subsequence(old: Any, new: Any) -> None:
+def test_new_are_the_items_outside_of_a_longest_common_subsequence(old, new):
     def common(old: list[str], new: list[str]) -> int:
         if not old or not new:
             return 0
@@ -217,7 +196,7 @@ def test_new_are_the_items_outside_of_a_longest_common_subsequence(old: Any, new
     assert new_items([text_item(text) for text in [*new, "d"]], [*map(text_item, new)]) == []
 
 
-def test_speakers_of_a_chat_are_told_apart(http: httpx.Client) -> None:
+def test_speakers_of_a_chat_are_told_apart(http):
     path = new_conversation(http)
     said = [{"role": "user", "name": name, "content": f"I am {name}."} for name in ("Ann", "Bob")]
     body = {"messages": [*said, QUESTION], "conversation": path.rpartition("/")[2]}
@@ -226,7 +205,7 @@ def test_speakers_of_a_chat_are_told_apart(http: httpx.Client) -> None:
     assert [item["speaker"] for item in listed(http, path)[:2]] == ["Ann", "Bob"]
 
 
-def test_references_stand_for_their_items_on_every_route(http: httpx.Client) -> None:
+def test_references_stand_for_their_items_on_every_route(http):
     path = new_conversation(http, "Bob sings.")
     (item,) = listed(http, path)
     for reference in ({"id": item["id"]}, {"type": "item_reference", "id": item["id"]}):
@@ -239,29 +218,12 @@ def test_references_stand_for_their_items_on_every_route(http: httpx.Client) -> 
         assert answer[0]["text"] == "Bob sings."
 
 
-@pytest.mark.parametrize(
-    ("text", "is_bare"),
-    [
-        ("Where do I live?", True),
-        ("And in which town does Ann live?!", True),
-        ("Bob?", True),
-        ("Bob lives in Oslo?", False),
-        ("Where should I eat now that I live in Oslo?", False),
-        ("Can you remember my birthday is May 5?", False),
-        ("Do you know I'm vegetarian?", False),
-        ("Where is Bob (he moved to Oslo)?", False),
-        ("Wo esse ich, wenn ich in Rom wohne?", False),
-        ("What should I cook for my vegan daughter Lena?", False),
-        ("What does a boy who loves bees read?", False),
-        ("Is Ann's flight LH12 on time?", False),
-        ("What is my name?", True),
-    ],
-)
-def test_only_a_short_question_that_tells_nothing_is_not_read(text: str, is_bare: bool) -> None:
+@pytest.mark.parametrize(("text", "is_bare"), TABLES["questions"])
+def test_only_a_short_question_that_tells_nothing_is_not_read(text, is_bare):
     assert only_asks(text_item(text)) == is_bare
 
 
-def test_what_is_told_in_the_message_that_asks_is_remembered(http: httpx.Client) -> None:
+def test_what_is_told_in_the_message_that_asks_is_remembered(http):
     path = new_conversation(http)
     ask(http, path, "I live in Rome.")
     (told, _) = http.get(f"{path}/items", params={"order": "asc"}).json()["data"]
@@ -276,7 +238,7 @@ def test_what_is_told_in_the_message_that_asks_is_remembered(http: httpx.Client)
     assert "I live in Rome." not in entries(http, path).values()
 
 
-def test_calls_of_hosted_tools_are_kept_and_their_output_is_read(server: Running) -> None:
+def test_calls_of_hosted_tools_are_kept_and_their_output_is_read(server):
     call = {"type": "mcp_call", "name": "look", "arguments": "{}", "server_label": "s"}
     new = [
         {"type": "web_search_call", "id": "ws_1", "action": {"type": "search", "query": "Ann"}},
@@ -291,7 +253,7 @@ def test_calls_of_hosted_tools_are_kept_and_their_output_is_read(server: Running
     assert [item.status for item in found] == ["incomplete", "completed"]
 
 
-def test_iteration_goes_on_after_items_before_the_cursor_are_deleted(server: Running) -> None:
+def test_iteration_goes_on_after_items_before_the_cursor_are_deleted(server):
     client = server.client()
     new: Any = [{"role": "user", "content": f"{number} sings."} for number in range(9)]
     conversation = client.conversations.create(items=new).id

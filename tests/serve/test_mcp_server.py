@@ -15,7 +15,6 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
 from atommem.errors import OutageError
-from atommem.serve.conversations import Conversations
 from atommem.serve.mcp_server import make_mcp
 from tests.serve.servers import (
     KEYS,
@@ -25,6 +24,7 @@ from tests.serve.servers import (
     items,
     make_conversations,
     new_conversation,
+    opened,
     running,
     scripted,
     until,
@@ -71,7 +71,7 @@ async def call(client: Client, tool: str, **arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("transport", ["http", pytest.param("stdio", marks=pytest.mark.slow)])
-async def test_tools_remember_recall_ask_and_forget(transport: str, tmp_path: Path) -> None:
+async def test_tools_remember_recall_ask_and_forget(transport, tmp_path):
     async with connect(transport, tmp_path) as client:
         first = await call(client, "remember", text=FACT, name="bees", goal="Who keeps bees?")
         conversation = {"conversation": first["conversation"]}
@@ -93,9 +93,7 @@ async def test_tools_remember_recall_ask_and_forget(transport: str, tmp_path: Pa
         assert await call(client, "recall", query="Ann", **conversation) == []
 
 
-async def test_errors_are_messages_and_crashes_reveal_nothing(
-    conversations: Conversations, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_errors_are_messages_and_crashes_reveal_nothing(conversations, monkeypatch, caplog):
     async with Client(make_mcp(conversations, "me")) as client:
         told = await call(client, "remember", text=FACT, goal=None, name=None)  # null is absent
         where = {"conversation": told["conversation"]}
@@ -112,9 +110,8 @@ async def test_errors_are_messages_and_crashes_reveal_nothing(
     assert "RuntimeError" in caplog.text
 
 
-async def test_share_that_limits_cut_is_told_when_a_text_is_read(tmp_path: Path) -> None:
-    server = make_conversations(tmp_path / "log.db", scripted(entry_tokens=6))
-    with running(server) as found, found.http() as http:
+async def test_share_that_limits_cut_is_told_when_a_text_is_read(tmp_path):
+    with opened(tmp_path, scripted(entry_tokens=6)) as (found, http):
         routes = f"{new_conversation(http)}/items", "/v1/conversations"
         read = [http.post(route, json=items(FACT)).raise_for_status().json() for route in routes]
         async with http_client(found) as client:
@@ -127,12 +124,10 @@ async def test_share_that_limits_cut_is_told_when_a_text_is_read(tmp_path: Path)
 
 
 @pytest.mark.parametrize("goal", ["", "Who keeps bees?"])
-async def test_reply_says_what_was_written_and_if_a_goal_was_missing(
-    goal: str, tmp_path: Path
-) -> None:
+async def test_reply_says_what_was_written_and_if_a_goal_was_missing(goal, tmp_path):
     model = scripted(lambda prompt: "nothing to keep")
     model.trained = {"questions_shown": ["reading"]}
-    with running(make_conversations(tmp_path / "log.db", model)) as found, found.http() as http:
+    with opened(tmp_path, model) as (found, http):
         path = new_conversation(http, goal=goal)
         replies = [http.post(f"{path}/items", json=items(FACT)).raise_for_status().json()]
         async with http_client(found) as client:
@@ -142,9 +137,7 @@ async def test_reply_says_what_was_written_and_if_a_goal_was_missing(
         assert ("Without a goal" in reply.get("note", "")) == (not goal)
 
 
-async def test_tools_do_not_reach_another_owner_s_conversation(
-    conversations: Conversations,
-) -> None:
+async def test_tools_do_not_reach_another_owner_s_conversation(conversations):
     with running(conversations, KEYS) as server:
         async with http_client(server, KEYS["ann"]) as client:
             conversation = (await call(client, "remember", text=FACT, name="bees"))["conversation"]
@@ -156,7 +149,7 @@ async def test_tools_do_not_reach_another_owner_s_conversation(
         assert len(conversations.log.memory_at(conversation)[0].entries) == 1
 
 
-async def test_scopes_replace_conversation_ids_and_retries_write_once(tmp_path: Path) -> None:
+async def test_scopes_replace_conversation_ids_and_retries_write_once(tmp_path):
     policy = GatedPolicy()
     server = make_conversations(tmp_path / "log.db", scripted(policy=policy))
     async with Client(make_mcp(server, "me")) as client:
@@ -204,7 +197,7 @@ async def test_scopes_replace_conversation_ids_and_retries_write_once(tmp_path: 
     assert len(server.log.conversations("me")) == 3
 
 
-def test_call_repeated_after_the_client_s_time_out_writes_once(tmp_path: Path) -> None:
+def test_call_repeated_after_the_client_s_time_out_writes_once(tmp_path):
     with gated(tmp_path / "log.db") as (gate, server, http):
         http.headers["Accept"] = "application/json, text/event-stream"
         log, places = server.conversations.log, []

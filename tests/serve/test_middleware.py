@@ -5,7 +5,6 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,9 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield found
 
 
-def test_load_keys_reads_a_file_or_else_the_variable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_keys_reads_a_file_or_else_the_variable(tmp_path, monkeypatch):
     assert middleware.load_keys() == {}
     first, second = "0123456789abcdef", "fedcba9876543210"
     monkeypatch.setenv(middleware.KEYS_VARIABLE, f"ann={first},bob={second}")
@@ -38,7 +35,7 @@ def test_load_keys_reads_a_file_or_else_the_variable(
         middleware.load_keys(str(file))
 
 
-def test_owners_do_not_see_each_other_and_only_the_page_needs_no_key(server: Running) -> None:
+def test_owners_do_not_see_each_other_and_only_the_page_needs_no_key(server):
     with server.http(KEYS["ann"]) as ann, server.http(KEYS["bob"]) as bob, server.http() as nobody:
         paths = [new_conversation(ann, title=str(number)) for number in range(3)]
         first = ann.get("/v1/conversations", params={"limit": 2}).json()
@@ -67,15 +64,13 @@ def test_owners_do_not_see_each_other_and_only_the_page_needs_no_key(server: Run
         ({"Authorization": "Bearer \xff\xfe"}, 401),
     ],
 )
-def test_other_hosts_and_origins_are_refused(
-    server: Running, headers: dict[str, str], status: int
-) -> None:
+def test_other_hosts_and_origins_are_refused(server, headers, status):
     sent = {name: value.encode("latin-1") for name, value in headers.items()}
     with server.http(KEYS["ann"]) as http:
         assert http.get("/v1/models", headers=sent).status_code == status
 
 
-def test_body_that_is_not_json_and_get_of_mcp_are_refused(server: Running) -> None:
+def test_body_that_is_not_json_and_get_of_mcp_are_refused(server):
     with server.http(KEYS["ann"]) as http:
         body = b'{"items": [{"content": "Ann lives in Rome."}]}'
         assert http.post("/v1/conversations", content=body).status_code == 415
@@ -83,9 +78,7 @@ def test_body_that_is_not_json_and_get_of_mcp_are_refused(server: Running) -> No
         assert http.get("/mcp").status_code == 405
 
 
-def test_log_is_json_without_text_of_clients_or_exceptions(
-    server: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_is_json_without_text_of_clients_or_exceptions(server, caplog, monkeypatch):
     def broken(*_: object) -> None:
         raise RuntimeError("sesame")
 
@@ -113,9 +106,7 @@ def test_log_is_json_without_text_of_clients_or_exceptions(
     assert (last["level"], last["error"], last["owner"]) == ("error", "RuntimeError", "ann")
 
 
-def test_database_that_is_out_is_503_without_its_words(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_database_that_is_out_is_503_without_its_words(server, monkeypatch):
     def out(*_: object) -> None:
         raise OperationalError("select sesame", {}, Exception("sesame"))
 
@@ -127,7 +118,7 @@ def test_database_that_is_out_is_503_without_its_words(
     assert "sesame" not in answer.text
 
 
-async def test_request_cut_at_the_end_of_the_drain_is_503() -> None:
+async def test_request_cut_at_the_end_of_the_drain_is_503():
     sent: list[Any] = []
 
     async def cut(*_: Any) -> None:
@@ -144,7 +135,7 @@ async def test_request_cut_at_the_end_of_the_drain_is_503() -> None:
     assert json.loads(sent[1]["body"])["error"]["type"] == "server_error"
 
 
-def test_page_has_no_inline_code_and_no_other_origins(server: Running) -> None:
+def test_page_has_no_inline_code_and_no_other_origins(server):
     http = server.http()
     pages = {name: http.get(f"/ui{name}") for name in ("", "/page.css", "/page.js")}
     assert set(re.findall(r'(?:src|href)="ui/([^"]+)"', pages[""].text)) == {"page.css", "page.js"}

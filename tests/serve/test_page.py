@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +10,7 @@ from tests.serve.servers import Running
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +35,7 @@ def page(browser: Any, server: Running) -> Iterator[Any]:
     found.close()
 
 
-def test_example_is_read_and_answered_in_one_click(page: Any) -> None:
+def test_example_is_read_and_answered_in_one_click(page):
     page.click("#example")
     page.wait_for_selector("#items > li:nth-child(5):has-text('Dear Ann')")
     assert page.inner_text("#title").startswith("Example: In which town")
@@ -55,7 +51,7 @@ def test_example_is_read_and_answered_in_one_click(page: Any) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == 400
 
 
-def test_dropped_file_is_read_and_titles_its_conversation(page: Any, tmp_path: Path) -> None:
+def test_dropped_file_is_read_and_titles_its_conversation(page):
     page.evaluate(
         """() => {
           const data = new DataTransfer();
@@ -72,7 +68,7 @@ def test_dropped_file_is_read_and_titles_its_conversation(page: Any, tmp_path: P
     page.wait_for_selector("#conversations button[aria-current=true]:has-text('lives in Rome')")
 
 
-def test_error_is_shown_at_its_form(page: Any, server: Running) -> None:
+def test_error_is_shown_at_its_form(page):
     page.fill("#read textarea", "Bob sings.")
     page.route("**/items", lambda route: route.fulfill(status=503, body="{}"))
     page.click("#read button")

@@ -1,31 +1,25 @@
-"""The API's routes: OpenAI's through OpenAI's client, and AtomMem's own."""
+"""The API's routes: OpenAI's through its client, and AtomMem's own; snippets of docs/serve.md."""
 
 import base64
 import json
+import re
+import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
+import sqlalchemy as sa
+import yaml
 
-from tests.serve.servers import (
-    Running,
-    ask,
-    entries,
-    items,
-    make_conversations,
-    new_conversation,
-    respond,
-    running,
-    scripted,
-)
+from atommem.serve import serve_cli
+from tests.pages import ADDRESS, ROOT, blocks, run_python
+from tests.serve.servers import ask, entries, items, new_conversation, opened, respond, scripted
 
 PARTS = ["Ann lives in Rome.", "Bob lives in Oslo.", "Cid sings."]
 
 
-def test_conversation_is_created_read_asked_listed_and_deleted(server: Running) -> None:
+def test_conversation_is_created_read_asked_listed_and_deleted(server):
     client = server.client()
     conversation = client.conversations.create(metadata={"goal": "Where does Ann live?"})
     new: Any = items(*PARTS[:2])["items"] + items(PARTS[2])["items"]
@@ -49,7 +43,7 @@ def test_conversation_is_created_read_asked_listed_and_deleted(server: Running) 
         client.responses.retrieve(answer.id)
 
 
-def test_streamed_response_has_a_summary_part_for_each_step(server: Running) -> None:
+def test_streamed_response_has_a_summary_part_for_each_step(server):
     client = server.client()
     conversation = client.conversations.create(**items("Ann lives in Rome.")).id
     with client.responses.stream(
@@ -70,7 +64,7 @@ def test_streamed_response_has_a_summary_part_for_each_step(server: Running) -> 
         type(event).model_validate(event.model_dump())  # the type of openai.types
 
 
-def test_chat_answers_at_once_and_in_a_stream(server: Running) -> None:
+def test_chat_answers_at_once_and_in_a_stream(server):
     create: Any = server.client().chat.completions.create
     history = [
         {"role": "system", "content": "Be brief."},
@@ -90,7 +84,7 @@ def test_chat_answers_at_once_and_in_a_stream(server: Running) -> None:
     assert any(getattr(chunk.choices[0].delta, "reasoning_content", None) for chunk in chunks)
 
 
-def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Client) -> None:
+def test_invalid_requests_raise_openai_errors(server, http):
     client = server.client()
     assert client.models.retrieve("scripted").id == "scripted"
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
@@ -120,7 +114,7 @@ def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Clien
         assert found.json()["error"]["message"] == "the body is not a JSON object."
 
 
-def test_owner_edits_and_deletes_entries(http: httpx.Client) -> None:
+def test_owner_edits_and_deletes_entries(http):
     path = new_conversation(http, *PARTS)
     new = {"text": "Bob lives in Bergen.", "reason": "he moved"}
     changed = http.post(f"{path}/entries/2", json=new).json()["data"]
@@ -142,7 +136,7 @@ def test_owner_edits_and_deletes_entries(http: httpx.Client) -> None:
     assert all(now - 60 < each["created_at"] <= now for each in (*log, *steps))
 
 
-def test_text_is_stored_as_it_is_and_goes_with_its_source(http: httpx.Client) -> None:
+def test_text_is_stored_as_it_is_and_goes_with_its_source(http):
     path = new_conversation(http, PARTS[0], name="letter")
     for text, body in ((PARTS[1], {"name": "letter"}), (PARTS[2], {}), ("x " * 999, {})):
         made = http.post(f"{path}/entries", json={"text": text, **body}).raise_for_status()
@@ -169,9 +163,8 @@ def test_text_is_stored_as_it_is_and_goes_with_its_source(http: httpx.Client) ->
     assert [item["content"][0]["text"] for item in songs] == ["Cid runs."]
 
 
-def test_full_memory_says_that_it_takes_no_text(tmp_path: Path) -> None:
-    model = scripted(capacity=1)
-    with running(make_conversations(tmp_path / "log.db", model)) as server, server.http() as http:
+def test_full_memory_says_that_it_takes_no_text(tmp_path):
+    with opened(tmp_path, scripted(capacity=1)) as (_, http):
         path = new_conversation(http, PARTS[0])
         refused = http.post(f"{path}/entries", json={"text": PARTS[1]})
         assert refused.status_code == 400
@@ -180,7 +173,7 @@ def test_full_memory_says_that_it_takes_no_text(tmp_path: Path) -> None:
         assert entries(http, path) == {1: PARTS[0]}
 
 
-def test_deleted_source_and_item_take_their_entries_along(http: httpx.Client) -> None:
+def test_deleted_source_and_item_take_their_entries_along(http):
     path = new_conversation(http, *PARTS[:2], name="https://bad.test/a?b=1")
     for name, left in (("Ann", {2: "Bob."}), ("Ann, Bob", {})):
         if left:
@@ -199,7 +192,7 @@ def test_deleted_source_and_item_take_their_entries_along(http: httpx.Client) ->
     assert entries(http, path, at=1) == {1: PARTS[0]}, "the log keeps it"
 
 
-def test_replaced_text_is_gone_and_recall_ranks_within_a_source(http: httpx.Client) -> None:
+def test_replaced_text_is_gone_and_recall_ranks_within_a_source(http):
     path = new_conversation(http)
     for number in range(8):
         new = items(f"pizza pizza u{number}", name=f"u{number}/food")
@@ -216,7 +209,7 @@ def test_replaced_text_is_gone_and_recall_ranks_within_a_source(http: httpx.Clie
     assert [item["content"][0]["text"] for item in listed] == ["I like pizza with olives."]
 
 
-def test_text_of_a_file_is_extracted_and_what_is_left_out_named(http: httpx.Client) -> None:
+def test_text_of_a_file_is_extracted_and_what_is_left_out_named(http):
     pytest.importorskip("markdownify")
     page = base64.b64encode(b"<html><p>Ann lives in Rome.</p><img src=x></html>").decode()
     answer = http.post("/v1/extract", json={"name": "a.html", "data": page})
@@ -226,7 +219,7 @@ def test_text_of_a_file_is_extracted_and_what_is_left_out_named(http: httpx.Clie
         assert (answer.status_code, message in answer.json()["error"]["message"]) == (400, True)
 
 
-def test_scope_lists_recalls_and_erases_what_belongs_to_it(http: httpx.Client) -> None:
+def test_scope_lists_recalls_and_erases_what_belongs_to_it(http):
     of_users = (("ann", "1", PARTS[0]), ("ann", "2", PARTS[2]), ("bob", "1", PARTS[1]))
     for user, session, text in of_users:
         new_conversation(http, text, user=user, session=session, **{"thème": "homes"})
@@ -251,16 +244,8 @@ def test_scope_lists_recalls_and_erases_what_belongs_to_it(http: httpx.Client) -
     one = {"query": "Oslo", "metadata": "thème=homes", "k": 1}
     best = http.get("/v1/recall", params=one).json()
     assert [entry["text"] for entry in best["data"]] == [PARTS[1]]
-    other = "user=ann&metadata=user%3Dbob"
-    for wrong in (
-        "",
-        "user=",
-        "user=ann&user=bob",
-        "usr=ann",
-        "metadata=%22=1",
-        "user=ann&sesion=1",
-        other,
-    ):
+    wrongs = "|user=|user=ann&user=bob|usr=ann|metadata=%22=1|user=ann&sesion=1"
+    for wrong in (*wrongs.split("|"), "user=ann&metadata=user%3Dbob"):
         assert http.delete(f"/v1/conversations?{wrong}").status_code == 400, wrong
     assert http.delete("/v1/conversations/x/sources/y?z=1").json()["error"]["param"] == "z"
     assert len(http.delete("/v1/conversations", params={"user": "ann"}).json()["ids"]) == 2
@@ -269,9 +254,8 @@ def test_scope_lists_recalls_and_erases_what_belongs_to_it(http: httpx.Client) -
     assert [item["metadata"]["user"] for item in left] == ["bob"]
 
 
-def test_recalled_text_is_no_new_fact_and_cut_entries_are_named(tmp_path: Path) -> None:
-    model = scripted(entry_tokens=6)
-    with running(make_conversations(tmp_path / "log.db", model)) as server, server.http() as http:
+def test_recalled_text_is_no_new_fact_and_cut_entries_are_named(tmp_path):
+    with opened(tmp_path, scripted(entry_tokens=6)) as (_, http):
         path = new_conversation(http, PARTS[0])
         long = items("Bob lives in Oslo, in a house by the sea.")
         http.post(f"{path}/items", json=long).raise_for_status()
@@ -286,3 +270,44 @@ def test_recalled_text_is_no_new_fact_and_cut_entries_are_named(tmp_path: Path) 
         assert len(entries(http, other)) == 3, "a number is no mark of a list"
         answer = respond(http, path, "Bob?").json()
         assert {entry["id"]: entry["cut"] for entry in answer["memory"]} == {1: False, 2: True}
+
+
+# Snippets of docs/serve.md ---
+
+
+PAGE = "docs/serve.md"
+
+
+def snippet(kind: str, server: Any) -> str:
+    (block,) = (block for _, block in blocks(PAGE, kind) if f"http://{ADDRESS}" in block)
+    block = block.replace(f"http://{ADDRESS}", server.url)
+    return re.sub("grpo|smollm2", "scripted", block)
+
+
+def test_python_snippet_runs(server):
+    lines = run_python(snippet("python", server), {}, PAGE).splitlines()
+    # The scripted policy answers with the entry nearest to the question, the older of two.
+    assert lines[0] == lines[-1] == "Ann lives in Rome."
+
+
+def test_curl_snippet_runs(server, tmp_path):
+    text = snippet("bash", server).replace("curl -s", "curl -sf")
+    command = ["bash", "-euo", "pipefail", "-c", text]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert '"deleted":true' in done.stdout
+    for comment in ('"written":{"create":1,"update":0,"delete":0}', '"text":"Ann lives in Rome."'):
+        assert f"# {comment}" in text
+        assert comment in done.stdout
+
+
+def test_compose_file_parses_and_its_references_exist():
+    text = (ROOT / "docs" / "compose.yaml").read_text()
+    services = yaml.safe_load(re.sub(r"\$\{(\w+)(?::\?)?\}", r"/\1.test", text))["services"]
+    assert set(services) == {"database", "policy", "gateway"}
+    program, command, *flags = services["gateway"]["command"]
+    assert (program, command) == ("atommem", "serve")
+    arguments, _ = serve_cli._arguments(flags)
+    assert arguments.policy == ["http://policy:8000"]
+    assert f"gateway:{arguments.port}" in text
+    assert sa.make_url(services["gateway"]["environment"]["ATOMMEM_DATABASE"]).host == "database"

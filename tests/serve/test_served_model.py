@@ -1,11 +1,14 @@
-"""Which model is served, which settings are refused, and `atommem serve` as a process."""
+"""Which model is served, and as it was trained; refused settings; `atommem serve` as a process."""
 
 import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,11 +16,22 @@ import openai
 import pytest
 
 from atommem import cli
+from atommem.config import EmbedderConfig, MemoryConfig
+from atommem.embedding import make_embedder
+from atommem.environment import environment_config, make_factory
+from atommem.envs.synthetic.world import WorldConfig, generate
+from atommem.envs.task import chunk_task, joined_text
 from atommem.errors import ConfigError
+from atommem.eval.methods import Setup, make_method
+from atommem.memory.log import Operation
+from atommem.policy.contract import Sampling
+from atommem.run import RunConfig
 from atommem.serve.served_model import ServedModel
 from atommem.servers.vllm_process import free_port
+from atommem.train.rollout.rollouts import Rollouts
+from tests.fakes import ScriptedPolicy, WordTokenizer
 from tests.loopback import fake_vllm_python, make_checkpoint
-from tests.serve.servers import until
+from tests.serve.servers import items, note_taker, opened, scripted, until
 
 pytestmark = pytest.mark.slow  # transformers is imported
 
@@ -27,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("demo") / "grpo")
 
 
-def test_settings_that_change_the_prompt_are_refused(run: Path) -> None:
+def test_settings_that_change_the_prompt_are_refused(run):
     model = ServedModel.open(str(run), temperature=0.0, max_completion_length=4)
     assert (model.agent.sampling.max_completion_length, model.name) == (4, "grpo")
     with pytest.raises(ConfigError, match=r"retrieve_k=.*trained with .*Leave out --retrieve_k"):
@@ -44,14 +58,12 @@ def test_settings_that_change_the_prompt_are_refused(run: Path) -> None:
         ("--db sqlite://", "Give sqlite:///FILE"),
     ],
 )
-def test_serve_without_keys_places_or_a_file_is_refused(
-    flags: str, message: str, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_serve_without_keys_places_or_a_file_is_refused(flags, message, run, capsys):
     assert cli.main(["serve", "--policy", str(run), *flags.split()]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_serve_with_vllm_starts_answers_and_ends_on_sigterm(run: Path, tmp_path: Path) -> None:
+def test_serve_with_vllm_starts_answers_and_ends_on_sigterm(run, tmp_path):
     python = fake_vllm_python(tmp_path, text="<final_answer>\\boxed{Rome}</final_answer>")
     port, db = str(free_port()), f"sqlite:///{tmp_path / 'log.db'}"
     command = [sys.executable, "-m", "atommem.cli", "serve", "--policy", str(run), "--vllm"]
@@ -82,3 +94,68 @@ def test_serve_with_vllm_starts_answers_and_ends_on_sigterm(run: Path, tmp_path:
     with pytest.raises(httpx.ConnectError):
         httpx.get(url)
     assert "--model" in (tmp_path / "runs" / "serve" / f"vllm_{port}.log").read_text()
+
+
+# One scripted policy: training, evaluation and serving show, write and answer the same tokens ---
+
+
+MEMORY = MemoryConfig(retrieve_k=3, entry_tokens=12)
+
+
+def without_names(operations: Iterable[Operation]) -> list[Operation]:
+    """Sources without the name of the text or question, which only a served one has."""
+    found = []
+    for item in operations:
+        if item.source and (piece := item.source.piece):
+            chunk = None if piece.startswith("msg_q") else piece.split(", ")[-1]
+            item = replace(item, source=replace(item.source, piece=chunk))
+        found.append(item)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shown", "chunking"), [("reading", "tokens"), ("answering", "documents")])
+async def test_training_evaluation_and_serving_give_the_same_tokens(shown, chunking, tmp_path):
+    tokenizer = WordTokenizer()
+    world = {"chunking": chunking, "chunk_tokens": 30, "questions_shown": [shown]}
+    environment = environment_config("longdoc", **world)
+    embedder = make_embedder(EmbedderConfig(embedder="hashing"))
+    task = next(generate(WorldConfig(), 1, 3))
+    policy = ScriptedPolicy(tokenizer, note_taker)
+
+    sampling = Sampling(max_completion_length=200)
+    run = RunConfig(memory=MEMORY, environment=environment, sampling=sampling)
+    limits = {"episode_max_tokens": None, "episode_max_seconds": None, "max_inflight_tasks": -1}
+    args: Any = SimpleNamespace(**limits)
+    trained = await Rollouts(args, run, tokenizer, embedder).runner(policy).run(task)
+
+    factory = make_factory(environment, tokenizer)
+    setup = Setup(run, policy, embedder, factory)
+    evaluated = await make_method("atommem", setup).run(task)
+    for one, other in zip(evaluated.steps, trained.steps, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.operations == other.operations
+    assert evaluated.answers == trained.answers
+
+    settings = {"retrieve_k": 3, "entry_tokens": 12, "max_completion_length": 200, **world}
+    model = scripted(policy=policy, **settings)
+    (question,) = task.questions
+    texts = chunk_task(task, tokenizer, "documents", 0)
+    texts = texts if chunking == "documents" else [joined_text(task)]
+    goal = {"goal": question.text} if shown == "reading" else {}
+    with opened(tmp_path, model) as (server, http):
+        body = {**items(*texts), "metadata": goal}
+        name = http.post("/v1/conversations", json=body).raise_for_status().json()["id"]
+        answer = server.client().responses.create(
+            model="scripted", conversation=name, input=question.text
+        )
+        steps = http.get(f"/v1/conversations/{name}/steps", params={"limit": 100}).json()["data"]
+        served = server.conversations.log.load(name, "local", "none")[1].operations
+
+    assert len(steps) == len(trained.steps) > 3
+    assert [step["prompt_ids"] for step in steps] == [step.prompt_ids for step in trained.steps]
+    assert [step["token_ids"] for step in steps] == [step.token_ids for step in trained.steps]
+    assert question.text in steps[-1]["prompt"]
+    operations = [item for step in trained.steps for item in step.operations]
+    assert without_names(served) == without_names(operations)
+    assert answer.output_text == trained.answers[0]

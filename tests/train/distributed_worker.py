@@ -86,9 +86,8 @@ def train_adapters(folder: Path, down: Sequence[str]) -> dict[str, Any]:
     for name in down:
         cluster[name].up = False
     make = partial(AdapterBackend, publisher=AdapterPublisher(folder / "adapters"))
-    trainer = make_server_trainer(
-        folder, cluster, make, updates=3, episodes=4, tasks=6, peft_config=LORA
-    )
+    size: dict[str, Any] = {"updates": 3, "episodes": 4, "tasks": 6}
+    trainer = make_server_trainer(folder, cluster, make, **size, peft_config=LORA)
     error = ""
     try:
         trainer.train()
@@ -183,9 +182,8 @@ def main(part: str, folder: Path) -> None:
         }
     elif part == "adapter":
         last = folder / "one" / "checkpoint-3"
-        resume_adapter(
-            folder / ("two" if last.is_dir() else "whole"), last if last.is_dir() else None
-        )
+        where = ("two", last) if last.is_dir() else ("whole", None)
+        resume_adapter(folder / where[0], where[1])
     elif part == "fsdp2 on one":
         launch_as_fsdp2()
         fsdp2_run(folder / "one", folder / "whole" / "checkpoint-2")

@@ -203,12 +203,8 @@ def assert_equal_gradients(
 
 MEMORY = MemoryConfig(templates="compact", retrieve_k=2, scratchpad_tokens=8)
 ENVIRONMENT = environment_config("longdoc", chunking="documents", max_reads=0)
-SETTINGS = [
-    MEMORY,
-    EmbedderConfig(embedder="hashing", embedder_dim=16),
-    ENVIRONMENT,
-    GenerationSettings(4),
-]
+EMBEDDER = EmbedderConfig(embedder="hashing", embedder_dim=16)
+SETTINGS = [MEMORY, EMBEDDER, ENVIRONMENT, GenerationSettings(4)]
 
 
 def make_action_tokenizer() -> PreTrainedTokenizerFast:

@@ -40,9 +40,7 @@ SHARED: dict[str, Any] = {"max_completion_length": 4, "max_grad_norm": 1.0}
 SHARED |= {"seed": 3, "max_steps": 3}
 
 
-def make_trainer(
-    model: Path, out: Path, runner: Any = None, **given: Any
-) -> AsyncMemoryGRPOTrainer:
+def make_trainer(model: Path, out: Path, runner: Any = None, **given: Any) -> Any:
     defaults = {"num_generations": 4, "token_budget": 64, "shuffle_dataset": False}
     arguments = {name: given.pop(name) for name in ("peft_config", "held_out") if name in given}
     args = AsyncTrainConfig(str(out), **{**BARE, **defaults, **SHARED, **given})
@@ -69,7 +67,7 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_async_without_staleness_equals_on_policy_training_and_resumes(tmp_path: Path) -> None:
+def test_async_without_staleness_equals_on_policy_training_and_resumes(tmp_path):
     model = save_model(tmp_path)
     shared: dict[str, Any] = {"normalization": "trajectory", "temperature": 0.7}
     shared |= {"max_steps": 4, "lr_scheduler_type": "constant"}
@@ -105,7 +103,7 @@ def test_async_without_staleness_equals_on_policy_training_and_resumes(tmp_path:
 
 
 @pytest.mark.slow
-def test_async_stopped_while_it_waits_for_groups_saves_a_checkpoint(tmp_path: Path) -> None:
+def test_async_stopped_while_it_waits_for_groups_saves_a_checkpoint(tmp_path):
     settings = {"max_staleness": 1, "save_strategy": "steps", "bf16": True}
     trainer = make_trainer(save_model(tmp_path), tmp_path, **settings)
     assert trainer.runner.agent.policy.autocast  # it samples as it trains
@@ -117,7 +115,7 @@ def test_async_stopped_while_it_waits_for_groups_saves_a_checkpoint(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_async_lora_requests_name_the_adapter_of_their_version(tmp_path: Path) -> None:
+def test_async_lora_requests_name_the_adapter_of_their_version(tmp_path):
     model = save_model(tmp_path)
     cluster = Cluster("a", "b")
     tokenizer = make_action_tokenizer()
@@ -188,9 +186,7 @@ def take(worker: RolloutWorker, *numbers: int, stops: bool = False) -> list[Grou
 @pytest.mark.parametrize(
     ("staleness", "first", "ends"), [(0, 0, (2, 4, 6)), (1, 3, (6, 8, 9))], ids=["0", "resumed"]
 )
-def test_worker_with_a_staleness_runs_ahead_by_it(
-    staleness: int, first: int, ends: tuple[int, ...]
-) -> None:
+def test_worker_with_a_staleness_runs_ahead_by_it(staleness, first, ends):
     """Two groups a version, nine in all."""
     settings = {"groups_per_version": 2, "max_staleness": staleness, "numbers": range(first, 9)}
     with running_worker(FakePolicy(), **settings) as worker:
@@ -202,13 +198,13 @@ def test_worker_with_a_staleness_runs_ahead_by_it(
             worker.update_model_version(version + 1)
 
 
-def test_take_without_completions_ends_the_run() -> None:
+def test_take_without_completions_ends_the_run():
     message = r"no completion for .* s .*heartbeat_stale_after_s"
     with running_worker(FakePolicy()) as worker, pytest.raises(OutageError, match=message):
         worker.take([0, 1], 0.05, lambda: False)
 
 
-def test_check_health_raises_the_error_of_the_thread() -> None:
+def test_check_health_raises_the_error_of_the_thread():
     policy = FakePolicy(ZeroDivisionError("a bug"))
     with running_worker(policy) as worker, pytest.raises(ZeroDivisionError, match="a bug"):
         until(lambda: worker.check_health(60.0))

@@ -67,7 +67,7 @@ class FakeTransfer:
 
 
 @pytest.mark.slow
-def test_full_weights_go_to_the_server_and_a_lost_one_is_joined_again(tmp_path: Path) -> None:
+def test_full_weights_go_to_the_server_and_a_lost_one_is_joined_again(tmp_path):
     clients: list[FakeTransfer] = []
 
     def lose_it(update: int, episodes: object) -> None:
@@ -91,7 +91,7 @@ def test_full_weights_go_to_the_server_and_a_lost_one_is_joined_again(tmp_path: 
     assert any(not torch.equal(second.weights[name], state[name]) for name in state)
 
 
-def test_broken_transfer_is_an_outage_after_all_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_transfer_is_an_outage_after_all_gathers(monkeypatch):
     """A thread still sends when the server answers an error; other ranks gather to the last one."""
     gathering, sent = threading.Event(), list[Any]()
 
@@ -140,9 +140,7 @@ ADAPTER = ["empty", "wake weights", "wake kv_cache", "generate", "sleep 1"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("adapts", "calls"), [(False, FULL), (True, ADAPTER)])
-def test_engine_calls_have_the_order_of_trl(
-    tmp_path: Path, double: Any, monkeypatch: pytest.MonkeyPatch, adapts: bool, calls: list[str]
-) -> None:
+def test_engine_calls_have_the_order_of_trl(tmp_path, double, monkeypatch, adapts, calls):
     """Base weights of an adapter stay in the engine: sleep of level 2 would drop them."""
     clear = "atommem.train.rollout.colocate_backend.clear_device_cache"
     monkeypatch.setattr(clear, lambda: double.record("empty"))
@@ -172,7 +170,7 @@ def test_engine_calls_have_the_order_of_trl(
 
 
 @pytest.mark.slow
-def test_engine_has_bfloat16_and_room_for_all_episodes(tmp_path: Path, double: Any) -> None:
+def test_engine_has_bfloat16_and_room_for_all_episodes(tmp_path, double):
     make_model().save_pretrained(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     settings: dict[str, Any] = {"per_device_train_batch_size": 256, "cast_lm_head_to_fp32": True}
@@ -185,14 +183,14 @@ def test_engine_has_bfloat16_and_room_for_all_episodes(tmp_path: Path, double: A
 
 
 @pytest.mark.slow
-def test_full_weights_into_vllm_on_cpu_are_refused(tmp_path: Path, double: Any) -> None:
+def test_full_weights_into_vllm_on_cpu_are_refused(tmp_path, double):
     double.install(on_cpu=True)
     with pytest.raises(ConfigError, match="use_peft: true"):
         make_colocate_backend(sleeping_rollouts(tmp_path), make_model())
 
 
 @pytest.mark.slow
-def test_adapter_that_a_server_ignores_ends_the_run(tmp_path: Path) -> None:
+def test_adapter_that_a_server_ignores_ends_the_run(tmp_path):
     """An adapter is 0 at first, so that its copies with random weights show what it can do."""
     cluster = Cluster("a", "b")
     cluster["b"].ignored = "q_proj"

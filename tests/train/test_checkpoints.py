@@ -62,7 +62,7 @@ def save_checkpoint(folder: Path, step: int) -> Path:
     return checkpoints.publish_checkpoint(write_partial(folder, step), folder, make_config(folder))
 
 
-def test_checkpoint_to_resume_names_the_damage_and_a_complete_one(tmp_path: Path) -> None:
+def test_checkpoint_to_resume_names_the_damage_and_a_complete_one(tmp_path):
     older, last = save_checkpoint(tmp_path, 10), save_checkpoint(tmp_path, 2)
     assert to_resume("auto", tmp_path) == str(last)
     with pytest.raises(ConfigError, match="it holds checkpoint-2 of an earlier run"):
@@ -82,7 +82,7 @@ LASTING: dict[str, Any] = {"learning_rate": 0.5, "beta": 0.1, "temperature": 0.5
 LASTING |= {"vllm_importance_sampling_mode": "token_mask", "lr_scheduler_type": "cosine"}
 
 
-def test_checkpoint_to_resume_with_other_settings_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_to_resume_with_other_settings_is_refused(tmp_path):
     save_checkpoint(tmp_path, 3)
     assert to_resume("auto", tmp_path, **FREE)
     facts = {"facts": {"dialect": "paper"}, "per_device_train_batch_size": 16}
@@ -92,14 +92,14 @@ def test_checkpoint_to_resume_with_other_settings_is_refused(tmp_path: Path) -> 
         assert f"{name}={value!r} (was " in str(refusal.value)
 
 
-def test_checkpoint_to_resume_removes_what_was_not_finished(tmp_path: Path) -> None:
+def test_checkpoint_to_resume_removes_what_was_not_finished(tmp_path):
     save_checkpoint(tmp_path, 3)
     write_partial(tmp_path, 4)  # killed before the manifest
     assert to_resume("auto", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
 
 
-def test_prune_checkpoints_keeps_the_last_the_best_and_renamed_copies(tmp_path: Path) -> None:
+def test_prune_checkpoints_keeps_the_last_the_best_and_renamed_copies(tmp_path):
     best, *_ = [save_checkpoint(tmp_path, step) for step in (2, 4, 6, 8)]
     (tmp_path / "checkpoint-4-good").mkdir()
     checkpoints.prune_checkpoints(tmp_path, 2, str(best))
@@ -159,9 +159,7 @@ ENDINGS: dict[str, tuple[Callable[[MemoryGRPOTrainer], None], type[Exception], s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_run_that_ends_early_resumes_from_the_last_update(
-    tmp_path: Path, whole: tuple[Any, list[float]], ending: str
-) -> None:
+def test_run_that_ends_early_resumes_from_the_last_update(tmp_path, whole, ending):
     """All of them in the third update: the second one is saved, and the run resumes bit for bit."""
     arrange, error, message = ENDINGS[ending]
     before = signal.getsignal(signal.SIGTERM)
@@ -186,9 +184,7 @@ def test_run_that_ends_early_resumes_from_the_last_update(
 
 
 @pytest.mark.slow
-def test_finished_run_resumed_trains_no_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finished_run_resumed_trains_no_more(tmp_path, capsys):
     """In the middle of an epoch transformers would make one more update."""
     config = make_config(tmp_path, **{**SETTINGS, "max_steps": 2, "save_steps": 2})
     for checkpoint, sampled in ((None, 16), (str(tmp_path / "checkpoint-2"), 0)):
@@ -202,7 +198,7 @@ def test_finished_run_resumed_trains_no_more(
 
 
 @pytest.mark.slow
-def test_longer_run_goes_on_at_the_rate_of_its_schedule(tmp_path: Path) -> None:
+def test_longer_run_goes_on_at_the_rate_of_its_schedule(tmp_path):
     """transformers made the first further update at the old end's rate, 0."""
     rates = []
     for steps, checkpoint in ((2, None), (4, str(tmp_path / "checkpoint-2"))):
@@ -230,7 +226,7 @@ def ask_twice() -> None:
             signal.raise_signal(number)
 
 
-def test_stop_request_second_signal_ends_the_process(capfd: pytest.CaptureFixture[str]) -> None:
+def test_stop_request_second_signal_ends_the_process(capfd):
     """SIGUSR1 never ends a process that is saving."""
     process = multiprocessing.get_context("fork").Process(target=ask_twice)
     process.start()
@@ -245,7 +241,7 @@ def logged_updates(out: Path) -> int:
 
 
 @pytest.mark.slow
-def test_two_processes_of_the_shipped_launcher_stop_together(tmp_path: Path) -> None:
+def test_two_processes_of_the_shipped_launcher_stop_together(tmp_path):
     """Only one of them gets the signal; both save the same step."""
     model, data = save_model(tmp_path), tmp_path / "tasks.jsonl"
     save_tasks(make_tasks(), data)

@@ -14,33 +14,25 @@ from safetensors.torch import load_file
 from atommem.errors import ConfigError
 from atommem.train.checkpoints import SHARDED_MODEL, list_checkpoints
 from atommem.train.resumable_trainer import keep_in_float32
-from tests.train.distributed_worker import (
-    CASES,
-    KINDS,
-    fsdp2_run,
-    fsdp2_update,
-    resume_adapter,
-    train_alike,
-)
+from tests.train import distributed_worker as worker
 from tests.train.harness import assert_equal_gradients, save_model, torchrun
 from tests.train.toys import make_model
 
 pytestmark = pytest.mark.slow
-Found = Callable[[str], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("distributed")
     model = save_model(folder)
     torchrun("distributed_worker", "ddp", folder)
     ranks = [torch.load(folder / f"ddp-{rank}.pt", weights_only=False) for rank in (0, 1)]
-    everyone = [train_alike(folder / "one", model), *ranks]
+    everyone = [worker.train_alike(folder / "one", model), *ranks]
     return lambda case: [results[case] for results in everyone if case in results]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_two_ranks_equal_one_process(found: Found, case: str) -> None:
+@pytest.mark.parametrize("case", worker.CASES)
+def test_two_ranks_equal_one_process(found, case):
     alone, first, second = found(case)
     assert first["jobs"] + second["jobs"] == alone["jobs"]
     for rank in (first, second):
@@ -53,7 +45,7 @@ def test_two_ranks_equal_one_process(found: Found, case: str) -> None:
             assert first["logged"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
 
 
-def test_two_ranks_train_asynchronously_as_one(found: Found) -> None:
+def test_two_ranks_train_asynchronously_as_one(found):
     """One rank samples for both."""
     alone, first, second = found("asynchronous")
     # Adam enlarges rounding errors of small gradients: a hundredth of a step is allowed.
@@ -65,7 +57,7 @@ def test_two_ranks_train_asynchronously_as_one(found: Found) -> None:
         assert entry["loss"] == pytest.approx(expected["loss"], rel=1e-4, abs=1e-6)
 
 
-def test_two_ranks_load_the_same_adapters(found: Found) -> None:
+def test_two_ranks_load_the_same_adapters(found):
     """The second rank cannot reach the server a."""
     first, second = found("one lost")
     versions = [name for name in first["loads"]["a"] if not name.endswith("_proj")]
@@ -76,16 +68,16 @@ def test_two_ranks_load_the_same_adapters(found: Found) -> None:
     assert first["error"] == second["error"] == ""
 
 
-def test_rank_without_servers_ends_the_run_for_all(found: Found) -> None:
+def test_rank_without_servers_ends_the_run_for_all(found):
     first, second = found("all lost")
     assert "No server answered" in second["error"]
     assert "see the other processes" in first["error"]
 
 
-def test_adapter_resumes_on_two_one_and_two_ranks(tmp_path: Path) -> None:
+def test_adapter_resumes_on_two_one_and_two_ranks(tmp_path):
     """Both changes are between the two updates on a rollout."""
     torchrun("distributed_worker", "adapter", tmp_path)
-    resume_adapter(tmp_path / "one", tmp_path / "whole" / "checkpoint-1")
+    worker.resume_adapter(tmp_path / "one", tmp_path / "whole" / "checkpoint-1")
     torchrun("distributed_worker", "adapter", tmp_path)
     start = weights(tmp_path / "whole" / "checkpoint-1")
     end = weights(tmp_path / "whole")
@@ -94,20 +86,20 @@ def test_adapter_resumes_on_two_one_and_two_ranks(tmp_path: Path) -> None:
     assert_close(tmp_path / "two", tmp_path / "whole", 1e-6)
 
 
-def test_rank_without_memory_ends_the_run_for_all(found: Found) -> None:
+def test_rank_without_memory_ends_the_run_for_all(found):
     for message in found("memory"):
         assert "CUDA out of memory" in message
         assert message.endswith("memory/checkpoint-1.")
 
 
-def test_rank_that_cannot_write_leaves_no_checkpoint(found: Found) -> None:
+def test_rank_that_cannot_write_leaves_no_checkpoint(found):
     first, second = found("disk")
     assert "of update 2 could not be written: another process failed" in first
     assert "of update 2 could not be written: disk full. " in second
     assert "MB are free on its disk. There is no checkpoint yet" in second
 
 
-def test_rank_that_gets_its_weights_only_reserves_memory() -> None:
+def test_rank_that_gets_its_weights_only_reserves_memory():
     """Rank 0 hands out the weights: float32 copies on all ranks were 4 bytes a parameter."""
     model = torch.nn.Linear(8192, 8192, False, device="meta", dtype=torch.bfloat16)
     model = model.to_empty(device="cpu")
@@ -132,9 +124,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_fsdp2_update_equals_one_process(runs: Path, kind: str) -> None:
-    alone = fsdp2_update(runs, kind)
+@pytest.mark.parametrize("kind", worker.KINDS)
+def test_fsdp2_update_equals_one_process(runs, kind):
+    alone = worker.fsdp2_update(runs, kind)
     ranks = [torch.load(runs / f"fsdp2-{rank}.pt", weights_only=False)[kind] for rank in (0, 1)]
     torch.testing.assert_close(ranks[0]["updated"], ranks[1]["updated"], atol=0, rtol=0)
     for found in ranks:  # rank 0 hands out the weights
@@ -157,7 +149,7 @@ def assert_close(first: Path, second: Path, tolerance: float) -> None:
         torch.testing.assert_close(ours[name], theirs[name], atol=tolerance, rtol=0)
 
 
-def test_fsdp2_checkpoint_is_sharded_and_resumes_bit_for_bit(runs: Path, tmp_path: Path) -> None:
+def test_fsdp2_checkpoint_is_sharded_and_resumes_bit_for_bit(runs, tmp_path):
     checkpoint = list_checkpoints(runs / "whole")[0]
     assert (checkpoint / SHARDED_MODEL / "__1_0.distcp").is_file()
     assert not list(checkpoint.glob("*.safetensors"))
@@ -167,11 +159,11 @@ def test_fsdp2_checkpoint_is_sharded_and_resumes_bit_for_bit(runs: Path, tmp_pat
     assert_close(tmp_path, runs / "whole", 0.0)
 
 
-def test_fsdp2_checkpoint_of_two_ranks_resumes_on_one(runs: Path) -> None:
+def test_fsdp2_checkpoint_of_two_ranks_resumes_on_one(runs):
     torchrun("distributed_worker", "fsdp2 on one", runs, ranks=1)
     assert_close(runs / "one", runs / "whole", 1e-5)
 
 
-def test_fsdp2_checkpoint_without_fsdp_is_refused(runs: Path, tmp_path: Path) -> None:
+def test_fsdp2_checkpoint_without_fsdp_is_refused(runs, tmp_path):
     with pytest.raises(ConfigError, match="cannot read each other's checkpoints"):
-        fsdp2_run(tmp_path, runs / "whole" / "checkpoint-2")
+        worker.fsdp2_run(tmp_path, runs / "whole" / "checkpoint-2")

@@ -30,9 +30,7 @@ def dry(tmp_path: Path, flags: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_dry_run_needs_no_weights_data_or_network(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_run_needs_no_weights_data_or_network(tmp_path, capsys):
     sizes = "--dry_run_processes 8 --per_device_train_batch_size 32"
     plan = dry(tmp_path, f"{MINIMUM} {sizes}")
     assert plan["run"]["model"]["parameters"] == 8_190_735_360
@@ -52,7 +50,7 @@ def test_dry_run_needs_no_weights_data_or_network(
     assert any("a vLLM engine needs" in line for line in colocated["warnings"])
 
 
-def test_measure_counts_parameters_of_models_and_adapters() -> None:
+def test_measure_counts_parameters_of_models_and_adapters():
     shape = shapes.measure(ModelConfig("HuggingFaceTB/SmolLM2-135M-Instruct"))
     assert (shape.parameters, shape.trainable) == (134_515_008, 134_515_008)
     assert 30 * shape.layer + shape.embedding + 576 == shape.parameters
@@ -62,7 +60,7 @@ def test_measure_counts_parameters_of_models_and_adapters() -> None:
     assert shapes.measure(config).trainable == 28 * 4 * (1024 + 2048 + 1024 + 1024)
 
 
-def test_measure_counts_the_experts_of_a_token(tmp_path: Path) -> None:
+def test_measure_counts_the_experts_of_a_token(tmp_path):
     experts = Qwen3MoeConfig(
         **{"hidden_size": 8, "intermediate_size": 99, "moe_intermediate_size": 6, "head_dim": 4},
         **{"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2},
@@ -74,9 +72,7 @@ def test_measure_counts_the_experts_of_a_token(tmp_path: Path) -> None:
     assert widths(shape.config)[1] == 2 * 6
 
 
-def test_parallelism_that_splits_rows_or_layers_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parallelism_that_splits_rows_or_layers_is_refused(tmp_path, monkeypatch):
     launcher = tmp_path / "tp.yaml"
     launcher.write_text(
         "distributed_type: FSDP\nnum_processes: 4\nfsdp_config: {fsdp_version: 2}\n"
@@ -89,7 +85,7 @@ def test_parallelism_that_splits_rows_or_layers_is_refused(
         parse("grpo", f"{MINIMUM} --use_cpu".split())
 
 
-def test_settings_that_others_saw_diverge_are_named() -> None:
+def test_settings_that_others_saw_diverge_are_named():
     for beta, scale, warns in ((0.0, "group", True), (0.001, "group", False), (0.0, "none", False)):
         assert bool(diverging(SimpleNamespace(beta=beta, scale_rewards=scale))) == warns
 
@@ -114,7 +110,7 @@ def parts(**changes: Any) -> dict[str, float]:
     return {part.name: part.bytes for part in found}
 
 
-def test_memory_of_one_process_equals_numbers_by_hand() -> None:
+def test_memory_of_one_process_equals_numbers_by_hand():
     # A layer keeps 784 bytes of a token; its input 40; gradients and the last norm 400.
     activations, head = 3 * (5 * 40 + 784 + 400), 4 * (60 + 60 + 200)
     weights = {"weights": 4000, "optimizer": 8000, "gradients": 4000}
@@ -133,7 +129,7 @@ def test_memory_of_one_process_equals_numbers_by_hand() -> None:
     assert cast["LM head in float32"] == 200 * (4 - 2)
 
 
-def test_memory_of_shards_is_divided_by_their_number() -> None:
+def test_memory_of_shards_is_divided_by_their_number():
     found = parts(launch=FSDP, precision=HALF, beta=0.1)
     names = ("weights", "optimizer", "gradients", "reference model", "gathered layers")
     assert [found[name] for name in names] == [1000, 2000, 1000, 500, (300 + 400) * 2]
@@ -141,7 +137,7 @@ def test_memory_of_shards_is_divided_by_their_number() -> None:
     assert (kept["weights"], kept["gradients"], "gathered layers" in kept) == (4000, 1000, False)
 
 
-def test_engine_and_host_memory_equal_numbers_by_hand() -> None:
+def test_engine_and_host_memory_equal_numbers_by_hand():
     # Two bytes of a parameter; 2 L k b of a token.
     half = replace(RUN, precision=HALF)
     assert costs.engine_bytes(half, 10) == 2000 + 10 * (2 * 5 * 4 * 2) + costs.ENGINE_BYTES
@@ -154,22 +150,17 @@ def test_engine_and_host_memory_equal_numbers_by_hand() -> None:
 
 
 DATA = TaskShape("test", 100, 30, 3, 1000, questions=2, question_tokens=10, reads=3)
-PROMPT = shapes.PromptShape(
-    reading=100, answering=80, memory=50, longest_memory=300, is_chunk_first=True
-)
+PROMPT = shapes.PromptShape(100, 80, memory=50, longest_memory=300, is_chunk_first=True)
 
 
-def workload(
-    prompt: shapes.PromptShape = PROMPT, share: bool = True, **changes: Any
-) -> shapes.Workload:
+def workload(prompt: Any = PROMPT, share: bool = True, **changes: Any) -> shapes.Workload:
     settings = {"per_device_train_batch_size": 8, "num_generations": 4, "token_budget": 5000}
     settings |= {"max_steps": -1, "num_train_epochs": 2, "max_completion_length": 200}
-    return shapes.estimate_workload(
-        SimpleNamespace(**{**settings, **changes}), 2, DATA, prompt, 20, share
-    )
+    args = SimpleNamespace(**{**settings, **changes})
+    return shapes.estimate_workload(args, 2, DATA, prompt, 20, share)
 
 
-def test_workload_of_groups_equals_numbers_by_hand() -> None:
+def test_workload_of_groups_equals_numbers_by_hand():
     load = workload()
     # Reading: 100 + 2*10 + 1000 shared, 50 + 20 own. Answering, twice for each question.
     raw = 3 * (1120 + 70) + 4 * (90 + 70)
@@ -193,7 +184,7 @@ def timeline(samplers: int = 0, staleness: int = 0, parallel: int = 1, **changes
     return costs.estimate_timeline(seconds, load, 4, 4, "s", samplers, staleness, parallel)
 
 
-def test_timeline_equals_numbers_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeline_equals_numbers_by_hand(monkeypatch):
     waiting = timeline()
     monkeypatch.setattr(costs, "SPREAD", 0.0)
     # 5 episodes on each device: 1,000 tokens of 10 + 5 x 1 ms; training 5, weights 1, waking 2 s.

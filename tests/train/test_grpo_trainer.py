@@ -3,6 +3,7 @@
 import asyncio
 import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +111,12 @@ def check(
     ids=str,
 )
 @pytest.mark.slow
-def test_update_equals_the_reference_loop(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_update_equals_the_reference_loop(tmp_path, settings):
     assert check(tmp_path, **settings).state.log_history[0]["packing_ratio"] > 1.1
 
 
 @pytest.mark.slow
-def test_update_with_kl_to_the_model_without_adapter(tmp_path: Path) -> None:
+def test_update_with_kl_to_the_model_without_adapter(tmp_path):
     targets = ["q_proj", "v_proj"]
     # A larger alpha would have float32 rounding errors above the tolerance.
     lora = LoraConfig(task_type="CAUSAL_LM", r=2, lora_alpha=1, target_modules=targets)
@@ -125,15 +126,13 @@ def test_update_with_kl_to_the_model_without_adapter(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_update_without_tree_attention_pads_rows_and_warns(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_update_without_tree_attention_pads_rows_and_warns(tmp_path, caplog):
     with caplog.at_level("WARNING", "atommem.train.loops.update_step"):
         check(tmp_path, is_windowed=True, normalization="step", token_budget=40)
     assert "rows are padded: its attention has a sliding window of 4096 tokens" in caplog.text
 
 
-def test_update_of_one_group_equals_numbers_by_hand(tmp_path: Path) -> None:
+def test_update_of_one_group_equals_numbers_by_hand(tmp_path):
     """Rewards 1, 1, 0, 0 on completions of 2 to 5 tokens, ratio 1: -sum(A * tokens) / tokens.
 
     The last is overlong: it counts in the mean of its group alone.
@@ -151,7 +150,7 @@ def test_update_of_one_group_equals_numbers_by_hand(tmp_path: Path) -> None:
     assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_advantages_count_episodes_and_not_their_steps(tmp_path: Path) -> None:
+def test_advantages_count_episodes_and_not_their_steps(tmp_path):
     """Episodes of 1, 1, 3 and 7 steps, of which the first and the third are right."""
 
     def write(task_id: str, sample: int) -> Episode:
@@ -167,13 +166,12 @@ def test_advantages_count_episodes_and_not_their_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_update_without_variance_changes_nothing(tmp_path: Path) -> None:
+def test_update_without_variance_changes_nothing(tmp_path):
     """Neither a backward pass nor weight decay."""
     model = make_model()
     config = make_config(tmp_path, weight_decay=0.1, max_grad_norm=1.0)
-    trainer, recorder, _ = make_trainer(
-        model, config, lambda task, sample: random_episode(task, sample, 1.0)
-    )
+    write = partial(random_episode, reward=1.0)
+    trainer, recorder, _ = make_trainer(model, config, write)
     trainer.train()
     assert recorder.gradients == [{}]
     torch.testing.assert_close(model.state_dict(), make_model().state_dict(), atol=0, rtol=0)
@@ -215,14 +213,14 @@ def train_on_halves(folder: Path, offset: float = 0.0, **settings: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_updates_share_and_repeat_a_rollout(tmp_path: Path) -> None:
+def test_updates_share_and_repeat_a_rollout(tmp_path):
     _, runner = train_on_halves(tmp_path, num_iterations=2, max_steps=5)
     assert runner.jobs[::4] == [(task, 0) for task in [*TASKS, *TASKS]]  # the fifth update's, too
     assert len(set(runner.seeds)) == 2
 
 
 @pytest.mark.slow
-def test_old_logprobs_of_another_engine_are_recomputed(tmp_path: Path) -> None:
+def test_old_logprobs_of_another_engine_are_recomputed(tmp_path):
     """pi_old / pi_sampler is exp(.5) everywhere, truncated to 1."""
     name = "vllm_importance_sampling"
     correction = {f"{name}_mode": "token_truncate", f"{name}_clip_max": 1.0}
@@ -232,9 +230,7 @@ def test_old_logprobs_of_another_engine_are_recomputed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sampling_from_another_policy_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_sampling_from_another_policy_is_warned_of(tmp_path, caplog):
     logging.warning_once.cache_clear()
     with caplog.at_level("WARNING", "atommem.train.loops.update_step"):
         make_trainer(make_model(), make_config(tmp_path, use_vllm=True), mixed_episode)[0].train()
@@ -243,7 +239,7 @@ def test_sampling_from_another_policy_is_warned_of(
 
 
 @pytest.mark.slow
-def test_bfloat16_model_is_trained_in_float32_and_saved_as_it_was(tmp_path: Path) -> None:
+def test_bfloat16_model_is_trained_in_float32_and_saved_as_it_was(tmp_path):
     """Steps of 1e-6 are below the resolution of most bfloat16 weights."""
     start = make_model().bfloat16()
     start.save_pretrained(tmp_path / "model")
@@ -265,7 +261,7 @@ def test_bfloat16_model_is_trained_in_float32_and_saved_as_it_was(tmp_path: Path
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_head_in_float32_projects_the_hidden_states_exactly(tmp_path: Path, tied: bool) -> None:
+def test_head_in_float32_projects_the_hidden_states_exactly(tmp_path, tied):
     model = make_model().bfloat16()
     if tied:
         model.config.tie_word_embeddings = True
@@ -282,7 +278,7 @@ def test_head_in_float32_projects_the_hidden_states_exactly(tmp_path: Path, tied
 
 
 @pytest.mark.slow
-def test_training_logprobs_equal_sampled_ones(tmp_path: Path) -> None:
+def test_training_logprobs_equal_sampled_ones(tmp_path):
     size = {"per_device_train_batch_size": 24, "num_generations": 12, "max_steps": 2}
     with make_real_trainer(tmp_path, learning_rate=1e-3, temperature=0.7, **size) as trainer:
         trainer.train()
@@ -292,7 +288,7 @@ def test_training_logprobs_equal_sampled_ones(tmp_path: Path) -> None:
         assert min(entry["actions/create"], entry["malformed"]) > 0
 
 
-async def test_run_groups_replaces_groups_without_variance() -> None:
+async def test_run_groups_replaces_groups_without_variance():
     def write(task_id: str, sample: int) -> Episode:
         reward = float(sample) if task_id in ("t0", "t3") else 1.0
         return make_episode(task_id, sample, reward, [(1, 1)])
@@ -305,10 +301,9 @@ async def test_run_groups_replaces_groups_without_variance() -> None:
     assert [e.task_id for e in kept.replaced + other.replaced] == ["t1", "t1", "t2", "t2"]
 
 
-def test_task_order_has_each_task_once_per_epoch() -> None:
-    order, again = (
-        TaskOrder(tasks=12, groups_per_update=3, shuffle=True, seed=7) for _ in range(2)
-    )
+def test_task_order_has_each_task_once_per_epoch():
+    settings = {"groups_per_update": 3, "shuffle": True, "seed": 7}
+    order, again = (TaskOrder(tasks=12, **settings) for _ in range(2))
     first, second = ([order.task(12 * epoch + i) for i in range(12)] for epoch in (0, 1))
     theirs = RepeatSampler(range(12), mini_repeat_count=1, batch_size=3, shuffle=True, seed=7)
     assert first == list(theirs)
@@ -330,7 +325,7 @@ def make_evaluating(folder: Path, **settings: Any) -> MemoryGRPOTrainer:
 
 
 @pytest.mark.slow
-def test_evaluation_is_logged_and_chooses_the_best_checkpoint(tmp_path: Path) -> None:
+def test_evaluation_is_logged_and_chooses_the_best_checkpoint(tmp_path):
     best = {"save_strategy": "best", "metric_for_best_model": "em", "greater_is_better": True}
     best |= {"load_best_model_at_end": True, "save_total_limit": 1}
     trainer = make_evaluating(tmp_path, max_steps=3, eval_steps=2, **best)
@@ -348,7 +343,7 @@ def test_evaluation_is_logged_and_chooses_the_best_checkpoint(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-async def test_evaluation_scores_equal_those_of_eval(tmp_path: Path) -> None:
+async def test_evaluation_scores_equal_those_of_eval(tmp_path):
     trainer = make_evaluating(tmp_path, eval_temperature=0.7, num_generations_eval=2)
     metrics = await asyncio.to_thread(trainer.evaluate)
     runner = trainer.backend.runner
@@ -373,9 +368,7 @@ def lose_servers() -> None:
         (terminate, TrainingInterrupted, "before update 2; the evaluation after update 1 is lost"),
     ],
 )
-def test_broken_evaluation_ends_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], act: Any, error: type, message: str
-) -> None:
+def test_broken_evaluation_ends_the_run(tmp_path, capsys, act, error, message):
     """A mean over what an outage left over would choose the best checkpoint by chance."""
     saves = {"max_steps": 2, "eval_steps": 1, "save_strategy": "steps", "save_steps": 9}
     with make_evaluating(tmp_path, **saves) as trainer:

@@ -35,14 +35,14 @@ from tests.train.toys import make_episode
 CPU = torch.device("cpu")
 
 
-def test_group_advantages_of_equal_rewards_are_exactly_zero() -> None:
+def test_group_advantages_of_equal_rewards_are_exactly_zero():
     # The mean of three times 0.1 is not 0.1 in floating point.
     assert group_advantages([0.1, 0.1, 0.1, 0.1, None, None], 3, "group") == [0.0] * 6
 
 
 @pytest.mark.parametrize("scale", ["none", "group", "batch"])
 @pytest.mark.parametrize("seed", range(10))
-def test_group_advantages_are_rewards_minus_the_mean_of_the_group(seed: int, scale: str) -> None:
+def test_group_advantages_are_rewards_minus_the_mean_of_the_group(seed, scale):
     rng = random.Random(seed)
     groups = [rng.choices([None, 0.0, 0.25, 1.0], k=4) for _ in range(seed)]
     rewards = np.array(groups, dtype=float).reshape(-1, 4)
@@ -63,14 +63,14 @@ EPISODES = [
 ]
 
 
-def test_episode_size_omits_failed_episodes_and_empty_steps() -> None:
+def test_episode_size_omits_failed_episodes_and_empty_steps():
     sizes = [EpisodeSize.of(episode) for episode in EPISODES]
     assert sizes == [EpisodeSize(4, 2), EpisodeSize(2, 1), EpisodeSize(0, 0), EpisodeSize(8, 2)]
     with pytest.raises(DataError, match="task 'a': the reward nan is not finite"):
         EpisodeSize.of(replace(EPISODES[0], reward=float("nan")))
 
 
-def test_merge_equal_rows_adds_up_weighted_advantages() -> None:
+def test_merge_equal_rows_adds_up_weighted_advantages():
     rows = [
         Row([1, 2], [3], [-0.1], 0.75, 1.0),
         Row([1], [2, 3], [-0.1, -0.1], 0.5, 1.0),
@@ -157,7 +157,7 @@ def trl_loss(
 
 @pytest.mark.parametrize("on_policy", [True, False])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_policy_loss_equals_trl(variant: str, on_policy: bool) -> None:
+def test_policy_loss_equals_trl(variant, on_policy):
     policy_loss = PolicyLoss(**{"epsilon": 0.2, "epsilon_high": 0.28, **VARIANTS[variant]})
     normalization = LOSS_TYPES[policy_loss.loss_type]
     rng = random.Random(variant)
@@ -204,9 +204,7 @@ UNEVEN = [
     # The advantages are all +-1/2: 1, 1, 3 and 7 steps of 2, 2, 2 and 4 tokens.
     [("token", [2, 2, 6, 28]), ("step", [1, 1, 3, 7]), ("trajectory", [1, 1, 1, 1])],
 )
-def test_gradient_shares_add_up_the_weights_of_rows(
-    normalization: str, by_steps: list[int]
-) -> None:
+def test_gradient_shares_add_up_the_weights_of_rows(normalization, by_steps):
     advantages = group_advantages([episode.reward for episode in UNEVEN], 4)
     sizes = [EpisodeSize.of(episode) for episode in UNEVEN]
     log = gradient_shares(sizes, advantages, normalization)
@@ -222,7 +220,7 @@ def test_gradient_shares_add_up_the_weights_of_rows(
     assert [log[f"above_mean/steps_q{q}"] for q in (1, 2, 3, 4)] == pytest.approx([0.5, 0.5, 1, 0])
 
 
-def test_default_correction_keeps_the_weight_of_long_rows() -> None:
+def test_default_correction_keeps_the_weight_of_long_rows():
     """Unbiased noise between engine and trainer (mean ratio 1), as others measured it."""
     loss = configured_loss(make_config("unused", use_vllm=True))
     generator = torch.Generator().manual_seed(0)

@@ -63,7 +63,7 @@ def rows_of(path: Path, tokenizer: Any) -> list[Any]:
     return trace_demonstrations(path, tokenizer, run, 1.0)
 
 
-def test_trace_demonstrations_equal_the_episode(tmp_path: Path) -> None:
+def test_trace_demonstrations_equal_the_episode(tmp_path):
     tokenizer = WordTokenizer()
     episode = save(tmp_path / "a.jsonl", tokenizer)
     assert episode.reward == 1.0
@@ -80,7 +80,7 @@ def test_trace_demonstrations_equal_the_episode(tmp_path: Path) -> None:
     assert rows[0][1] != episode.steps[0].token_ids
 
 
-def test_trace_demonstrations_of_unusable_traces_are_refused(tmp_path: Path) -> None:
+def test_trace_demonstrations_of_unusable_traces_are_refused(tmp_path):
     tokenizer, path = WordTokenizer(), tmp_path / "wrong.jsonl"
     with pytest.raises(ConfigError, match=r"no trace .* is there"):
         rows_of(path, tokenizer)
@@ -95,7 +95,7 @@ def test_trace_demonstrations_of_unusable_traces_are_refused(tmp_path: Path) -> 
         rows_of(path, words())  # a vocabulary without the policy's words
 
 
-def test_trace_demonstrations_of_a_thinking_policy_teach_no_draft(tmp_path: Path) -> None:
+def test_trace_demonstrations_of_a_thinking_policy_teach_no_draft(tmp_path):
     class Thinking(WordTokenizer):
         def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> str:
             return super().apply_chat_template(conversation, **kwargs) + "<think>"
@@ -115,12 +115,10 @@ ROWS = [([1, 2, 3], [7, 8, EOS]), ([4, 5], [9, EOS]), ([6, 1, 2, 3, 4], [7, EOS]
 
 
 @pytest.mark.slow
-def test_cold_start_loss_is_on_completions_and_falls(tmp_path: Path) -> None:
+def test_cold_start_loss_is_on_completions_and_falls(tmp_path):
     model = make_model()
     with torch.no_grad():
-        logps = torch.cat(
-            [completion_logps(model, prompt, completion, 1.0) for prompt, completion in ROWS]
-        )
+        logps = torch.cat([completion_logps(model, *row, 1.0) for row in ROWS])
     settings = {**BARE, "max_steps": 30, "logging_steps": 1, "per_device_train_batch_size": 24}
     config = ColdStartConfig(str(tmp_path), **settings)
     trainer = ColdStartTrainer(model, config, sft_dataset(ROWS), make_tokenizer())

@@ -17,6 +17,7 @@ from wandb.sdk.lib.noop_run import NoopRun
 from atommem.config import SHIPPED, load_config
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, DataError
+from atommem.files import load_beside
 from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.episode_logs import COLUMNS
 from atommem.train.loops.models import load_tokenizer, make_policy, model_arguments
@@ -27,35 +28,22 @@ from tests.train.harness import make_config, make_tasks, save_model
 from tests.train.toys import make_model, make_tokenizer
 
 MINIMUM = ["--model_name_or_path", "some/model", "--data", "tasks.parquet", "--use_cpu"]
+REFUSED = load_beside(__file__, "refused_settings.yaml")
 
 
-REFUSED_VALUES = [
-    ("grpo", "--lerning_rate=1", r"unknown setting \(did you mean learning_rate\?\)"),
-    ("grpo", "--config async_qwen3_8b_lora", "config=async_qwen3_8b_lora: for atommem train async"),
-    ("sft", "--config smollm2", "for atommem train grpo, not sft"),
-    ("grpo", "--reward_funcs x", "this setting is called reward now"),
-    ("grpo", "--gradient_accumulation_steps 4", "gradient_accumulation_steps=4: only 1"),
-    ("grpo", "--lora_dropout 0.1", "lora_dropout=0.1: only 0.0"),
-    ("grpo", "--sync_ref_model true", "sync_ref_model=True: only False"),
-    ("async", "--max_staleness -1", "max_staleness=-1: must be at least 0"),
-]
-
-
-@pytest.mark.parametrize(("stage", "flags", "message"), REFUSED_VALUES)
-def test_parse_value_that_cannot_be_honoured_is_refused(
-    stage: str, flags: str, message: str
-) -> None:
+@pytest.mark.parametrize(("stage", "flags", "message"), REFUSED)
+def test_parse_value_that_cannot_be_honoured_is_refused(stage, flags, message):
     with pytest.raises(ConfigError, match=message):
         parse(stage, [*MINIMUM, *flags.split(" ")])
 
 
-def test_one_of_several_visible_gpus_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_several_visible_gpus_is_used(monkeypatch):
     """With more, transformers would wrap the model in `nn.DataParallel`, and TRL stop."""
     monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda _: 8))
     assert make_config("unused").n_gpu == 1
 
 
-def test_parse_flags_override_the_file_and_the_model_folder(tmp_path: Path) -> None:
+def test_parse_flags_override_the_file_and_the_model_folder(tmp_path):
     model, config = save_model(tmp_path), tmp_path / "config.yaml"
     config.write_text(f"retrieve_k: 3\nscratchpad_tokens: 9\nmodel_name_or_path: {model}\n")
     flags = f"--data x --use_cpu --config {config} --retrieve_k 5 --use_peft --lora_r 4"
@@ -67,9 +55,7 @@ def test_parse_flags_override_the_file_and_the_model_folder(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("flag", "shown"), [("--help", "[--resume]"), ("--help-all", "--top_k")])
-def test_help_names_what_can_be_given(
-    flag: str, shown: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_names_what_can_be_given(flag, shown, capsys):
     with pytest.raises(SystemExit):
         main(["grpo", flag])
     printed = capsys.readouterr().out
@@ -77,14 +63,14 @@ def test_help_names_what_can_be_given(
     assert "--learning_rate" in printed
 
 
-def test_shipped_adapter_is_trained_by_its_name() -> None:
+def test_shipped_adapter_is_trained_by_its_name():
     found = parse("grpo", [*MINIMUM, "--model_name_or_path", SHIPPED])
     assert (Path(str(found.model.model_name_or_path)) / "adapter_config.json").is_file()
     assert found.run.memory.templates == "plain"
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_adapter_is_trained_on_its_base_or_the_given_one(tmp_path: Path, given: bool) -> None:
+def test_adapter_is_trained_on_its_base_or_the_given_one(tmp_path, given):
     base, adapter = save_model(tmp_path), tmp_path / "adapter"
     model = AutoModelForCausalLM.from_pretrained(base)
     trained = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
@@ -98,7 +84,7 @@ def test_adapter_is_trained_on_its_base_or_the_given_one(tmp_path: Path, given: 
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_an_adapter_is_trained_without_its_dropout(tmp_path: Path, is_new: bool) -> None:
+def test_an_adapter_is_trained_without_its_dropout(tmp_path, is_new):
     """Nothing is sampled with it."""
     adapter, args = LoraConfig(lora_dropout=0.5, target_modules=["q_proj"]), make_config(tmp_path)
     model = make_model() if is_new else get_peft_model(make_model(), adapter)
@@ -119,7 +105,7 @@ def train(folder: Path, stage: str, flags: str) -> None:
 
 
 @pytest.mark.slow
-def test_train_grpo_then_sft_on_its_traces_then_grpo_resumed(tmp_path: Path) -> None:
+def test_train_grpo_then_sft_on_its_traces_then_grpo_resumed(tmp_path):
     first = "--model_name_or_path model --output_dir first --max_steps 2 --save_traces true"
     train(tmp_path, "grpo", first)
     assert len(list((tmp_path / "first" / "traces").rglob("*.jsonl"))) == 24
@@ -133,9 +119,8 @@ def test_train_grpo_then_sft_on_its_traces_then_grpo_resumed(tmp_path: Path) -> 
     train(tmp_path, "grpo", f"{last} --max_steps 1")
     resumed = f"{last} --max_steps 2 --resume_from_checkpoint true"
     save_tasks(make_tasks(7), tmp_path / "other.jsonl")
-    with pytest.raises(
-        ConfigError, match=r"max_reads=7 \(was 0\), data_digest='\w+' \(was '\w+'\)"
-    ):
+    changed = r"max_reads=7 \(was 0\), data_digest='\w+' \(was '\w+'\)"
+    with pytest.raises(ConfigError, match=changed):
         train(tmp_path, "grpo", f"{resumed} --data other.jsonl --max_reads 7")
     train(tmp_path, "grpo", resumed)
     assert (tmp_path / "last" / "checkpoint-2" / "atommem_config.json").is_file()
@@ -149,7 +134,7 @@ def double(task: Any, answers: list[str | None]) -> float:
 
 
 @pytest.mark.slow
-def test_make_trainer_with_tasks_and_a_reward_of_the_caller(tmp_path: Path) -> None:
+def test_make_trainer_with_tasks_and_a_reward_of_the_caller(tmp_path):
     settings = {"model_name_or_path": save_model(tmp_path), "output_dir": tmp_path / "out"}
     settings |= {"reward": double, "max_steps": 1, "report_to": "none", "use_cpu": True}
     settings |= {"per_device_train_batch_size": 12, "num_generations": 6}
@@ -167,7 +152,7 @@ def test_make_trainer_with_tasks_and_a_reward_of_the_caller(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_train_async_saves_the_model_and_traces_and_resumes(tmp_path: Path) -> None:
+def test_train_async_saves_the_model_and_traces_and_resumes(tmp_path):
     flags = "--model_name_or_path model --output_dir out --save_traces true --max_steps"
     train(tmp_path, "async", f"{flags} 1")
     train(tmp_path, "async", f"{flags} 1 --resume")
@@ -176,7 +161,7 @@ def test_train_async_saves_the_model_and_traces_and_resumes(tmp_path: Path) -> N
     assert len(list((tmp_path / "out" / "traces" / "step-1").iterdir())) == 12
 
 
-def test_wandb_run_of_a_resumed_run_is_continued(tmp_path: Path) -> None:
+def test_wandb_run_of_a_resumed_run_is_continued(tmp_path):
     def run_id(*flags: str) -> str:
         reports = ["--report_to", "wandb", "--output_dir", str(tmp_path / "out")]
         with mock.patch.dict(os.environ):
@@ -192,9 +177,7 @@ def test_wandb_run_of_a_resumed_run_is_continued(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @mock.patch.dict(os.environ, WANDB_MODE="disabled")
-def test_wandb_gets_settings_rates_and_episodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_gets_settings_rates_and_episodes(tmp_path, monkeypatch):
     logged: list[dict[str, Any]] = []
     monkeypatch.setattr(NoopRun, "log", lambda self, values, **options: logged.append(values))
     flags = "--model_name_or_path model --output_dir out --save_strategy no --max_steps 2"
@@ -212,7 +195,7 @@ def test_wandb_gets_settings_rates_and_episodes(
     assert table.data[0][COLUMNS.index("task")].startswith("task-")
 
 
-def test_plot_draws_several_runs(tmp_path: Path) -> None:
+def test_plot_draws_several_runs(tmp_path):
     entry = {"reward": 0.5, "store_size": 1.0, "actions/create": 0.3, "loss": 0.0}
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

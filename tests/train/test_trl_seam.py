@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
 from collections.abc import Iterable, Iterator
@@ -10,24 +11,18 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import yaml
 
 import atommem.train
+from atommem.files import load_beside
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("atommem", "envs", "train", "eval", "serve", "demo", "papers", "integrations")
 LIBRARIES = ("trl", "transformers", "accelerate")
 PUBLIC = (*LIBRARIES, "accelerate.utils")  # modules whose names without an underscore are public
 
-SEAM = {*yaml.safe_load(Path(__file__).with_name("trl_seam.yaml").read_text())}
+NAMES = load_beside(__file__, "trl_seam.yaml")
+SEAM, ELSEWHERE = {*NAMES["seam"]}, {*itertools.chain(*NAMES["elsewhere"])}
 BY_NAME = ("getattr", "setattr", "hasattr", "patch.object")
-ELSEWHERE = {
-    *("_Converter", "_PARSER", "_actions", "_parse_and_convert", "_get_entity_infos", "_typehint"),
-    *("_exit", "_replace", "_mapping", "_pool"),  # of os, namedtuple, SQLAlchemy, httpcore
-    *("_last_lr", "_scaled_dot_product_flash_attention_for_cpu"),  # of torch
-    "_scaled_dot_product_flash_attention_for_cpu_backward",
-}
-"""Private names of other packages."""
 
 
 def nodes(rooms: Iterable[str]) -> list[ast.AST]:
@@ -73,17 +68,16 @@ def defined_names(tree: Iterable[ast.AST]) -> Iterator[str]:
 def inherited(package: ModuleType) -> set[str]:
     """Names of the libraries' classes that the package's classes inherit from."""
     modules = pkgutil.walk_packages(package.__path__, package.__name__ + ".")
-    members = [
-        inspect.getmembers(importlib.import_module(m.name), inspect.isclass) for m in modules
-    ]
-    kinds = {kind for found in members for _, kind in found if kind.__module__[:7] == "atommem"}
+    found = (importlib.import_module(module.name) for module in modules)
+    members = [inspect.getmembers(module, inspect.isclass) for module in found]
+    kinds = {kind for listed in members for _, kind in listed if kind.__module__[:7] == "atommem"}
     bases = {base for kind in kinds for base in kind.__mro__}
     libraries = [base for base in bases if base.__module__.split(".")[0] in LIBRARIES]
     return {name for base in libraries for name in dir(base)}
 
 
 @pytest.mark.slow
-def test_private_names_of_the_libraries_are_few() -> None:
+def test_private_names_of_the_libraries_are_few():
     train, whole = nodes(["train"]), nodes(ROOMS)
     seam = {*used_names(train), *defined_names(train)} & inherited(atommem.train)
     others = {*used_names(whole)} - {*defined_names(whole)}

@@ -78,9 +78,7 @@ class WrittenRunner:
         runner.agent = SimpleNamespace(**vars(self.agent) | changes)
         return runner
 
-    async def run_all(
-        self, jobs: Sequence[tuple[Any, int]], on_episode: Any = None
-    ) -> list[Episode]:
+    async def run_all(self, jobs: Sequence[tuple[Any, int]], on_end: Any = None) -> list[Episode]:
         self.seeds.append(self.agent.sampling.seed)
         self.jobs += [(task.id, sample) for task, sample in jobs]
         return [self.write(task.id, sample) for task, sample in jobs]
@@ -118,10 +116,9 @@ def make_episode(
 def random_episode(task_id: str, sample: int, reward: float | None) -> Episode:
     """One to four steps of 2 to 12 prompt and 1 to 7 completion tokens."""
     rng = random.Random(f"lengths/{task_id}/{sample}")
-    steps = rng.randint(1, 4)
-    return make_episode(
-        task_id, sample, reward, [(rng.randint(2, 12), rng.randint(1, 7)) for _ in range(steps)]
-    )
+    steps = range(rng.randint(1, 4))
+    lengths = [(rng.randint(2, 12), rng.randint(1, 7)) for _ in steps]
+    return make_episode(task_id, sample, reward, lengths)
 
 
 def mixed_episode(task_id: str, sample: int) -> Episode:

@@ -114,15 +114,13 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     options = found.run.chat_template_kwargs
     prompt = shapes.measure_prompt(memory, factory, options)
     thinks = options.get("enable_thinking", model.config.model_type.startswith("qwen3"))
-    completion, source = completion_tokens(args, settings, thinks)
-    load = shapes.estimate_workload(
-        args, launch.processes, data, prompt, completion, run.share_prefixes
-    )
+    mean, source = completion_tokens(args, settings, thinks)
+    load = shapes.estimate_workload(args, launch.processes, data, prompt, mean, run.share_prefixes)
     embedder, rollout_bytes = _embedder_bytes(found.run.embedder), _rollout_bytes(args, run, load)
     assumptions = [
         f"data: {data.source}",
         f"tokens: counted by {type(tokenizer).__name__}",
-        f"completions: {completion:.0f} tokens on average ({source})",
+        f"completions: {mean:.0f} tokens on average ({source})",
         f"speed: {costs.UTILISATION:.0%} of peak FLOPs",
     ]
     if model.obstacle:

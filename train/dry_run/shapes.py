@@ -226,19 +226,13 @@ class Workload:
 
 
 def estimate_workload(
-    args: Any,
-    processes: int,
-    data: TaskShape,
-    prompt: PromptShape,
-    sampled: float,
-    share_prefixes: bool,
+    args: Any, processes: int, data: TaskShape, prompt: PromptShape, sampled: float, shares: bool
 ) -> Workload:
     """Estimate the workload of an update, with `sampled` tokens a completion.
 
     At a step, a group of g episodes with prompts ``s + o`` (s: instructions, questions and, in the
     layout ``prefix``, the chunk; o: memory, and the chunk otherwise) costs
-    ``g (s + o + completion)`` raw and ``s + g (o + completion)`` unique tokens. One further read of
-    a question is expected.
+    ``g (s + o + completion)`` raw and ``s + g (o + completion)`` unique tokens, one read each.
     """
     batch, generations = args.per_device_train_batch_size, args.num_generations
     sharing = getattr(args, "steps_per_generation", None) or 1
@@ -262,11 +256,11 @@ def estimate_workload(
     raw = sum(count * (shared + own + sampled) for count, shared, own in kinds)
     unique = sum(count * (shared / group + own + sampled) for count, shared, own in kinds)
     longest = max(shared + own for _, shared, own in kinds) + (args.max_completion_length or 1024)
-    counted, budget = batch * (unique if share_prefixes else raw), args.token_budget
+    counted, budget = batch * (unique if shares else raw), args.token_budget
     micro_batches = max(1, ceil(counted / budget))
     # The rows of a group in one step stay together.
     groups = [shared + group * (own + sampled) for _, shared, own in kinds]
-    together = max(groups) if share_prefixes else 0.0
+    together = max(groups) if shares else 0.0
     epoch = TaskOrder(data.tasks, tasks, False, 0).updates_per_epoch * sharing * iterations
     updates = args.max_steps if args.max_steps > 0 else ceil(args.num_train_epochs * epoch)
     return Workload(

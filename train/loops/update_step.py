@@ -140,9 +140,8 @@ class UpdateStep:
         Returns this rank's loss, and what is logged, the same on all ranks: the mean loss, means
         over tokens by weight, and `packing_ratio` (raw over computed tokens).
 
-        Raises:
-            MemoryFault: A device ran out of memory, and all ranks know it: in a single process, or
-                under DDP before the last micro-batch. Elsewhere the others wait in a collective.
+        MemoryFault if a device ran out of memory and all ranks know it: in a single process, or
+        under DDP before the last micro-batch. Elsewhere the others wait in a collective.
         """
         accelerator = self.accelerator
         sums = defaultdict[str, torch.Tensor](lambda: torch.zeros((), device=accelerator.device))

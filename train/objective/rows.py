@@ -138,10 +138,8 @@ def episode_rows(
     return rows
 
 
-def advantages_of_steps(
-    advantages: Sequence[float], episodes: Sequence[Episode]
-) -> list[list[float]]:
-    pairs = zip(advantages, episodes, strict=True)
+def advantages_of_steps(values: Sequence[float], episodes: Sequence[Episode]) -> list[list[float]]:
+    pairs = zip(values, episodes, strict=True)
     return [[advantage] * len(episode.steps) for advantage, episode in pairs]
 
 

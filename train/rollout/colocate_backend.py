@@ -16,14 +16,10 @@ from atommem.errors import ConfigError
 from atommem.policy.server_pool import Adapter
 from atommem.policy.vllm_engine import VllmEnginePolicy
 from atommem.rollout import EpisodeRunner
+from atommem.train.rollout import weight_sync
 from atommem.train.rollout.backends import Backend
 from atommem.train.rollout.rollouts import Rollouts
-from atommem.train.rollout.weight_sync import (
-    AdapterPublisher,
-    check_adapter,
-    check_servable,
-    named_weights,
-)
+from atommem.train.rollout.weight_sync import AdapterPublisher, check_adapter, check_servable
 from atommem.train.train_config import TrainConfig
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's; a smaller adapter fits, too
@@ -86,7 +82,7 @@ class ColocateBackend(Backend):
             engine.wake_up(["weights"])
         if self._publisher is None:
             # Not the model's `load_weights`: kernels may keep weights in another layout.
-            new = {"weights_iterator": named_weights(trainer)}
+            new = {"weights_iterator": weight_sync.named_weights(trainer)}
             engine.collective_rpc("reload_weights", kwargs=new)
             engine.reset_prefix_cache()
         self._loaded = True
@@ -129,9 +125,8 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
         from vllm.utils.network_utils import get_open_port
         from vllm.v1.engine.llm_engine import LLMEngine
     except ImportError as error:
-        raise ConfigError(
-            f"vllm_mode=colocate needs vLLM: pip install -e '.[vllm]' ({error})."
-        ) from error
+        problem = f"vllm_mode=colocate needs vLLM: pip install -e '.[vllm]' ({error})."
+        raise ConfigError(problem) from error
     os.environ.setdefault("MASTER_PORT", str(get_open_port()))
     adapter: dict[str, Any] = {}
     if adapted:
@@ -168,7 +163,5 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
         "seed": args.seed + int(os.environ["RANK"]),
     }
     if fixed := sorted(own.keys() & (settings | adapter).keys()):
-        raise ConfigError(
-            f"vllm_engine_kwargs: {fixed[0]} follows from the run's other settings. Drop it."
-        )
+        raise ConfigError(f"vllm_engine_kwargs: other settings of the run set {fixed[0]}. Drop it.")
     return LLMEngine.from_engine_args(EngineArgs(**ours | own | settings | adapter))

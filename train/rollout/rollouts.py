@@ -35,9 +35,8 @@ class Rollouts:
 
     def runner(self, policy: Policy) -> EpisodeRunner:
         args, shared = self.args, {"tokenizer": self.tokenizer, "embedder": self.embedder}
-        agent = build_agent(
-            self.run, policy, **shared, encode_threads=ENCODE_THREADS, keep_prompts=True
-        )
+        options: dict[str, Any] = {"encode_threads": ENCODE_THREADS, "keep_prompts": True}
+        agent = build_agent(self.run, policy, **shared, **options)
         limits = Limits(max_tokens=args.episode_max_tokens, max_seconds=args.episode_max_seconds)
         most = args.max_inflight_tasks
         slots = asyncio.Semaphore(most) if most > 0 else None
@@ -129,15 +128,11 @@ def gather_outcomes(
     groups: Sequence[RolloutGroup], args: Any
 ) -> tuple[list[float | None], list[EpisodeSize], dict[str, float]]:
     """Return reward and size of every episode of all ranks, and what is logged; collective."""
-    own = [
-        (
-            e.reward,
-            EpisodeSize.of(e, args.overlong_filtering),
-            len(group.replaced) // len(group.samples),
-        )
-        for group in groups
-        for e in group.episodes
-    ]
+    own: list[tuple[float | None, EpisodeSize, int]] = []
+    for group in groups:
+        times = len(group.replaced) // len(group.samples)
+        sizes = [EpisodeSize.of(e, args.overlong_filtering) for e in group.episodes]
+        own += [(e.reward, size, times) for e, size in zip(group.episodes, sizes, strict=True)]
     rewards, sizes, replaced = (list(column) for column in zip(*gather_object(own), strict=True))
     size = args.num_generations
     starts = range(0, len(rewards), size)

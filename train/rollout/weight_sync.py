@@ -195,11 +195,11 @@ async def check_adapter(
     for name, keys in modules.items():
         canary = Adapter(f"{adapter.name}-{name}", f"{adapter.path}-{name}")
         shutil.copytree(adapter.path, canary.path)
-        noise = {key: torch.randn(weights[key].shape, generator=generator) for key in keys}
-        random = {
-            key: (STANDARD_DEVIATION * drawn).to(weights[key].dtype) for key, drawn in noise.items()
-        }
-        save_file(weights | random, Path(canary.path) / _WEIGHTS)
+        noisy = dict(weights)
+        for key in keys:
+            drawn = STANDARD_DEVIATION * torch.randn(weights[key].shape, generator=generator)
+            noisy[key] = drawn.to(weights[key].dtype)
+        save_file(noisy, Path(canary.path) / _WEIGHTS)
         try:
             await load(canary)
             found = await policy.complete(_PROBE_IDS, _PROBE)

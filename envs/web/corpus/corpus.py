@@ -159,9 +159,7 @@ def build_corpus(
     is for dense search; for an existing corpus, what differs from its build. OutageError: it is out
     of reach; what was added so far stays.
 
-    Returns:
-        ``added`` (new or changed), ``pages``, ``passages``, and ``recall``: recall@10 of the vector
-        index, if it was built.
+    Returns ``added`` (new or changed), ``pages``, ``passages``, ``recall`` (@10, of a new index).
     """
     folder, pages = Path(folder), iter(pages)
     first = list(islice(pages, 1))  # an unreadable file leaves no folder
@@ -226,9 +224,8 @@ class CorpusSource(tools.ToolSource):
         config = self.config
         (found,) = await self._corpus.search([query], config.search_results, config.corpus_search)
         lines = [f"{hit.page.title}: {tools.snippet(hit.passage, query)}" for hit in found]
-        return tools.search_result(
-            query, lines, [tools.Link(hit.page.title, hit.page.id) for hit in found]
-        )
+        links = [tools.Link(hit.page.title, hit.page.id) for hit in found]
+        return tools.search_result(query, lines, links)
 
     async def _visit(self, name: str, task: Any) -> tools.ToolResult:
         page = self._corpus.pages.find(name)
@@ -236,6 +233,4 @@ class CorpusSource(tools.ToolSource):
             raise tools.PageError(f"There is no page: {name}")
         titles = await asyncio.to_thread(self._corpus.links, page)
         links = tuple(tools.Link(title, title) for title in titles)
-        return tools.ToolResult(
-            page.text, title=page.title, links=links, origin=page.url or page.id
-        )
+        return tools.ToolResult(page.text, False, page.title, links, page.url or page.id)

@@ -12,23 +12,8 @@ from typing import Any
 import httpcore
 import httpx
 
-from atommem.envs.web.net.extraction import (
-    Extracted,
-    Extraction,
-    is_allowed_by_robots,
-    read_html,
-    read_pdf,
-    read_text,
-)
-from atommem.envs.web.net.guard import (
-    GuardedBackend,
-    HostRules,
-    Resolve,
-    Rule,
-    is_public,
-    parse_address,
-    resolve,
-)
+from atommem.envs.web.net import extraction
+from atommem.envs.web.net.guard import GuardedBackend, HostRules, parse_address
 from atommem.envs.web.tools import PageError, ToolResult, ToolSource, visit_tool
 from atommem.errors import ConfigError
 
@@ -52,21 +37,18 @@ class Fetched:
 
 
 class Direct(ToolSource):
-    """Fetches pages without proxies, cookies or credentials, and reads HTML, PDF and text.
-
-    `rule` and `resolve` are those of `GuardedBackend`.
-    """
+    """Fetches pages without proxies, cookies or credentials; `options` are of `GuardedBackend`."""
 
     backend = "direct"
 
-    def __init__(self, config: Any, rule: Rule = is_public, resolve: Resolve = resolve) -> None:
+    def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         super().__init__(config)
         if missing := [name for name in _PACKAGES if find_spec(name) is None]:
             raise ConfigError(f"tools=direct needs {', '.join(missing)}: pip install -e '.[web]'.")
-        self._guard = GuardedBackend(rule, resolve)
+        self._guard = GuardedBackend(*args, **options)
         self._tls = ssl.create_default_context()
         self._hosts = HostRules.of(config)
-        self._extraction = Extraction(config.parse_seconds, config.parse_megabytes)
+        self._extraction = extraction.Extraction(config.parse_seconds, config.parse_megabytes)
         self._robots: dict[str, bytes] = {}
         self.tools = [visit_tool(self._read)]
 
@@ -81,14 +63,15 @@ class Direct(ToolSource):
                 return ToolResult(found.text, title=title, links=found.links, origin=page.url)
         raise PageError(f"{url} redirects more than {_MAX_REDIRECTS} times.")
 
-    async def _extract(self, page: Fetched) -> Extracted:
+    async def _extract(self, page: Fetched) -> extraction.Extracted:
         kind, start = page.content_type, page.body[:1024].removeprefix(codecs.BOM_UTF8).lstrip()
+        run = self._extraction.run
         if kind == "application/pdf" or start.startswith(b"%PDF-"):
-            return await self._extraction.run(read_pdf, page.body)
+            return await run(extraction.read_pdf, page.body)
         if kind in ("text/html", "application/xhtml+xml") or (not kind and start.startswith(b"<")):
-            return await self._extraction.run(read_html, page.body, page.url, page.charset)
+            return await run(extraction.read_html, page.body, page.url, page.charset)
         if not kind or kind.startswith("text/") or kind.endswith(("json", "xml")):
-            return await self._extraction.run(read_text, page.body, page.charset)
+            return await run(extraction.read_text, page.body, page.charset)
         raise PageError(f"{page.url} is {kind}, not a text.")
 
     async def fetch(self, url: str, is_page: bool = True) -> Fetched:
@@ -154,8 +137,9 @@ class Direct(ToolSource):
                 rules = b""
             self._robots[site] = rules.strip()
         # Wildcards can make matching take forever, hence a worker process.
-        arguments = self._robots[site], str(url), self.config.user_agent
-        if arguments[0] and not await self._extraction.run(is_allowed_by_robots, *arguments):
+        check, rules = extraction.is_allowed_by_robots, self._robots[site]
+        asked = str(url), self.config.user_agent
+        if rules and not await self._extraction.run(check, rules, *asked):
             raise PageError(f"{url.host} does not allow robots to read {url}.")
 
 

@@ -69,18 +69,14 @@ class Extraction:
                     "No process for reading pages starts. A script that uses `tools: direct` must "
                     "guard its main part by `if __name__ == '__main__':`."
                 ) from error
-            seconds, megabytes = self._limits
-            raise PageError(
-                f"the page cannot be read in {seconds:g} seconds and {megabytes} MB."
-            ) from error
+            limits = "{:g} seconds and {} MB".format(*self._limits)
+            raise PageError(f"the page cannot be read in {limits}.") from error
         except Exception as error:  # parsers raise anything on malformed input
-            raise PageError(
-                f"the page cannot be read ({type(error).__name__}: {error})."
-            ) from error
+            raise PageError(f"the page cannot be read: {type(error).__name__}: {error}.") from error
 
 
 def _run_limited(
-    seconds: float, megabytes: int, function: Callable[..., _Value], *arguments: Any
+    seconds: float, megabytes: int, function: Callable[..., _Value], *args: Any
 ) -> _Value:
     import resource
 
@@ -91,7 +87,7 @@ def _run_limited(
     resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process
     try:
-        return function(*arguments)
+        return function(*args)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
@@ -178,7 +174,7 @@ def is_allowed_by_robots(rules: bytes, url: str, agent: str) -> bool:
 def _decode(body: bytes, charset: str | None, is_html: bool) -> str:
     from trafilatura.utils import detect_encoding
 
-    declared = decode_declared(body, charset, is_html)
+    declared = decode_declared(body, charset or "", is_html)
     if declared is not None:
         return declared[0]
     with suppress(UnicodeDecodeError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from posixpath import normpath
@@ -67,12 +67,7 @@ class GuardedBackend(httpcore.AnyIOBackend):
         self._resolve = resolve
 
     async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
+        self, host: str, port: int, *args: Any, **options: Any
     ) -> httpcore.AsyncNetworkStream:
         """Connect to the first address that accepts, after all of them have passed the rule.
 
@@ -84,9 +79,7 @@ class GuardedBackend(httpcore.AnyIOBackend):
         error: Exception | None = None
         for address in addresses[:_MAX_ADDRESSES]:
             try:
-                return await super().connect_tcp(
-                    str(address), port, timeout, local_address, socket_options
-                )
+                return await super().connect_tcp(str(address), port, *args, **options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as failure:
                 error = failure
         raise error or PageError(f"there is no host {host}.")

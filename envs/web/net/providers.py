@@ -30,8 +30,7 @@ class ProviderSource(tools.ToolSource):
         self._url = next(filter(None, urls), self.default_url)
         if not self._url:
             raise ConfigError(
-                f"tools={self.service}: search_url (or reader_url) is missing. Give the server's "
-                "URL."
+                f"tools={self.service}: search_url (or reader_url) is missing. Give it."
             )
         self.backend = f"{self.service} {self._url}"
         self._client = ServerClient(
@@ -66,9 +65,8 @@ class ProviderSource(tools.ToolSource):
             answer = await self._client.request("GET" if body is None else "POST", path, body)
         except RefusedError as error:
             if error.status in _REQUEST_STATUSES and not error.of_account:
-                raise tools.PageError(
-                    f"{error.message[:300]} ({error.status})", error.status
-                ) from error
+                message = f"{error.message[:300]} ({error.status})"
+                raise tools.PageError(message, error.status) from error
             check = self.to_check or f"{key_variable(self.service)}, the account and the URL"
             raise OutageError(
                 f"{self._url} refuses {self.service} requests ({error}): check {check}."
@@ -115,9 +113,8 @@ class SearchSource(ProviderSource):
         allowed = [hit for hit in await self.ask(query) if self._hosts.allows(hit.url)]
         hits = allowed[: self.config.search_results]
         lines = [" ".join(f"{hit.title}: {hit.url} {hit.text}".split()) for hit in hits]
-        return tools.search_result(
-            query, lines, [tools.Link(hit.title, hit.url) for hit in hits if hit.url]
-        )
+        links = [tools.Link(hit.title, hit.url) for hit in hits if hit.url]
+        return tools.search_result(query, lines, links)
 
 
 class Serper(SearchSource):

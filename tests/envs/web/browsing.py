@@ -32,9 +32,8 @@ ANSWER = "<final_answer>\\boxed{Oakrest}</final_answer>"
 
 def make_task(*questions: str, **metadata: Any) -> Task:
     texts = questions or ("Where does Ann live?",)
-    return Task(
-        "t", tuple(Question(text, ("Oakrest",)) for text in texts), PAGES, metadata=metadata
-    )
+    asked = tuple(Question(text, ("Oakrest",)) for text in texts)
+    return Task("t", asked, PAGES, metadata=metadata)
 
 
 def call(name: str, /, **arguments: Any) -> str:

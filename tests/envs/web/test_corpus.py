@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
     return build(tmp_path / "corpus", PAGES).folder
 
 
-def test_search_by_words_uses_stems_titles_and_character_pairs(folder: Path) -> None:
+def test_search_by_words_uses_stems_titles_and_character_pairs(folder):
     corpus = Corpus(folder)
     assert search(corpus, "who was BUILDING a bell?")[0] == "Orla Finch"
     assert search(corpus, "brént")[0] == "Brent"
@@ -58,14 +58,12 @@ def test_search_by_words_uses_stems_titles_and_character_pairs(folder: Path) -> 
     assert search(corpus, '( "]: +-') == search(corpus, "") == []
 
 
-def test_named_titles_are_links(folder: Path) -> None:
+def test_named_titles_are_links(folder):
     links = Corpus(folder).links(Page("Brent and Orla   finch of Brent, at 北京大学.", "x"))
     assert links == ["Brent", "Orla Finch", "北京大学"]
 
 
-def test_page_with_known_id_is_replaced_and_changes_the_version(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_page_with_known_id_is_replaced_and_changes_the_version(folder, tmp_path):
     before = Corpus(folder).pages
     names = ("doc7", "https://a.example/p", "Potatoes", " potatoes ")
     assert all(before.find(name) == PAGES[3] for name in names)
@@ -77,7 +75,7 @@ def test_page_with_known_id_is_replaced_and_changes_the_version(
     assert (search(corpus, "potatoes"), search(corpus, "carrots")) == ([], ["Carrots"])
 
 
-def test_corpus_with_another_embedder_is_refused(tmp_path: Path) -> None:
+def test_corpus_with_another_embedder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="not a corpus"):
         Corpus(tmp_path)
     build_corpus([], tmp_path / "dense", HASHING)
@@ -85,7 +83,7 @@ def test_corpus_with_another_embedder_is_refused(tmp_path: Path) -> None:
         Corpus(tmp_path / "dense", {"embedder_dim": 32})
 
 
-def test_pages_of_one_title_are_joined_unless_their_address_differs(tmp_path: Path) -> None:
+def test_pages_of_one_title_are_joined_unless_their_address_differs(tmp_path):
     pages = [
         *(Page("First.", "Bob"), Page("Second.", "Bob"), Page("First. ", "Bob")),
         Page("Ann lives in Oakrest.", "Ann", "https://a.test/"),
@@ -96,7 +94,7 @@ def test_pages_of_one_title_are_joined_unless_their_address_differs(tmp_path: Pa
     assert [page.text for page in found] == ["First.\n\nSecond.", "Ann lives in Oakrest."]
 
 
-def test_long_page_is_found_by_passage_and_read_whole(tmp_path: Path) -> None:
+def test_long_page_is_found_by_passage_and_read_whole(tmp_path):
     text = "Nothing is said here. " * 200 + "The bell is in Lorne."
     corpus = build(tmp_path / "c", [Page(text, "Long")], None, 300)
     ((hit,),) = asyncio.run(corpus.search(["bell Lorne"], 5))
@@ -105,7 +103,7 @@ def test_long_page_is_found_by_passage_and_read_whole(tmp_path: Path) -> None:
     assert hit.page.text == text
 
 
-def test_vectors_are_searched_alone_and_fused_with_words(tmp_path: Path) -> None:
+def test_vectors_are_searched_alone_and_fused_with_words(tmp_path):
     build_corpus(PAGES[:2], tmp_path / "c", HASHING)
     corpus = build(tmp_path / "c", PAGES[2:])  # it knows its embedder
     assert corpus.modes == ("lexical", "dense", "hybrid")
@@ -117,9 +115,7 @@ def test_vectors_are_searched_alone_and_fused_with_words(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_vector_index_above_the_flat_size_reaches_the_recall_and_covers_new_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vector_index_above_the_flat_size_has_the_recall_and_covers_new_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(indexes, "FLAT_BELOW", 2000)
     rows = np.random.default_rng(0).standard_normal((6100, 16)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
@@ -133,9 +129,7 @@ def test_vector_index_above_the_flat_size_reaches_the_recall_and_covers_new_rows
     assert found[:, 0].tolist() == [*range(6051, 6101)], "the new rows are searched too"
 
 
-def test_interrupted_addition_is_completed_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_addition_is_completed_by_the_next(tmp_path, monkeypatch):
     folder = tmp_path / "c"
     build_corpus(PAGES[:1], folder, HASHING)
     with monkeypatch.context() as patch:
@@ -151,12 +145,10 @@ def test_interrupted_addition_is_completed_by_the_next(
 
 
 @pytest.mark.parametrize("size", [30_000, 60_000])
-def test_addition_on_a_full_disk_names_it_and_continues(tmp_path: Path, size: int) -> None:
+def test_addition_on_a_full_disk_names_it_and_continues(tmp_path, size):
     pages = [Page(f"Town {n} was built by Ann in {n}. " * 9, f"Town {n}") for n in range(200)]
-    with (
-        full_disk(size),
-        pytest.raises((ConfigError, DataError, OSError), match="not a corpus that can"),
-    ):
+    errors = (ConfigError, DataError, OSError)
+    with full_disk(size), pytest.raises(errors, match="not a corpus that can"):
         build_corpus(pages, tmp_path, HASHING)
     with pytest.warns(UserWarning, match="was interrupted"):
         Corpus(tmp_path)
@@ -166,7 +158,7 @@ def test_addition_on_a_full_disk_names_it_and_continues(tmp_path: Path, size: in
         assert search(corpus, "Town 77", 1, mode) == ["Town 77"]
 
 
-def test_damaged_corpus_is_found_when_it_is_opened(tmp_path: Path) -> None:
+def test_damaged_corpus_is_found_when_it_is_opened(tmp_path):
     build_corpus(PAGES, tmp_path, HASHING)
     files = [*tmp_path.glob("words/*.idx"), tmp_path / "vectors.f32", tmp_path / "pages.sqlite"]
     for path in files:
@@ -181,7 +173,7 @@ def test_damaged_corpus_is_found_when_it_is_opened(tmp_path: Path) -> None:
         Corpus(tmp_path)
 
 
-def test_read_pages_accepts_the_usual_fields(tmp_path: Path) -> None:
+def test_read_pages_accepts_the_usual_fields(tmp_path):
     contents = {"id": 3, "contents": '"A"\nb\nc'}
     front = {"docid": "9", "url": "u", "text": FRONT}
     surrogate = {"text": "b\0", "title": "A\ud800"}
@@ -198,7 +190,7 @@ def client(folder: Path, monkeypatch: pytest.MonkeyPatch) -> TestClient:
     return TestClient(run.call_args.args[0])
 
 
-def test_retrieve_follows_search_r1s_protocol(client: TestClient) -> None:
+def test_retrieve_follows_search_r1s_protocol(client):
     body = {"queries": ["bells", "nothing at all"], "topk": 1, "return_scores": True}
     (hit,), nothing = client.post("/retrieve", json=body).json()["result"]
     document = {"id": "Orla Finch", "title": "Orla Finch", "url": "Orla Finch"}
@@ -211,7 +203,7 @@ def test_retrieve_follows_search_r1s_protocol(client: TestClient) -> None:
     assert (reply.status_code, "topk" in reply.json()["error"]) == (400, True)
 
 
-def test_access_returns_pages_with_links(client: TestClient) -> None:
+def test_access_returns_pages_with_links(client):
     urls = [PAGES[3].url, "https://a.example/none", "orla finch"]
     potatoes, none, orla = client.post("/access", json={"urls": urls}).json()["result"]
     page = {"contents": PAGES[3].text, "title": "Potatoes", "url": PAGES[3].url, "links": []}
@@ -219,7 +211,7 @@ def test_access_returns_pages_with_links(client: TestClient) -> None:
     assert orla["links"] == [{"title": "Brent", "url": "Brent"}]
 
 
-def test_corpus_source_searches_and_visits(folder: Path) -> None:
+def test_corpus_source_searches_and_visits(folder):
     config = environment_config("web", tools=["corpus"], corpus=str(folder))
     queries = [("search", {"query": query}) for query in ("who builds bells?", "xyzzy")]
     pages = [("visit", {"page": page}) for page in ("orla finch", "nowhere")]

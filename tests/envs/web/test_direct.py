@@ -62,12 +62,12 @@ PRIVATE_V6 = "::1 :: ::ffff:127.0.0.1 ::127.0.0.1 64:ff9b::7f00:1 2002:7f00:1:: 
 
 
 @pytest.mark.parametrize("address", [*PUBLIC, *PRIVATE_V4.split(), *PRIVATE_V6.split()])
-def test_rule_allows_public_addresses_and_web_ports_only(address: str) -> None:
+def test_rule_allows_public_addresses_and_web_ports_only(address):
     assert is_public(ip_address(address), 443) is (address in PUBLIC)
     assert not is_public(ip_address(address), 22)
 
 
-def test_fetch_sends_no_credentials_and_uses_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_sends_no_credentials_and_uses_no_proxy(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     page = answering("Grüße", "text/html; charset=UTF-8")
     redirect = answering("", status=302, Location="/a?q=1", Set_Cookie="a=b")
@@ -81,7 +81,7 @@ def test_fetch_sends_no_credentials_and_uses_no_proxy(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0x7f000001", "[::1]", "mixed.test"])
-def test_private_address_in_any_notation_gets_no_packet(host: str) -> None:
+def test_private_address_in_any_notation_gets_no_packet(host):
     mixed = resolver({"mixed.test": ["127.0.0.2", "127.0.0.1"]})
     refused = pytest.raises(PageError, match=r"not on the public web|Invalid IPv4")
     with serving({"/": answering("secret")}, "127.0.0.1") as (at, asked), refused:
@@ -89,7 +89,7 @@ def test_private_address_in_any_notation_gets_no_packet(host: str) -> None:
     assert asked == []
 
 
-def test_rebinding_name_is_resolved_once_a_connection() -> None:
+def test_rebinding_name_is_resolved_once_a_connection():
     resolve = AsyncMock(side_effect=[["127.0.0.2"], ["127.0.0.1"]])
     with serving({"/": answering("public")}) as (host, asked):
         url = f"http://rebinding.test:{host.partition(':')[2]}/"
@@ -101,16 +101,8 @@ def test_rebinding_name_is_resolved_once_a_connection() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        ("http://127.0.0.1/secret", "not on the public web"),
-        ("file:///etc/passwd", "not a valid address"),
-        ("/away", "more than 5 times"),
-        ("/no/answers", "may not be visited"),
-    ],
-)
-def test_redirect_obeys_all_rules(target: str, message: str) -> None:
+@pytest.mark.parametrize(("target", "message"), CASES["redirects"])
+def test_redirect_obeys_all_rules(target, message):
     routes = {"/away": answering("", status=302, Location=target)}
     with serving(routes) as (host, _), pytest.raises(PageError, match=message):
         fetch(f"http://{host}/away", deny_hosts=["127.0.0.2/no"])
@@ -132,7 +124,7 @@ MEMBER = gzip.compress(b"first, " * 100, mtime=0)
         ("gzip", gzip.compress(bytes(700_000), mtime=0), "larger than 0.5 MB"),
     ],
 )
-def test_body_is_unpacked_to_its_end(encoding: str, body: bytes, expected: bytes | str) -> None:
+def test_body_is_unpacked_to_its_end(encoding, body, expected):
     with serving({"/": answering(body, Content_Encoding=encoding)}) as (host, _):
         url, limit = f"http://{host}/", {"page_megabytes": 0.5}
         if isinstance(expected, bytes):
@@ -142,24 +134,13 @@ def test_body_is_unpacked_to_its_end(encoding: str, body: bytes, expected: bytes
                 fetch(url, **limit)
 
 
-@pytest.mark.parametrize(
-    ("head", "target"),
-    [
-        ("<meta content='0.5, /n?a=1&amp;b=2' http-equiv=Refresh>", "http://a.test/n?a=1&b=2"),
-        (
-            "<style>" + "x" * 9000 + "</style><META http-equiv='refresh' content='0;URL=\"/n\"'>",
-            "http://a.test/n",
-        ),
-        ("<!-- <meta http-equiv='refresh' content='0;url=/n'> -->", ""),
-        ("<meta http-equiv='refresh' content='5;url=/'>", ""),
-        ("<meta http-equiv='refresh' content='30;url=/n'>", ""),
-    ],
-)
-def test_page_that_another_replaces_names_it(head: str, target: str) -> None:
-    assert read_html(f"{head}<p>{PROSE}".encode(), "http://a.test/", None).refresh == target
+@pytest.mark.parametrize(("head", "target"), CASES["refreshes"])
+def test_page_that_another_replaces_names_it(head, target):
+    page = f"{head}<p>{PROSE}".replace("{long}", "x" * 9000).encode()
+    assert read_html(page, "http://a.test/", None).refresh == target
 
 
-def test_unknown_host_is_a_page_error_and_silent_resolver_an_outage() -> None:
+def test_unknown_host_is_a_page_error_and_silent_resolver_an_outage():
     with pytest.raises(OutageError, match="check this machine's resolver"):
         fetch("http://a.test/", resolver({}, silent=("a.test", "example.com")))
     with pytest.raises(PageError, match=r"no host a\.test"):
@@ -173,7 +154,7 @@ def test_unknown_host_is_a_page_error_and_silent_resolver_an_outage() -> None:
         (HostRules(allow=["a.test", "b.test/docs"], deny=["a.test/no"]), CASES["listed"]),
     ],
 )
-def test_host_rules_hold_in_any_notation(rules: HostRules, allowed: dict[str, bool]) -> None:
+def test_host_rules_hold_in_any_notation(rules, allowed):
     assert {url: rules.allows(f"https://{url}") for url in allowed} == allowed
 
 
@@ -187,7 +168,7 @@ def make_pdf(*pages: str) -> bytes:
     return bytes(pdf.output())
 
 
-def test_extraction_reads_the_start_of_a_large_document() -> None:
+def test_extraction_reads_the_start_of_a_large_document():
     links = "".join(f"<a href='/{number}'>{number}</a>" for number in range(150))
     script = f"<script>{'x' * 4_000_000}</script>"
     page = f"{script}<p>{PROSE}</p>{links}<!--{'x' * 3_000_000}--><p>The end.</p>".encode()
@@ -200,7 +181,7 @@ def test_extraction_reads_the_start_of_a_large_document() -> None:
     assert read_pdf(make_pdf("Ann.", "", "Bob.")).text.endswith("[pages without text: 2]")
 
 
-def test_posts_and_comments_are_read_and_hidden_text_is_not() -> None:
+def test_posts_and_comments_are_read_and_hidden_text_is_not():
     posts = "".join(f"<div><article><p>Post {n}. {PROSE}</p></article></div>" for n in range(3))
     first, *others = (f"<article><p>Post {n}. Yes.</p></article>" for n in range(3))
     replies = "".join([first.replace("Yes.", PROSE * 3), *others])
@@ -213,17 +194,17 @@ def test_posts_and_comments_are_read_and_hidden_text_is_not() -> None:
 
 
 @pytest.mark.parametrize(("label", "encoding", "words"), CASES["labels"])
-def test_labels_of_headers_are_those_of_browsers(label: str, encoding: str, words: str) -> None:
+def test_labels_of_headers_are_those_of_browsers(label, encoding, words):
     assert read_text(words.encode(encoding), label).text == words
 
 
 @pytest.mark.parametrize("before", CASES["declarations"])
-def test_declaration_is_found_where_browsers_find_it(before: str) -> None:
+def test_declaration_is_found_where_browsers_find_it(before):
     body = f"{before}Дом — 5 €".encode("cp1251")
     assert read_text(body, None, is_html="<meta" in before).text.endswith("Дом — 5 €")
 
 
-def test_references_to_control_characters_are_those_of_windows() -> None:
+def test_references_to_control_characters_are_those_of_windows():
     page = f"<p>25 &#128; &#x96; {PROSE}".encode()
     assert "25 € \u2013 Ann" in read_html(page, "http://a.test/", None).text
 
@@ -232,19 +213,19 @@ def test_references_to_control_characters_are_those_of_windows() -> None:
     ("encoding", "words"),
     [("cp1252", "Café à Paris : 25 €."), ("cp1251", "Привет мир, это дом и сад.")],
 )
-def test_few_words_without_a_declaration_are_guessed(encoding: str, words: str) -> None:
+def test_few_words_without_a_declaration_are_guessed(encoding, words):
     body = f"<div class='a-long-name' id='another'><p>{words * 3}</p></div>".encode(encoding)
     assert words in read_html(body, "http://a.test/", None).text
 
 
-def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(direct, "find_spec", lambda name: name if name != "pypdf" else None)
     with pytest.raises(ConfigError, match="tools=direct needs pypdf:"):
         Direct(environment_config("web"))
 
 
 @pytest.mark.slow
-def test_direct_extracts_html_pdf_and_text_and_gives_up_slow_pages() -> None:
+def test_direct_extracts_html_pdf_and_text_and_gives_up_slow_pages():
     table = "<table><tr>" + "<td><p>x</p></td>" * 40_000 + "</tr></table>"
     routes = {
         "/ann": answering(PAGE, "text/html; charset=utf-8"),
@@ -266,7 +247,7 @@ def test_direct_extracts_html_pdf_and_text_and_gives_up_slow_pages() -> None:
 
 
 @pytest.mark.slow
-def test_direct_obeys_robots_also_after_redirects() -> None:
+def test_direct_obeys_robots_also_after_redirects():
     redirect = answering("", status=302, Location="/private/a")
     robots = answering("\ufeffUser-agent: *\nDisallow: /private\n", "text/plain")
     routes = {"/robots.txt": robots, "/open": answering(PROSE, "text/plain"), "/in": redirect}
@@ -297,7 +278,7 @@ PAGES = {
 
 
 @pytest.mark.slow
-def test_page_fault_is_an_observation_and_the_episode_goes_on() -> None:
+def test_page_fault_is_an_observation_and_the_episode_goes_on():
     with serving(PAGES) as (host, _):
         pages = ["/fine", *CASES["faults"], "/fine"]
         pages = [f"http://{host}{page}" if page[0] == "/" else page for page in pages]

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
 from atommem.environment import environment_config
 from atommem.envs.web import mcp_source
@@ -21,6 +20,7 @@ from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, ToolResult
 from atommem.episode import Episode, Observation, StopReason
 from atommem.errors import BudgetSpentError, ConfigError, DataError, OutageError
+from atommem.files import load_beside
 from tests.envs.web.browsing import ANSWER, ENGINE, MADE, call, play, serving, use
 from tests.fakes import command
 from tests.loopback import answering
@@ -87,9 +87,7 @@ SESSION_FAULTS = [  # of servers that restarted, in words of their own
 
 
 @pytest.mark.parametrize("fault", SESSION_FAULTS)
-def test_lost_session_is_replaced_once_for_all_calls(
-    servers: Servers, fault: Exception | None
-) -> None:
+def test_lost_session_is_replaced_once_for_all_calls(servers, fault):
     made, servers.fault = source(ADDRESS), fault
 
     async def run() -> list[Any]:
@@ -104,9 +102,7 @@ def test_lost_session_is_replaced_once_for_all_calls(
     assert (servers.made, servers.open) == (2, 0)
 
 
-def test_key_is_named_in_settings_and_redacted_in_errors(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_is_named_in_settings_and_redacted_in_errors(servers, monkeypatch):
     with pytest.raises(ConfigError, match="MY_KEY is not set"):
         source("https://a.test/mcp?key=${MY_KEY}")
     monkeypatch.setenv("MY_KEY", "secret")
@@ -118,7 +114,7 @@ def test_key_is_named_in_settings_and_redacted_in_errors(
         use([made], ("grep", {}))
 
 
-def test_replay_starts_no_server(servers: Servers, tmp_path: Path) -> None:
+def test_replay_starts_no_server(servers, tmp_path):
     def observations(mode: str, address: str = ADDRESS) -> list[Observation]:
         recording: dict[str, Any] = {"recording": str(tmp_path / "c"), "recording_mode": mode}
         calls = [call("grep", pattern="x"), ANSWER]
@@ -150,7 +146,7 @@ server.run("stdio")
 
 
 @pytest.mark.slow
-def test_episode_uses_a_real_server_and_renames_a_tool_named_like_an_action(tmp_path: Path) -> None:
+def test_episode_uses_a_real_server_and_renames_a_tool_named_like_an_action(tmp_path):
     (tmp_path / "server.py").write_text(SERVER)
     server = f"{sys.executable} {tmp_path / 'server.py'}"
     calls = [call("mcp_read", name="Ann"), call("broken", name="x"), call("mcp_read", nom="Ann")]
@@ -162,7 +158,7 @@ def test_episode_uses_a_real_server_and_renames_a_tool_named_like_an_action(tmp_
     assert episode.reward == 1.0
 
 
-def test_silent_server_is_an_outage_and_connected_again(servers: Servers) -> None:
+def test_silent_server_is_an_outage_and_connected_again(servers):
     servers.made = 1
     made = source(ADDRESS, tool_seconds=0.05)
 
@@ -178,7 +174,7 @@ def test_silent_server_is_an_outage_and_connected_again(servers: Servers) -> Non
     assert servers.made == 3
 
 
-def test_result_without_text_shows_its_structure_or_links() -> None:
+def test_result_without_text_shows_its_structure_or_links():
     link = SimpleNamespace(type="resource_link", name="ann", uri="https://a.test/ann")
     empty = SimpleNamespace(type="text", text="")
     assert [mcp_source._part_text(part) for part in (link, empty)] == ["ann https://a.test/ann", ""]
@@ -186,7 +182,7 @@ def test_result_without_text_shows_its_structure_or_links() -> None:
     assert mcp_source._result_text(only) == '{"town": "Rome"}'
 
 
-def test_missing_server_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_server_is_a_config_error(monkeypatch):
     monkeypatch.setattr(mcp_source, "_WAIT_SECONDS", 0.01)
     with pytest.raises(ConfigError, match=r"out of reach.*Start the server"):
         source("http://127.0.0.1:9/mcp")
@@ -213,7 +209,7 @@ def search(path: Path, *queries: str, **more: Any) -> list[ToolResult | BaseExce
     return asyncio.run(run())
 
 
-def test_equal_calls_are_made_once_and_replayed(tmp_path: Path) -> None:
+def test_equal_calls_are_made_once_and_replayed(tmp_path):
     queries = [*["Ann"] * 8, "Bob", "nothing"]
     results = search(tmp_path / "c.db", *queries)
     for mode in ("record", "replay", "frozen"):
@@ -229,14 +225,14 @@ def test_equal_calls_are_made_once_and_replayed(tmp_path: Path) -> None:
     assert absent.is_error
 
 
-def test_call_budget_is_never_exceeded_and_recorded_calls_are_free(tmp_path: Path) -> None:
+def test_call_budget_is_never_exceeded_and_recorded_calls_are_free(tmp_path):
     results = search(tmp_path / "c.db", "a", "b", "c", call_budget=2)
     assert len(MADE) == 2
     assert [type(one) for one in results].count(BudgetSpentError) == 1
     assert search(tmp_path / "c.db", MADE[0], call_budget=2)[0] in results
 
 
-def test_episode_replays_equally_except_for_hosts_denied_now(tmp_path: Path) -> None:
+def test_episode_replays_equally_except_for_hosts_denied_now(tmp_path):
     def episode(**more: Any) -> Episode:
         calls = [call("search", query=query) for query in ("Ann", "nothing")]
         return play([*calls, ANSWER], tools=[ENGINE], recording=str(tmp_path / "c.db"), **more)
@@ -249,7 +245,7 @@ def test_episode_replays_equally_except_for_hosts_denied_now(tmp_path: Path) -> 
     assert denied.steps[1].observation.values("text") == ["https://Ann.test/ may not be visited."]
 
 
-def test_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
+def test_damaged_or_foreign_file_is_refused(tmp_path):
     path = tmp_path / "c.db"
     recording = Recording(path)
     recording.add(*CALL, RESULT)
@@ -265,7 +261,7 @@ def test_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_corpus_of_a_recording_has_its_visited_pages(tmp_path: Path) -> None:
+def test_corpus_of_a_recording_has_its_visited_pages(tmp_path):
     pytest.importorskip("tantivy")
     path, web = tmp_path / "c.db", tmp_path / "web"
     recording = Recording(path)
@@ -300,36 +296,14 @@ def ask(tool: str, path: str, answer: Any, *texts: str, **settings: Any) -> tupl
         return use(make_sources([tool], config), *texts), asked
 
 
-ANN = {"title": "Ann  Gray", "link": "https://a.test/", "snippet": "Ann\nlives."}
-SERPER = [{"title": "Leak", "link": DENIED, "snippet": "the answer"}, ANN]
-SEARXNG = [{"title": "Ann Gray", "url": "https://a.test/", "content": "Ann lives."}]
-RETRIEVED = [
-    {"document": {"contents": "Leak\nthe answer", "url": DENIED}, "score": 9.0},
-    {"document": {"contents": '"Ann Gray"\nAnn lives.', "url": "https://a.test/"}},
-    {"contents": "no title", "title": None},
-]
-QUERY = "who is Ann"
-FOUND = "Ann Gray: https://a.test/ Ann lives."
-SEARCHES: list[tuple[str, str, Any, str, Any]] = [
-    ("serper", "POST /search", {"organic": SERPER}, FOUND, {"q": QUERY, "num": 2}),
-    ("searxng", "GET /search?q=who+is+Ann&format=json", {"results": SEARXNG}, FOUND, None),
-    (
-        "retrieve",
-        "POST /retrieve",
-        {"result": [RETRIEVED]},
-        f"{FOUND}\n-: no title",
-        {"queries": [QUERY], "topk": 2, "return_scores": True},
-    ),
-]
+CASES = load_beside(__file__, "providers.yaml")
 
 
-@pytest.mark.parametrize(("tool", "line", "answer", "text", "body"), SEARCHES)
-def test_search_shows_allowed_results(
-    tool: str, line: str, answer: Any, text: str, body: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("tool", "line", "answer", "text", "body"), CASES["searches"])
+def test_search_shows_allowed_results(tool, line, answer, text, body, monkeypatch):
     monkeypatch.setenv("ATOMMEM_SERPER_API_KEY", "my-key")
     path = line.split()[1].partition("?")[0]
-    (result,), asked = ask(tool, path, answer, QUERY, search_results=2)
+    (result,), asked = ask(tool, path, answer, "who is Ann", search_results=2)
     assert (result.text, result.links[0]) == (text, HIT)
     ((sent, headers, raw),) = asked
     assert (sent, json.loads(raw) if raw else None) == (line, body)
@@ -337,7 +311,7 @@ def test_search_shows_allowed_results(
     assert "Authorization" not in headers
 
 
-def test_jina_sends_key_and_refuses_denied_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jina_sends_key_and_refuses_denied_pages(monkeypatch):
     monkeypatch.setenv("ATOMMEM_JINA_API_KEY", "my-key")
     data = {"title": "Ann", "url": "https://a.test/", "content": "Ann lives."}
     data |= {"links": {"Bob": "https://b.test/"}}
@@ -350,7 +324,7 @@ def test_jina_sends_key_and_refuses_denied_pages(monkeypatch: pytest.MonkeyPatch
     assert (headers["Authorization"], headers["Accept"]) == ("Bearer my-key", "application/json")
 
 
-def test_access_reads_pages_and_refuses_denied_ones() -> None:
+def test_access_reads_pages_and_refuses_denied_ones():
     page = {"url": "https://a.test/", "title": "Ann", "contents": "Ann lives.", "links": LINKS}
     answer = {"result": [page]}
     (denied, result), asked = ask("access", "/access", answer, DENIED, "https://a.test/")
@@ -358,12 +332,11 @@ def test_access_reads_pages_and_refuses_denied_ones() -> None:
     assert [json.loads(body) for _, _, body in asked] == [{"urls": ["https://a.test/"]}]
 
 
-CASES = yaml.safe_load(Path(__file__).with_name("providers.yaml").read_text(encoding="utf-8"))
 LONG = ["jina", {"data": {"content": "x" * 2000}}, "an answer of more than 0.001 MB (502)", True]
 
 
 @pytest.mark.parametrize(("tool", "answer", "text", "is_error"), [*CASES["unusual"], LONG])
-def test_unusual_answer_is_read(tool: str, answer: Any, text: str, is_error: bool) -> None:
+def test_unusual_answer_is_read(tool, answer, text, is_error):
     path = {"searxng": "/search", "serper": "/search", "jina": "/"}.get(tool, f"/{tool}")
     asked = "https://a.test/" if tool == "jina" else "Ann"
     (result,), _ = ask(tool, path, answer, asked, page_megabytes=0.001)
@@ -372,9 +345,9 @@ def test_unusual_answer_is_read(tool: str, answer: Any, text: str, is_error: boo
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("tool", "status", "answer", "shown", "requests"), CASES["faults"])
-def test_provider_fault_is_an_outage_and_refused_query_an_observation(
-    tool: str, status: int, answer: Any, shown: str, requests: int
-) -> None:
+def test_provider_fault_is_an_outage_and_refusal_an_observation(
+    tool, status, answer, shown, requests
+):
     visit, search = call("visit", page="https://a.test/"), call("search", query="Ann")
     written = visit if tool in ("jina", "access") else search
     route = answering(answer, "application/json", status)

@@ -60,9 +60,8 @@ def make_tasks(count: int = 12, words: int = 0) -> list[Task]:
     texts = ("c0 city", "c1 town", "a fact")
 
     def documents(first: int) -> tuple[Document, ...]:
-        return tuple(
-            Document("", " ".join([t, *rng.choices(WORDS, k=words)])) for t in texts[first:] + texts
-        )
+        own = ([text, *rng.choices(WORDS, k=words)] for text in texts[first:] + texts)
+        return tuple(Document("", " ".join(parts)) for parts in own)
 
     return [Task(f"task-{i}", questions, documents(i % 3)) for i in range(count)]
 
