@@ -174,6 +174,8 @@ async def _read(memory: AsyncMemory, arguments: Namespace, text: str, steps: lis
             on_step=on_step,
             again=False,
         )
+    if not steps:
+        _note("  (read before, and not again)")
     if reading.cut:
         share = reading.cut / reading.written
         _note(f"  (limits cut {share:.0%} of what the policy wrote: entry_tokens and others)")
