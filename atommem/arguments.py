@@ -46,6 +46,7 @@ RENAMED = {
     "docs": "documents",
     "json": "out",
     "max_in_flight": "max_inflight_tasks",
+    "max_new_tokens": "max_completion_length",
     "max_tokens": "max_completion_length",
     "max_turns": "max_calls",
     "micro_batch_tokens": "token_budget",
@@ -131,8 +132,8 @@ class Parser(jsonargparse.ArgumentParser):
         if default not in (None, "", []) and "default" not in text:
             shown = str(default).lower() if isinstance(default, bool) else default
             text += f" (default: {shown})"
-        options["help"] = text.replace("%", "%%")
-        group.add_argument(f"--{item.name}", default=default, **options)
+        options |= {"default": default, "help": text.replace("%", "%%")}
+        group.add_argument(f"--{item.name}", **options)
 
     def format_help(self, formatter: Any = None, *, show_all: bool = False) -> str:
         text: str = super().format_help()
@@ -204,6 +205,10 @@ class Parser(jsonargparse.ArgumentParser):
                 return f"{name}: this setting is called {RENAMED[name]} now."
             hint = suggest(name, self.setting_names())
             return f"{shorten(' '.join(words))}: unknown setting{hint}."
+        if found := re.fullmatch(r"the following arguments are required: (.*)", text):
+            wanted = [item for item in self._actions if item.dest in found[1].split(", ")]
+            names = [(*item.option_strings, item.metavar or item.dest)[0] for item in wanted]
+            return f"missing: {', '.join(map(str, names))}."
         found = re.match(r"(?:Parser key \"|argument -*)(\w+)\"?", text)
         action = next((item for item in self._actions if found and item.dest == found[1]), None)
         if action is None or "expected" in text:

@@ -140,8 +140,7 @@ def _write_trace(
     notes = tuple(answer.note for answer in answers)
     episode.question_notes = notes if any(notes) else ()
     episode.seconds = sum(step.seconds for step in steps)
-    questions = [{"text": question} for question in arguments.questions]
-    task = {"id": episode.task_id, "questions": questions}
+    task = {"id": episode.task_id, "questions": [{"text": one} for one in arguments.questions]}
     write_trace(arguments.trace, episode, task, memory.settings)
 
 
@@ -154,6 +153,7 @@ def _text(file: str | None) -> str | None:
 async def _read(memory: AsyncMemory, arguments: Namespace, text: str, steps: list[Step]) -> None:
     """Read the text with a progress bar, which says for every chunk what the policy wrote."""
     name = "" if arguments.file == "-" else Path(arguments.file).name
+    asked = arguments.questions
     # The delay keeps a bar without a total from being shown.
     with tqdm(desc="reading", unit="chunk", mininterval=0, dynamic_ncols=True, delay=1e-9) as bar:
 
@@ -167,13 +167,10 @@ async def _read(memory: AsyncMemory, arguments: Namespace, text: str, steps: lis
             bar.set_postfix_str(f"{len(step.actions)} actions, {step.store_size} entries", False)
 
         reading = await memory.read(
-            text,
-            questions=arguments.questions,
-            name=name,
-            progress=progress,
-            on_step=on_step,
-            again=False,
+            text, questions=asked, name=name, progress=progress, on_step=on_step, again=False
         )
+    if not steps:
+        _note("  (read before, and not again)")
     if reading.cut:
         share = reading.cut / reading.written
         _note(f"  (limits cut {share:.0%} of what the policy wrote: entry_tokens and others)")

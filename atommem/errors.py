@@ -72,8 +72,10 @@ _REMEDIES = {
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return ``" (did you mean X?)"`` if one of `known` is close to `name`, else nothing."""
-    found = difflib.get_close_matches(name, sorted(known), n=1)
+    """Return ``" (did you mean X?)"`` if one of `known` begins so or is close, else nothing."""
+    names = sorted(known)
+    found = [one for one in names if len(name) > 3 and one.startswith(name)]
+    found = found or difflib.get_close_matches(name, names, n=1)
     return f" (did you mean {found[0]}?)" if found else ""
 
 

@@ -208,8 +208,8 @@ class Demo:
     def cold_start(self) -> None:
         recipe = self.recipe.cold_start
         rates = asdict(recipe.faults).items()
-        faults = ", ".join(f"{rate:.0%} of {name}s" for name, rate in rates if 0 < rate < 1)
-        title = f"Cold start on {recipe.episodes} episodes of an expert that forgets {faults}"
+        faults = ", ".join(f"{name} {rate:.0%}" for name, rate in rates if 0 < rate < 1)
+        title = f"Cold start on {recipe.episodes} episodes of an expert with faults: {faults}"
         with self._timed("sft", title):
             episodes = self._demonstrate(recipe.episodes)
             rows, scores = demonstrations(episodes), [episode.metrics["em"] for episode in episodes]

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     add("store", type=Path, help="Saved memory, trace, or JSON Lines.")
     add("--capacity", type=int, help="Number of entries to keep.")
     add("--retention", nargs="+", default=list(RULES), help="Names of rules, with options.")
-    add("--same", type=float, default=0.95, help="Least cosine of duplicates.")
+    add("--same", type=float, default=0.95, help="Least cosine of duplicates (%(default)s).")
     add("--scope", nargs="+", default=[], help="One user, agent or session: user=ann session=7.")
     flags = ("embedder", "embedder_model", "embedder_url")
     parser.add_settings("embedder", EmbedderConfig, names=flags)

@@ -100,13 +100,14 @@ class ServedModel:
     @property
     def needs_goal(self) -> bool:
         """Whether its training always showed the questions while it read."""
-        modes = self.trained.get("questions_shown", ["reading"])
-        return bool(self.trained) and {*modes} == {"reading"}
+        return {*self.trained.get("questions_shown", ())} == {"reading"}
 
     def notice(self) -> str:
         """Return what to print at start: what its training showed while it read."""
         if not self.trained:
             return "not trained here: it reads and answers as an untrained instruct model"
+        if "questions_shown" not in self.trained:
+            return f"trained in the environment {self.trained.get('environment')}"
         if self.needs_goal:
             return f"this policy was trained to read with the questions in view. {NO_GOAL}"
         return "this policy was also trained to read without knowing the questions"

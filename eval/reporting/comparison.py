@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     add("first", help="Folder of an evaluation.")
     add("second", help="Folder of another one on the same tasks.")
     add("--metric", help="Score (default: em, or reward in environments without exact match).")
-    shown = "Changed tasks to print of each kind; 0 for none, -1 for all."
+    shown = "Changed tasks of each kind to print (%(default)s); 0: none, -1: all."
     add("--show", type=int, default=10, help=shown)
     add("--out", help="Also write everything to this file.")
     given = parser.parse_args(list(argv))

@@ -142,7 +142,7 @@ def make_charts(results: Results) -> Charts:
         title: chart.configure(background="transparent", font="system-ui, sans-serif")
         .configure_point(filled=True, opacity=1)
         .configure_view(stroke=None)
-        .configure_axis(**looks, gridColor="#80808040", labelLimit=300)
+        .configure_axis(**looks, gridColor="#80808040", labelLimit=300, labelSeparation=6)
         .configure_header(**looks, labelOrient="top", labelAnchor="start")
         .configure_legend(**looks, labelLimit=300, orient="top", columns=1)
         for title, chart in charts.items()

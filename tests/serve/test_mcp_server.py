@@ -126,7 +126,10 @@ async def test_share_that_limits_cut_is_told_when_a_text_is_read(tmp_path):
 @pytest.mark.parametrize("goal", ["", "Who keeps bees?"])
 async def test_reply_says_what_was_written_and_if_a_goal_was_missing(goal, tmp_path):
     model = scripted(lambda prompt: "nothing to keep")
+    model.trained = {"environment": "atlas"}
+    assert model.notice() == "trained in the environment atlas"
     model.trained = {"questions_shown": ["reading"]}
+    assert "with the questions in view" in model.notice()
     with opened(tmp_path, model) as (found, http):
         path = new_conversation(http, goal=goal)
         replies = [http.post(f"{path}/items", json=items(FACT)).raise_for_status().json()]

@@ -63,4 +63,5 @@ def build(argv: Sequence[str]) -> int:
         parser.add_argument(flag, type=kind, required=True)
     given = parser.parse_args(argv)
     given.out.write_text("".join(generate(given.n, given.seed)), encoding="utf-8")
+    print(f"{given.out}: {given.n} tasks")
     return 0
