@@ -1,6 +1,6 @@
 """Does a policy that may end its reading stop when it knows?
 
-    python scripts/bench_early_stop.py --start runs/demo/cold_start [--seed 0 1 2] [--costs 0.2]
+    python scripts/bench_early_stop.py --start runs/demo/cold_start [--seed 0 1 2] [--costs 0.3]
 
 The world of ``atommem demo`` with more to read and without corrections: the evidence of half of the
 tasks stands in the first third, of the others in the last. The cold start has an expert that
@@ -46,7 +46,7 @@ RECIPE = replace(
     world=WORLD,
     cold_start=replace(FULL.cold_start, faults=FAULTS),
     settings={"early_stop": ("true",), "per_device_train_batch_size": ("128",)},
-    updates=80,
+    updates=320,
 )
 SHORT = replace(RECIPE.cold_start, episodes=2000, steps=300, learning_rate=2e-3)
 """For a policy that knows the demo's world, and has to learn one more action."""
@@ -90,7 +90,7 @@ def train(
 def main() -> int:
     options = read_options(
         __doc__,
-        **{"start": Path, "seed": ([0, 1, 2], [0]), "costs": [0.2]},
+        **{"start": Path, "seed": ([0, 1, 2], [0]), "costs": [0.3]},
         **{"n": (600, 4), "temperature": 1.0, "output_dir": Path("runs/early_stop")},
     )
     recipe = quick(RECIPE) if options.quick else RECIPE

@@ -187,8 +187,8 @@ def test_strangers_questions_are_answered(tmp_path):
     command = [sys.executable, "-m", "atommem.cli", "eval", *flags]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     summary = json.loads((tmp_path / "eval" / "summary.json").read_text(encoding="utf-8"))
-    # Measured: 3 of these 8, and 28 of all 60. The half that we want is not reached.
-    assert summary["metrics"]["em"]["mean"] >= 0.25
+    # Measured: 4 of these 8, and 33 of all 60.
+    assert summary["metrics"]["em"]["mean"] >= 0.375
 
 
 # `atommem ask` against servers on this machine, and a model folder ---

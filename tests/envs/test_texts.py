@@ -26,6 +26,8 @@ from tests.envs.benchmark_rows import sample, write_json, write_lines
 from tests.envs.test_synthetic import run_expert
 from tests.fakes import WordTokenizer, load_script, longdoc
 
+ROOT = Path(__file__).parents[2]
+
 
 def tasks_of(split: str, count: int, **settings: object) -> list[Task]:
     config = ToldConfig(**{"levels": (1, 4), **settings})  # type: ignore[arg-type]
@@ -56,6 +58,17 @@ def test_reader_without_faults_answers_every_told_question(split):
             assert sum(action.kind != "read" for action in step.actions) <= 1
         gold = " ".join(document.text for document in task.documents if document.gold)
         assert task.questions[0].answers[0] in gold
+
+
+def test_everyday_texts_share_nothing_and_their_notes_are_faultless():
+    names = ("scripts/everyday_texts", "scripts/everyday_heldout", "tests/strangers")
+    shown, held_out, strangers = (load_tasks(ROOT / f"{name}.jsonl") for name in names)
+    texts = [
+        document.text for task in (*shown, *held_out, *strangers) for document in task.documents
+    ]
+    assert len({*texts}) == len(texts)
+    assert (len(shown), len(held_out)) == (460, 60)
+    assert {episode.reward for episode in read([*shown, *held_out])} == {1.0}
 
 
 def test_told_splits_share_no_name_and_test_has_wordings_of_its_own():
