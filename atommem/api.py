@@ -26,10 +26,12 @@ from atommem.rollout import Session
 from atommem.run import Runtime
 from atommem.saved_memory import MEMORY_FILE, Reading, SavedMemory, scope_files, scope_key, text_of
 from atommem.session_state import SessionState
+from atommem.tokens import unknown_share
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 Progress = Callable[[int, int], None]  # called with the number of chunks that were read, and of all
+_UNKNOWN = 0.1  # share of unknown words above which reading warns
 _SILENT = 3  # chunks in a row with text but without an action, after which reading warns
 
 
@@ -185,7 +187,12 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
             warnings.warn(f"{SHIPPED} {problem}: ask each alone.", stacklevel=2)
         async with self._lock:
             text, file_name = await asyncio.to_thread(text_of, source)
-            observations = await asyncio.to_thread(self._runtime.agent.factory.reading, text, shown)
+            agent = self._runtime.agent
+            joined = text if isinstance(text, str) else "\n".join(text)
+            if (share := unknown_share(agent.tokenizer, joined[:10_000])) > _UNKNOWN:
+                known = "not in the policy's vocabulary, which has the words of its training tasks"
+                warnings.warn(f"{share:.0%} of the text's words are {known}.", stacklevel=2)
+            observations = await asyncio.to_thread(agent.factory.reading, text, shown)
             reading = self._reading(observations, file_name if name is None else name, again)
             silent, progress = 0, progress or (lambda done, chunks: None)
             progress(len(reading.steps), reading.chunks)
@@ -268,7 +275,10 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
         return self._scopes[key]
 
     async def search(self, query: str, k: int | None = None, **scope: str) -> list[Found]:
-        """Return the best entries for a query; with names, of all scopes that match them."""
+        """Return the best entries for a query, without those of scopes.
+
+        With names: the best of all scopes that have them.
+        """
         if not scope:
             return await self._session.memory.search(query, k)
         wanted, found = scope_key(scope), list[Found]()

@@ -55,6 +55,12 @@ def cut_to_tokens(tokenizer: Tokenizer, text: str, limit: int, marker: str) -> s
     return text[: cut_position(offsets, room)].rstrip() + marker
 
 
+def unknown_share(tokenizer: Tokenizer, text: str) -> float:
+    """Return the share of a text's tokens that the tokenizer has no word for."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return ids.count(getattr(tokenizer, "unk_token_id", None)) / max(1, len(ids))
+
+
 class ApproximateTokenizer:
     """Counts tokens where the model's tokenizer is unknown, such as a chat server's.
 

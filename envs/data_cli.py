@@ -191,7 +191,7 @@ def _show(argv: list[str]) -> int:
             lines.append(f"    answer: {' | '.join(question.golds) or 'not known'}")
             lines += [f"    {name}: {value}" for name, value in question.attributes.items()]
         print(printable("\n".join(lines)), end="\n\n")
-    print(f"{count} tasks, {len(broken)} broken rows", *broken[:10], sep="\n")
+    print(f"tasks: {count}, broken rows: {len(broken)}", *broken[:10], sep="\n")
     print(f"and {len(broken) - 10} more\n" * (len(broken) > 10), end="")
     return 2 if broken else 0
 

@@ -1,5 +1,6 @@
 """The API's format: requests as pydantic models, and the objects of answers."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Self
@@ -162,7 +163,10 @@ class AskCreate(BaseModel, extra="allow"):
             if value is not None and not fits:
                 code, fix = "unknown_parameter", "not a parameter"
                 if name in _SUPPORTED:
-                    code, fix = "unsupported_parameter", f"{str(value)[:80]!r} is not supported"
+                    code, fix = (
+                        "unsupported_parameter",
+                        f"{json.dumps(value)[:80]} is not supported",
+                    )
                 raise PydanticCustomError(code, "{fix}. Leave it out.", {"name": name, "fix": fix})
         return self
 

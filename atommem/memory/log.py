@@ -18,7 +18,7 @@ from atommem.errors import TraceError
 POLICY, MEMORY, USER = "policy", "memory", "user"
 """Actors. A rule acts as ``retention:NAME`` or ``admission:NAME``."""
 BETWEEN = " | "  # separates the names in `Source.piece`; no address contains it
-_PARTS = re.compile(r"(?:, (?:(?:chunk|part) \d+/\d+|as given))*")
+_PARTS = re.compile(r"(?:, (?:(?:chunk|part) \d+/\d+|as given|document .+))*")
 
 
 class Outcome(StrEnum):

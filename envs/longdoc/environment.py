@@ -29,6 +29,7 @@ MOST_AT_ONCE = 10
 """Questions that methods without reads are asked at one step: all of a task of arXiv 2601.08323."""
 DOCUMENT_TOKENS = 140  # a paragraph of Wikipedia with its title, as in HotpotQA
 QUESTION_TOKENS = 25
+_HEADING = re.compile(r"^Document \d+: (.{1,80})", re.M)  # of a folder's files, and of documents
 _SAMPLED_TASKS = 16
 _CACHED_TASKS = 64
 
@@ -126,7 +127,16 @@ class LongDocEnvironments(QAEnvironments):
             text = re.split(r"\n\s*\n", text.strip()) if paragraphs else [text]
         cut = (chunk_text(clean(part), self.tokenizer, config.chunk_tokens) for part in text)
         chunks, hide = [*chain.from_iterable(cut)], config.open_ended
-        return [chunk_observation(task, chunks, n, open_ended=hide) for n in range(len(chunks))]
+        observations, title = list[Observation](), ""
+        for number, chunk in enumerate(chunks):
+            shown = chunk_observation(task, chunks, number, open_ended=hide)
+            headings = _HEADING.findall(chunk)
+            titles = [*[title] * (_HEADING.match(chunk) is None), *headings]
+            if place := " to ".join(filter(None, dict.fromkeys((titles[0], titles[-1])))):
+                shown = replace(shown, origin=f"document {place}, {shown.origin}")
+            observations.append(shown)
+            title = titles[-1]
+        return observations
 
     def asking(self, question: str) -> Task:
         return Task("", (Question(question),))

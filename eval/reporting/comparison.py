@@ -83,7 +83,7 @@ def _format(
     names = [side.folder.name for side in sides]
     if names[0] == names[1]:
         names = [str(side.folder) for side in sides]
-    lines = [f"{name} on the {len(comparison.changes)} tasks with a score in both"]
+    lines = [f"{name}; tasks with a score in both: {len(comparison.changes)}"]
     # Means over the common questions, like the difference.
     one, two = (question_scores(side.records, comparison.metric) for side in sides)
     width = max(map(len, names))
@@ -99,8 +99,8 @@ def _format(
     lines += [
         f"{second}: {gap.difference:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (95%), "
         f"p = {comparison.p_value:.2g} (sign-flip test of {gap.units} independent units)",
-        f"better on {comparison.wins} tasks, worse on {comparison.losses}, equal on "
-        f"{comparison.ties}; {comparison.left_out} have a score on one side only",
+        f"tasks: {comparison.wins} better, {comparison.losses} worse, {comparison.ties} equal; "
+        f"{comparison.left_out} with a score on one side only",
     ]
     for heading, better in (("Worse", False), ("Better", True)):
         rows = [row for row in changes if (row["change"] > 0) == better]

@@ -93,7 +93,7 @@ def read_evaluation(
         raise DataError(f"{folder / MANIFEST} is not from `atommem eval`: {error}.") from error
     found = parse_records(content, folder / EPISODES)
     records = tuple(found[key] for key in sorted(found))
-    sources = " + ".join(sorted({record.source or "unknown" for record in records}))
+    sources = " + ".join(sorted({record.source or "own tasks" for record in records}))
     # Data frames take no half characters.
     names = clean(method or folder.resolve().name), clean(dataset or sources)
     evaluation = Evaluation(folder, *names, manifest=manifest, records=records, **labels)

@@ -112,6 +112,27 @@ async def test_read_warns_after_three_chunks_without_action():
         await memory.read(TEXT)
 
 
+async def test_read_warns_of_words_that_the_policy_has_no_tokens_for():
+    policy = NotePolicy()
+    memory = await make(policy)
+    policy.tokenizer.unk_token_id = policy.tokenizer.encode("six", add_special_tokens=False)[0]
+    with pytest.warns(UserWarning, match="% of the text's words are not in the policy's vocabul"):
+        await memory.read("six or six")
+
+
+async def test_entries_of_a_folder_name_their_file(tmp_path):
+    for name, text in {"a.txt": "one two three", "b.txt": "four", "c.txt": "five"}.items():
+        (tmp_path / name).write_text(text)
+    parts = {5: ["a.txt", "a.txt to b.txt"], 99: ["a.txt to c.txt"]}
+    for size, files in parts.items():
+        memory = await make(chunk_tokens=size)
+        await memory.read(tmp_path)
+        found = [entry.source.piece.partition(", chunk ")[0] for entry in memory.entries()]
+        assert found == [f"{tmp_path.name}, document {file}" for file in files]
+        assert await memory.forget(tmp_path.name)
+        assert memory.entries() == []
+
+
 async def test_several_questions_to_the_shipped_policy_warn(recwarn):
     memory = await make()
     await memory.read(TEXT, questions=["Who?", "Where?"])

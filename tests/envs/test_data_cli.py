@@ -111,14 +111,14 @@ def test_show_checks_all_rows_and_names_the_broken_ones(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "1  (no source)"
     assert lines[-3:] == [
-        "2 tasks, 2 broken rows",
+        "tasks: 2, broken rows: 2",
         f"{file}: row 2: field 'answers' contains an empty answer. Correct the row.",
         f"{file}: row 3: field 'id' is '1', as in row 1; ids must differ. Correct the row.",
     ]
     file.write_text("\n".join(map(json.dumps, [{"id": "1", "person": "Ann"}] * 30)))
     assert main(["show", str(file)]) == 2
     lines = capsys.readouterr().out.splitlines()
-    assert (len(lines), lines[0], lines[-1]) == (12, "0 tasks, 30 broken rows", "and 20 more")
+    assert (len(lines), lines[0], lines[-1]) == (12, "tasks: 0, broken rows: 30", "and 20 more")
 
 
 def test_build_with_own_distractors_takes_them_first():
