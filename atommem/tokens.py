@@ -57,8 +57,9 @@ def cut_to_tokens(tokenizer: Tokenizer, text: str, limit: int, marker: str) -> s
 
 def unknown_share(tokenizer: Tokenizer, text: str) -> float:
     """Return the share of a text's tokens that the tokenizer has no word for."""
+    unknown: Any = getattr(tokenizer, "unk_token_id", None)
     ids = tokenizer.encode(text, add_special_tokens=False)
-    return ids.count(getattr(tokenizer, "unk_token_id", None)) / max(1, len(ids))
+    return ids.count(unknown) / max(1, len(ids))
 
 
 class ApproximateTokenizer:
