@@ -47,15 +47,14 @@ class DriverAgent(Agent):
         (folder / "split.json").write_text(json.dumps({"train": known, "val": tasks}))
 
     def read(self, folder: Path, initial: int, n: int, rng: np.random.Generator) -> list[StreamRow]:
-        """Sample records of the memory, and scenes of the split ``val``."""
+        """Take the first records of the memory, and sample scenes of the split ``val``."""
         try:
-            memory = [*load_arrays(folder / "memory" / "database.pkl").values()]
+            memory = load_arrays(folder / "memory" / "database.pkl")
             samples = json.loads((folder / "finetune" / "data_samples_val.json").read_text())
             texts = {sample["token"]: sample for sample in samples}
             tokens = json.loads((folder / "split.json").read_text())["val"]
             tokens = [tokens[i] for i in rng.permutation(len(tokens))[:n]]
-            known = sorted(rng.permutation(len(memory))[:initial])
-            rows = [self._row(memory[place]) for place in known]
+            rows = [self._row(scene) for scene in list(memory.values())[:initial]]
             rows = [StreamRow(row.query, row.truth, self.true_output(row)) for row in rows]
             for token in tokens:
                 scene, text = load_arrays(folder / "val" / f"{token}.pkl"), texts.get(token, {})
