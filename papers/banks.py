@@ -295,7 +295,7 @@ LINEAR = {
     "last_similarity": 0.25,
     "mean_similarity": 0.25,
 }
-"""Weights of the linear rule. The paper gives only their signs."""
+"""Weights of the linear rule. The paper gives only the signs of the first six."""
 
 
 class TraceRetain(Lowest):

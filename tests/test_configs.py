@@ -16,6 +16,7 @@ from accelerate.commands.launch import launch_command_parser
 from atommem.arguments import load_yaml
 from atommem.dialects import get_dialect, load_templates
 from atommem.eval.eval_config import parse_arguments
+from atommem.eval.reporting.report_cli import paper_tables
 from atommem.eval.suite import expand, load_suite
 from atommem.run import make_run, stored_settings
 from atommem.train.dry_run.shapes import read_launch
@@ -54,6 +55,8 @@ def test_configs_are_all_tested():
     tested = [*launchers, *TRAIN, *EVAL, *TEMPLATES, *ENGINES]
     assert sorted(CONFIGS.rglob("*.yaml")) == sorted(tested)
     assert all(load_templates(str(path)).entry for path in TEMPLATES)
+    notice = load_templates("advice").capacity_notice
+    assert "Delete what" in notice, "appendix C of arXiv 2601.08323 encourages it"
 
 
 @pytest.mark.slow
@@ -72,7 +75,9 @@ def test_dry_run_of_recipe_passes(path, tmp_path, capsys):
 @pytest.mark.parametrize("path", EVAL, ids=attrgetter("stem"))
 def test_eval_config_is_read(path):
     if path.stem in ("paper", "smollm2"):
-        assert parse_arguments(["--config", str(path), "--policy=p", "--data=d", "--output_dir=o"])
+        words = ["--config", str(path), "--policy=p", "--data=d", "--output_dir=o"]
+        found, paper = parse_arguments(words).to_flat(), paper_tables()["settings"]
+        assert path.stem != "paper" or {name: found[name] for name in paper} == paper
     elif path.stem != "paper_tables":
         suite = load_suite(path)
         suite = suite.with_policies({row.policy: row.policy for row in suite.rows})
@@ -115,6 +120,10 @@ def test_recipe_of_the_paper_has_its_settings_and_takes_the_flags_of_the_docs():
     paper |= {"capacity": 20, "embedder": "random", "disabled_actions": ["read", "delete"]}
     assert {name: found[name] for name in paper} == paper
     assert 8 * found["per_device_train_batch_size"] == 16 * found["num_generations"]
+    web, table = settings_of("--config", "memagent_qwen3_8b_web"), paper_tables()["tables"]
+    (row,) = [row for row in table["table1_web"]["rows"] if row["name"] == "MemAgent"]
+    row_settings = {"dialect": "paper", "max_calls": 40, **row["settings"]}
+    assert {name: web[name] for name in row_settings} == row_settings
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)

@@ -44,10 +44,11 @@ class EhrAgent(Agent):
         self._database = find_user_file(folder, ("mimic_iii.db", "mimic_iii/mimic_iii.db"), SOURCE)
         found: dict[str, StreamRow] = {}
         try:
-            for row in [*rows, *(asked[place] for place in rng.permutation(len(asked)))]:
+            tasks = (asked[place] for place in rng.permutation(len(asked)))
+            for number, row in enumerate([*rows, *tasks]):
                 answer, output = row.get("answer"), None
                 text = ", ".join(map(str, answer)) if isinstance(answer, list) else str(answer)
-                if len(found) < len(rows):
+                if number < len(rows):
                     output = json.dumps(
                         {"code": row["code"], "knowledge": row["knowledge"], "answer": text}
                     )

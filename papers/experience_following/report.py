@@ -93,7 +93,7 @@ def add_figure(
     for agent in curves:
         for name in figure["arms"]:
             run = load_run(folder, agent, name)
-            found = CURVES[figure["kind"]](run) if run is not None else {"": ([], [])}
+            found = CURVES[figure["kind"]](run, figure) if run is not None else {"": ([], [])}
             curves[agent] += [(name + suffix, *xy) for suffix, xy in found.items()]
     rows = [[agent, name, _points(x, y)] for agent in curves for name, x, y in curves[agent]]
     report.table(f"Figure {number}: {_AXES[figure['kind']]}", ["agent", "arm", "ours"], rows)
@@ -109,23 +109,23 @@ def _points(x: Any, y: Any) -> str:
     return "; ".join(f"{x[i]:.3g}: {y[i]:.3g}" for i in places if len(x)) or MISSING
 
 
-def _density(run: Run) -> dict[str, tuple[Any, Any]]:
+def _density(run: Run, figure: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     from scipy.stats import gaussian_kde
 
-    errors = [run.records(deleted, "error", 6) for deleted in (False, True)]
+    errors = [run.records(deleted, "error", figure["uses"]) for deleted in (False, True)]
     x, found = np.linspace(0, max([1.0, *errors[0], *errors[1]]), 100), {}
     for suffix, values in zip((", retained", ", deleted"), errors, strict=True):
         found[suffix] = (x, gaussian_kde(values)(x)) if len(set(values)) > 1 else ([], [])
     return found
 
 
-CURVES: Mapping[str, Callable[[Run], dict[str, tuple[Any, Any]]]] = {
-    "trend": lambda run: {
+CURVES: Mapping[str, Callable[[Run, Mapping[str, Any]], dict[str, tuple[Any, Any]]]] = {
+    "trend": lambda run, _: {
         "": (np.arange(1, len(run.lines) + 1), 100 * run.running("outcome")),
     },
-    "following": lambda run: {"": (run.running("near"), run.running("alike"))},
+    "following": lambda run, _: {"": (run.running("near"), run.running("alike"))},
     "density": _density,
-    "size": lambda run: {"": ([run.size], [100 * run.column("outcome").mean()])},
+    "size": lambda run, _: {"": ([run.size], [100 * run.column("outcome").mean()])},
 }
 """Kinds of figures: curves of a run by the ending of their names."""
 _AXES = {

@@ -35,6 +35,7 @@ PARTS = [
     *("RegAgent's data and prompt (A.2)", "CIC-IoT's prompt (A.3)"),
     *("EHRAgent's program loop", "AgentDriver's planner", "coarse judges' prompts (A.4)"),
     *("strict success", "K, n, beta, alpha, period, initial size"),
+    "MIMIC-III, nuScenes, CIC-IoT2023, GPT-4o-mini",
 ]
 """Every table, figure, equation and setting of the paper."""
 
@@ -187,6 +188,13 @@ def test_scores_and_similarities_by_hand(tmp_path: Path) -> None:
     assert clinic.answers("['Yes', 2.50]") == clinic.answers("2.5, True")
     assert clinic.code_similarity("a = f(1)", "b = g('x')") == 1
     assert clinic.code_similarity("a = f(1)", "for a in f(1): pass") < 1
+    row = {"template": "who?", "answer": ["ann"], "code": "", "knowledge": ""}
+    asked = [{"template": text, "answer": ["bob"]} for text in ("who?", "when?")]
+    for name, rows in (("memory", [row, row]), ("valid_preprocessed", asked)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(rows))
+    (tmp_path / "mimic_iii.db").touch()
+    rows = clinic.EhrAgent(tmp_path, 0).tasks(2, 9)
+    assert [row.query for row in rows if row.output is None] == ["when?"], "each question once"
     (tmp_path / "bad.pkl").write_bytes(pickle.dumps(Path.home))
     with pytest.raises(DataError, match="refused"):
         driving.load_arrays(tmp_path / "bad.pkl")

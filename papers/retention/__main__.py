@@ -73,8 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
     part.add_argument("--embedder_model", help="Unset: MiniLM.")
     part.add_argument("--out", type=Path, help="JSON file.", required=True)
     part = add_part("turns", run_turns, "Compare the table on LoCoMo with independent figures.")
-    data = Path(os.environ.get("ATOMMEM_DATA", "../shared/data")) / "locomo" / "locomo10.json"
-    part.add_argument("--data", type=Path, default=data)
+    part.add_argument("--data", type=Path, required=True, help="LoCoMo's locomo10.json.")
     part.add_argument("--embedder_model")
     part = add_part("worlds", run_worlds, "Test claims 1 to 4: trained policies against rules.")
     part.add_argument("--output_dir", type=Path, default=Path("runs/retention"))

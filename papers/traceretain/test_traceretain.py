@@ -239,8 +239,9 @@ def test_every_table_is_made_and_short_streams_hold_nothing(tmp_path: Path) -> N
         compare(report, bench, [42])
         bench.select(["fifo"])
         fewer = Report("traceretain", "")
-        compare(fewer, bench, [42])
+        compare(fewer, bench, [42, 43])
     assert [row[0] for row in fewer.tables[1].rows] == ["none", "fifo", "failures first"]
+    assert all("of 24" in str(row[-1]) for row in fewer.tables[1].rows), "both streams"
     rules = {str(row[0]) for row in report.tables[1].rows}
     assert {"unbounded", "unbounded, newer first", "failures first", "traceretain cem"} <= rules
     assert len(report.tables) == 6

@@ -22,6 +22,7 @@ from atommem.episode import Episode, StopReason, episode_sums, means
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
 from atommem.eval.methods import METHODS, make_method
 from atommem.eval.methods.notes import stream_scores
+from atommem.eval.reporting.report_cli import load_published
 from atommem.eval.runner import evaluate
 from atommem.memory.log import replay
 from atommem.policy.contract import Sampling
@@ -75,7 +76,10 @@ async def test_retrievals_count_each_search(name, per_document, searches):
     documents = environment_config("longdoc", chunking="documents")
     setup, _ = make_setup(lambda prompt: json.dumps(per_document), environment=documents)
     episode = await make_method(name, setup).run(TASK)
-    assert means(episode_sums([episode]))["retrievals"] == searches
+    costs, calls = means(episode_sums([episode])), len(episode.steps)
+    tokens = sum(step.completion_tokens for step in episode.steps)
+    wanted = [costs["seconds"], tokens / calls, calls, searches]
+    assert [costs[name] for name in load_published("table6")["costs"]] == wanted
 
 
 @pytest.mark.parametrize(

@@ -125,10 +125,16 @@ def differences(table: Mapping[str, Any], suite: suites.Suite, runs: Any) -> Ite
             expected = {"n": paper["code"]["n"], "questions": paper["questions"], "split": "dev"}
             expected["distractors"] = paper["distractors"]
             found |= {f"{key} is {value}" for key, value in given.items() if value != expected[key]}
+    first = {run.column.key: run for run in runs if run.row.name == suite.reference}
     for run in runs:
         if run.row.name in rows:
             own = rows[run.row.name].get("settings", {})
             values = run.evaluation.to_flat()
+            if run.row.method == "atommem":
+                reference = first[run.column.key].evaluation.to_flat()
+                named = {"policy", "output_dir", *own, *rows[suite.reference].get("settings", {})}
+                changed = {key for key in values if values[key] != reference[key]} - named
+                found |= {f"{key} is of {run.row.name} alone" for key in changed}
             longest = "max_completion_length"
             wanted = {**paper["settings"], longest: paper["code"][longest], **own}
             for key, value in wanted.items():
@@ -161,6 +167,9 @@ def test_docs_have_a_row_for_every_part_of_the_paper():
     found = sorted((kind, int(number)) for kind, some in rows for number in some.split(","))
     last = {"Equation": 9, "Figure": 8, "Table": 7}
     assert found == [(kind, number) for kind in last for number in range(1, last[kind] + 1)]
+    settings = "top-p 1, chunks of 4k tokens, six entries, exact match as reward, on-policy"
+    for words in (settings, "1 to 10 questions a task", "ASearcher, at most 40 calls, judged"):
+        assert words in text.split("## Ablations")[0]
 
 
 @pytest.fixture
