@@ -11,6 +11,8 @@ from transformers import Qwen3Config, Qwen3MoeConfig
 from trl import ModelConfig
 
 from atommem.environment import TaskShape
+from atommem.envs.synthetic.world import WorldConfig, generate
+from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, DataError
 from atommem.train.devices import DEVICES
 from atommem.train.dry_run import costs, shapes
@@ -19,6 +21,7 @@ from atommem.train.dry_run.plan import diverging
 from atommem.train.packing.micro_batch import widths
 from atommem.train.settings import parse
 from atommem.train.train_cli import main
+from tests.pages import ROOT
 
 MINIMUM = "--model_name_or_path Qwen/Qwen3-8B --data nowhere.parquet"
 
@@ -48,6 +51,19 @@ def test_dry_run_needs_no_weights_data_or_network(tmp_path, capsys):
     assert colocated["memory"]["parts"]["rollout"] == pytest.approx(24e9)
     # Its weights have 32.8 GB in float32.
     assert any("a vLLM engine needs" in line for line in colocated["warnings"])
+
+
+@pytest.mark.slow
+def test_pages_state_what_the_dry_run_says(tmp_path):
+    save_tasks(generate(WorldConfig(), 16, 0), tmp_path / "train.jsonl")
+    one_gpu = f"--config qwen3_0.6b_lora_1gpu --data {tmp_path}/train.jsonl"
+    for page, flags, text in (
+        ("tutorials/one_gpu.md", one_gpu, "{:.1f} of 24 GB and {:.0f} s an update"),
+        ("train.md", "--config qwen3_8b_hotpotqa", "it says {:.1f} GB and {:.0f} s an update"),
+    ):
+        plan = dry(tmp_path, flags)
+        peak, seconds = max(plan["memory"]["phases"].values()), plan["timelines"][0]["seconds"]
+        assert text.format(peak / 1e9, seconds) in (ROOT / "docs" / page).read_text()
 
 
 def test_measure_counts_parameters_of_models_and_adapters():
