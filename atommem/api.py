@@ -26,6 +26,7 @@ from atommem.rollout import Session
 from atommem.run import Runtime
 from atommem.saved_memory import MEMORY_FILE, Reading, SavedMemory, scope_files, scope_key, text_of
 from atommem.session_state import SessionState
+from atommem.text_safety import clean
 from atommem.tokens import unknown_share
 
 _Arguments = ParamSpec("_Arguments")
@@ -180,7 +181,9 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
         file, OutageError or PolicyError for the policy or embedder; earlier chunks are kept.
         """
         self._runtime.check_open()
-        shown = [questions] if isinstance(questions, str) else list(questions)
+        shown = [questions] if isinstance(questions, str) else list(questions or ())
+        if wrong := [text for text in (*shown, name or "") if not isinstance(text, str)]:
+            raise ConfigError(f"{wrong[0]!r}: questions and name are texts. Give strings.")
         opened = self._runtime.run.policy
         if len(shown) > 1 and opened and opened.policy == [shipped_policy(SHIPPED)]:
             problem = "was trained on one question at a time, and keeps little with several in view"
@@ -189,7 +192,7 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
             text, file_name = await asyncio.to_thread(text_of, source)
             agent = self._runtime.agent
             joined = text if isinstance(text, str) else "\n".join(text)
-            if (share := unknown_share(agent.tokenizer, joined[:10_000])) > _UNKNOWN:
+            if (share := unknown_share(agent.tokenizer, clean(joined[:10_000]))) > _UNKNOWN:
                 known = "not in the policy's vocabulary, which has the words of its training tasks"
                 warnings.warn(f"{share:.0%} of the text's words are {known}.", stacklevel=2)
             observations = await asyncio.to_thread(agent.factory.reading, text, shown)
@@ -235,7 +238,7 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
 
         Without `keep`, a fork answers: this memory stays as it is, and questions can be concurrent.
         """
-        if not question.strip():
+        if not isinstance(question, str) or not question.strip():
             raise ConfigError(f"question={question!r}: nothing to ask. Give a text.")
         self._runtime.check_open()
         async with self._lock:
@@ -247,7 +250,7 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
     async def edit(self, entry: Entry | int, text: str | None) -> tuple[Operation, ...]:
         """Replace the text of an entry (or of its id), as the user; None deletes the entry."""
         async with self._lock:
-            number = entry if isinstance(entry, int) else entry.id
+            number = entry.id if isinstance(entry, Entry) else entry
             return await self._session.memory.edit(number, text, max(0, self.steps - 1))
 
     async def forget(self, source: str) -> tuple[Operation, ...]:
@@ -257,7 +260,7 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
         step brings it back. Raises DataError if nothing came from there.
         """
         async with self._lock:
-            left = [item for item in self._readings if item.name != source]
+            left = [item for item in self._readings if item.name != source or not source]
             done = await self._session.memory.forget(source, max(0, self.steps - 1))
             if not done and left == self._readings:
                 raise DataError(f"source={source!r}: nothing in this memory came from it.")
@@ -295,7 +298,7 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
 
     async def at(self, step: int) -> Self:
         """Return a fork as it was when step number `step` began; ``at(0)`` is empty."""
-        if not 0 <= step <= self.steps:
+        if step not in range(self.steps + 1):
             raise ConfigError(f"step={step}: must be between 0 and {self.steps}. Correct it.")
         twin = await self.fork()
         await twin._session.memory.undo(step)

@@ -91,7 +91,7 @@ def _parse(argv: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
             raise ConfigError(f"{question}: a file, not a question. Give one file or folder.")
     if arguments.memory is not None:
         SavedMemory.check_folder(arguments.memory, "memory")
-    check_writable("trace", arguments.trace, folder=False)
+    check_writable("trace", arguments.trace, folder=False, inputs=[arguments.file])
     return arguments, settings
 
 

@@ -108,8 +108,17 @@ def shorten(text: str, length: int = 120) -> str:
     return text if len(text) <= length else f"{text[:half]}...{text[-half + 3 :]}"
 
 
-def check_writable(name: str, path: str | os.PathLike[str] | None, *, folder: bool) -> None:
-    """Raise ConfigError if the setting `name` is a path that cannot be written. Creates nothing."""
+def check_writable(
+    name: str,
+    path: str | os.PathLike[str] | None,
+    *,
+    folder: bool,
+    inputs: Iterable[str | os.PathLike[str] | None] = (),
+) -> None:
+    """Raise ConfigError if setting `name` is a path that cannot be written, or one of `inputs`.
+
+    Creates nothing.
+    """
     if path is None:
         return
     place, kind = Path(path), "folder" if folder else "file"
@@ -123,3 +132,8 @@ def check_writable(name: str, path: str | os.PathLike[str] | None, *, folder: bo
             pass
     except OSError as error:
         raise ConfigError(f"{name}={shorten(str(path))}: {explain(error)}") from error
+    for source in inputs if place.is_file() else ():
+        if source and place.resolve().is_relative_to(Path(source).resolve()):
+            raise ConfigError(
+                f"{name}={path}: would overwrite the input {source}. Give another name."
+            )

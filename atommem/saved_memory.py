@@ -132,10 +132,10 @@ def text_of(source: str | Path | Iterable[str]) -> tuple[str | list[str], str]:
         if "\n" not in source and len(source) < 4096 and os.path.isfile(source):
             raise DataError(f"{source!r} is the path of a file. Give Path({source!r}) to read it.")
         return _check_text(source, "the text"), ""
-    pieces = list(source)
+    pieces = list(source) if isinstance(source, Iterable) else [source]
     for number, piece in enumerate(pieces, start=1):
         if not isinstance(piece, str):
-            raise DataError(f"piece {number} is a {type(piece).__name__}. Give strings.")
+            raise DataError(f"piece {number} is {type(piece).__name__}, no text. Give strings.")
     pieces = [piece for piece in pieces if piece.strip()]
     _check_text("".join(pieces), "the list of pieces")
     return pieces, ""

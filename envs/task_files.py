@@ -139,10 +139,7 @@ def check_out(out: Path, inputs: Iterable[Path] = ()) -> None:
     """Raise ConfigError unless a task file can be written to `out` without replacing an input."""
     if out.suffix not in (".parquet", ".jsonl"):
         raise ConfigError(f"{str(out)[:200]}: the name must end in .parquet or .jsonl.")
-    check_writable("out", out, folder=False)
-    for path in inputs:
-        if out.exists() and path.exists() and out.samefile(path):
-            raise ConfigError(f"out={out}: would overwrite the input {path}. Give another name.")
+    check_writable("out", out, folder=False, inputs=inputs)
 
 
 def write_provenance(path: str | Path, values: Mapping[str, Any]) -> Path:

@@ -60,7 +60,6 @@ def main(argv: list[str]) -> int:
     parser.add_settings("embedder", EmbedderConfig, names=flags)
     add("--out", type=Path, help="Write everything as JSON.")
     args = parser.parse_args(argv)
-    check_writable("out", args.out, folder=False)
     check_least(args, capacity=1)
     for rule in args.retention:
         make_rule("retention", rule)  # reject wrong rules before loading a model
@@ -69,6 +68,7 @@ def main(argv: list[str]) -> int:
         stored = SavedMemory.read(args.store).embedder
         config = make(EmbedderConfig, {**stored, **given_flags(argv, args)})
         args.store = _file_of(args.store, args.scope)
+    check_writable("out", args.out, folder=False, inputs=[args.store])
     entries = read_store(args.store, args.scope)
     options = args.same, args.capacity, args.retention
     found = asyncio.run(audit(entries, make_embedder(config), *options))

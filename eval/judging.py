@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, help=written)
     parser.add_settings("judge", JudgeConfig, leave_out=["judge_prompt"])
     args = parser.parse_args(list(argv))
-    check_writable("out", args.out, folder=False)
+    check_writable("out", args.out, folder=False, inputs=[args.labels, *args.judge_prompt])
     config = make(JudgeConfig, args)
     if config.judge_url is None:
         raise ConfigError("judge_url is missing. Give judge_url and judge_model.")

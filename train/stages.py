@@ -3,7 +3,7 @@
 import os
 import secrets
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -120,8 +120,8 @@ def make_trainer(
     stage: str = "grpo",
     config: str | Path | None = None,
     *,
-    tasks: Sequence[Any] | None = None,
-    held_out: Sequence[Any] = (),
+    tasks: Iterable[Any] | None = None,
+    held_out: Iterable[Any] = (),
     **settings: Any,
 ) -> Any:
     """Make the trainer of ``atommem train``, a transformers `Trainer` over episodes.
@@ -135,8 +135,12 @@ def make_trainer(
         held_out: Tasks of `evaluate`, also during training (`eval_strategy`).
         settings: Settings of the stage by name, over the recipe's; `reward` may be a function.
     """
-    if held_out and settings.get("eval_data"):
-        raise ConfigError("held_out, eval_data: both are given. Give one of them.")
+    tasks, held_out = tasks if tasks is None else list(tasks), list(held_out)
+    for name, file, items in (("tasks", "data", tasks), ("held_out", "eval_data", held_out)):
+        if items and settings.get(file):
+            raise ConfigError(f"{name}, {file}: both are given. Give one of them.")
+        if any(isinstance(item, str | Mapping) for item in items or ()):
+            raise ConfigError(f"{name}: not tasks. Give {file}=FILE, or load_tasks(FILE).")
     arguments = [] if config is None else ["--config", str(config)]
     given = {name: str(v) if isinstance(v, Path) else v for name, v in settings.items()}
     given |= {} if tasks is None else {"data": _OF_CALLER}

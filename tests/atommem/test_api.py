@@ -220,10 +220,27 @@ async def test_read_path_as_text_or_unknown_setting_is_refused(tmp_path):
     assert (await memory.read(path)).name == "a.txt"
     with pytest.raises(DataError, match="is the path of a file"):
         await memory.read(str(path))
-    with pytest.raises(DataError, match="piece 2 is a PosixPath"):
+    with pytest.raises(DataError, match="piece 2 is PosixPath"):
         await memory.read(["one", path])
     with pytest.raises(ConfigError, match=r"unknown setting \(did you mean chunk_tokens"):
         await make(chunk_token=3)
+
+
+async def test_wrong_arguments_are_refused_and_change_nothing():
+    memory = await make()
+    await memory.read("one \ud800 two", questions=None)
+    for method, arguments, settings, message in (
+        ("read", [None], {}, "piece 1 is NoneType"),
+        ("read", [TEXT], {"name": Path("a.txt")}, "questions and name are texts"),
+        ("read", [TEXT], {"questions": [None]}, "None: questions and name are texts"),
+        ("ask", [None], {}, "question=None: nothing to ask"),
+        ("edit", ["0", "x"], {}, "entry 0 does not exist"),
+        ("forget", [""], {}, "nothing in this memory came from it"),
+        ("at", [0.5], {}, "step=0.5: must be between 0 and 1"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=message):
+            await getattr(memory, method)(*arguments, **settings)
+    assert (len(memory.readings), memory.steps) == (1, 1)
 
 
 # Memory, which waits ---

@@ -139,7 +139,7 @@ def test_make_trainer_with_tasks_and_a_reward_of_the_caller(tmp_path):
     settings |= {"reward": double, "max_steps": 1, "report_to": "none", "use_cpu": True}
     settings |= {"per_device_train_batch_size": 12, "num_generations": 6}
     held: dict[str, Any] = {"held_out": make_tasks(3), "eval_strategy": "steps", "eval_steps": 1}
-    with make_trainer(tasks=make_tasks(), **held, **settings) as trainer:
+    with make_trainer(tasks=iter(make_tasks()), **held, **settings) as trainer:
         trainer.train()
         trainer.save_final()
     update, evaluation, _ = read_metrics(tmp_path / "out" / METRICS_FILE)
@@ -147,8 +147,20 @@ def test_make_trainer_with_tasks_and_a_reward_of_the_caller(tmp_path):
     assert update["reward"] == pytest.approx(2 * update["em"])
     assert evaluation["eval_reward"] == pytest.approx(2 * evaluation["eval_em"])
     assert load_config(tmp_path / "out")["reward"] == f"{__name__}:double"
-    with pytest.raises(ConfigError, match="held_out, eval_data: both"):
-        make_trainer(tasks=make_tasks(), eval_data="file", **held, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tasks": [1], "data": "file"}, "tasks, data: both"),
+        ({"tasks": [1], "held_out": [1], "eval_data": "file"}, "held_out, eval_data: both"),
+        ({"tasks": "file"}, "tasks: not tasks. Give data=FILE"),
+        ({"tasks": [1], "held_out": [{"id": "a"}]}, "held_out: not tasks. Give eval_data=FILE"),
+    ],
+)
+def test_make_trainer_refuses_what_are_no_tasks(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make_trainer(**settings)
 
 
 @pytest.mark.slow
