@@ -43,6 +43,7 @@ class NumberRange(tuple[int, int]):
 RENAMED = {
     "benchmarks": "input",
     "budget": "capacity",
+    "dataset_name": "data",
     "docs": "documents",
     "json": "out",
     "max_in_flight": "max_inflight_tasks",
@@ -50,15 +51,18 @@ RENAMED = {
     "max_tokens": "max_completion_length",
     "max_turns": "max_calls",
     "micro_batch_tokens": "token_budget",
+    "model": "model_name_or_path",
+    "model_name_or_path": "policy",
     "n": "limit",
     "out": "output_dir",
+    "policy": "model_name_or_path",
     "prompts": "judge_prompt",
     "reward_funcs": "reward",
     "rollout_batch_tokens": "max_batch_tokens",
     "rules": "retention",
     "samples_per_task": "num_generations",
 }
-"""Former names of settings, which are refused: a thing has one name in all commands."""
+"""Former names of settings and those of other commands or libraries, which are refused."""
 
 # Settings that most calls need.
 _COMMON = """policy base_model memory no_reading trace json data eval_data out method limit host
@@ -202,7 +206,7 @@ class Parser(jsonargparse.ArgumentParser):
             flag = next((word for word in words if word.startswith("-")), words[0])
             name = flag.partition("=")[0].lstrip("-").replace("-", "_")
             if RENAMED.get(name) in self.setting_names():
-                return f"{name}: this setting is called {RENAMED[name]} now."
+                return f"{name}: this setting is called {RENAMED[name]} here."
             hint = suggest(name, self.setting_names())
             return f"{shorten(' '.join(words))}: unknown setting{hint}."
         if found := re.fullmatch(r"the following arguments are required: (.*)", text):

@@ -153,7 +153,8 @@ class PolicyConfig:
             )
         name = ", ".join(self.policy)
         if not self.is_server and (self.tokenizer or self.model or self.api != "completions"):
-            raise ConfigError(f"policy={name}: model, tokenizer, api are for servers. Drop them.")
+            problem = "model, tokenizer, api are for servers. Drop them; policy takes a folder"
+            raise ConfigError(f"policy={name}: {problem}.")
         if self.api == "chat" and len(self.policy) > 1:
             raise ConfigError(f"policy={name}: api=chat takes one server. Give one.")
         if self.is_server and self.api != "chat" and self.tokenizer is None:

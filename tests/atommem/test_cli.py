@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 from atommem import Memory, cli, completion
 from atommem import ask as ask_cli
-from atommem.arguments import RENAMED, load_yaml, split_config
+from atommem.arguments import load_yaml, split_config
 from atommem.config import SHIPPED, PolicyConfig, shipped_policy
 from atommem.errors import ConfigError
 from atommem.eval.audit import main as audit_cli
@@ -67,7 +67,6 @@ def test_extra_that_an_error_names_brings_the_missing_package():
 
 
 def test_former_name_of_a_stored_setting_is_refused(tmp_path):
-    assert RENAMED.keys() & RENAMED.values() == {"out"}  # no other name stands for itself
     (tmp_path / "atommem_config.json").write_text('{"max_tokens": 3}')
     with pytest.raises(ConfigError, match="called max_completion_length now"):
         stored_settings(str(tmp_path))
