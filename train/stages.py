@@ -149,6 +149,9 @@ def make_trainer(
     if callable(reward := given.get("reward")):
         given["reward"] = f"{reward.__module__}:{reward.__qualname__}"
     parsed = replace(parse(stage, arguments, given), tasks=tasks, held_out=held_out)
+    out, start = parsed.args.output_dir, parsed.model.model_name_or_path
+    if Path(out).resolve() == Path(start or "").resolve():
+        raise ConfigError(f"output_dir={out}: it holds the model to train. Give another folder.")
     return find("atommem.stages", stage).prepare(parsed)
 
 

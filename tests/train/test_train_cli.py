@@ -147,6 +147,8 @@ def test_make_trainer_with_tasks_and_a_reward_of_the_caller(tmp_path):
     assert update["reward"] == pytest.approx(2 * update["em"])
     assert evaluation["eval_reward"] == pytest.approx(2 * evaluation["eval_em"])
     assert load_config(tmp_path / "out")["reward"] == f"{__name__}:double"
+    with pytest.raises(ConfigError, match="it holds the model to train"):
+        make_trainer(tasks=make_tasks(), **{**settings, "model_name_or_path": tmp_path / "out"})
 
 
 @pytest.mark.parametrize(
