@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Lines = dict[str, dict[str, str]]  # cells by row and heading
 Tables = dict[str, Lines]  # by title
+FEWEST = 5  # questions of a category that a table shows
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,7 @@ def _breakdown_lines(results: Results, groups: Sequence[Mapping[str, Any]], colu
     for item in results["breakdowns"]:
         row, by, metric = item["row"], item["by"], item["metric"]
         shown = metric in METRICS and (by == "category" or metric == main.get(row))
+        shown = shown and item["n"] >= FEWEST
         if item["column"] == column and row in main and shown:
             lines = tables.setdefault(f"{label(metric)} by {by}: {column}", {})
             lines.setdefault(row, {})[item["value"]] = f"{format_estimate(item)}, n {item['n']:,}"

@@ -62,6 +62,15 @@ def test_comparisons_test_the_best_and_the_reference_with_holm():
     assert re.search(r"\| EM: a - c \| \+40\.0 \[", text)
 
 
+def test_breakdown_shows_categories_of_at_least_five_questions():
+    records = []
+    for number, record in enumerate(made("a", ones(3, 9)).records):
+        question = replace(record.questions[0], category="many" if number < 5 else "few")
+        records.append(replace(record, questions=(question,)))
+    text = markdown(replace(made("a", ones(3, 9)), records=tuple(records)))
+    assert re.search(r"EM by category: toy\n\n\|  \| many \|\n", text)
+
+
 def test_bounds_overflow_and_failures_are_marked_and_not_tested():
     oracle, best = made("oracle", ones(20, 20)), made("ours", ones(15, 20))
     endings = dict.fromkeys(range(2), "context_overflow")
