@@ -137,7 +137,8 @@ def _generate(source: str, argv: Sequence[str]) -> int:
 def build_web_questions(argv: Sequence[str]) -> int:
     """Build a task file of a benchmark without documents; return the exit status."""
     about = "Build tasks of questions that are asked of the web."
-    parser = Parser("atommem data build --environment web", about)
+    usage = "atommem data build --environment web --benchmark NAME --split NAME\n    --out FILE"
+    parser = Parser("atommem data build --environment web", about, usage=usage)
     _add_source(parser, WEB_BENCHMARKS, "Its format.")
     add = parser.add_argument
     add("--n", type=int, help="Tasks, drawn by the seed (default: all).")

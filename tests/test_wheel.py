@@ -122,6 +122,7 @@ def test_installed_commands_print_their_help(python, folder):
     assert max(map(len, listed)) <= 80
     assert [line.split()[0] for line in listed if line.startswith("  ")] == COMMANDS
     others = "train grpo,train sft,train async,eval --suite,data build,data convert,corpus build"
+    others += ",data build --environment web,data build --benchmark told"
     for command in (*COMMANDS, *others.split(",")):
         out = run([*module, *command.split(), "--help"], folder)
         assert f"usage: atommem {command.split()[0]}" in out

@@ -92,7 +92,7 @@ def find_changes(results: Results, evaluations: Sequence[Evaluation]) -> dict[st
             if changed := [row for row in changes if (row["change"] > 0) == better]:
                 where = f"{test['second']} is {heading} than {test['first']} on {column}"
                 shown = [_changed(row, [side.row for side in sides]) for row in changed[:SHOWN]]
-                found[f"Where {where} (tasks: {len(changed)})"] = shown
+                found[f"Where {where} (tasks: {len(shown)} of {len(changed)})"] = shown
     return found
 
 
