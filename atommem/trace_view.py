@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="atommem trace", description="Show an episode step by step.")
     traces = "a trace, as `atommem eval` writes to OUT/traces and `atommem ask --trace FILE` does"
     parser.add_argument("file", help=traces)
-    parser.add_argument("--step", type=int, metavar="N", help="show step N (from 1) with its whole prompt")
+    parser.add_argument("--step", type=int, metavar="N", help="show step N, from 1, and its prompt")
     arguments = parser.parse_args(argv)
     Console(highlight=False).print(render_trace(read_trace(arguments.file), arguments.step))
     return 0
