@@ -320,7 +320,7 @@ def open_database(url: str) -> sa.Engine:
             engine = _sqlite(address)
         else:
             if not address.drivername.startswith("postgres"):
-                raise ModuleNotFoundError(f"{address.drivername} is not supported")
+                raise sa.exc.ArgumentError(f"{address.drivername} is not supported")
             address = address.set(drivername="postgresql+psycopg")
             # Prepared statements fail behind pgbouncer, whose connections change.
             options: dict[str, Any] = {"connect_args": {"prepare_threshold": None}}

@@ -163,10 +163,8 @@ class AskCreate(BaseModel, extra="allow"):
             if value is not None and not fits:
                 code, fix = "unknown_parameter", "not a parameter"
                 if name in _SUPPORTED:
-                    code, fix = (
-                        "unsupported_parameter",
-                        f"{json.dumps(value)[:80]} is not supported",
-                    )
+                    code = "unsupported_parameter"
+                    fix = f"{json.dumps(value)[:80]} is not supported"
                 raise PydanticCustomError(code, "{fix}. Leave it out.", {"name": name, "fix": fix})
         return self
 
