@@ -39,7 +39,7 @@ class Answer:
 
     def __repr__(self) -> str:
         note = f", note={self.note!r}" if self.note else ""
-        return f"Answer({self.text!r}, {len(self.entries)} entries shown{note})"
+        return f"Answer({self.text!r}, entries shown: {len(self.entries)}{note})"
 
 
 async def answer_steps(

@@ -82,7 +82,7 @@ async def test_ask_takes_unboxed_answer_and_explains_none(completion, text, note
     assert (answer.text, bool(answer.note)) == (text, bool(note))
     assert note in answer.note
     assert "no entry was shown" not in answer.note
-    assert repr(answer).startswith(f"Answer({text!r}, 1 entries shown")
+    assert repr(answer).startswith(f"Answer({text!r}, entries shown: 1")
     assert "Which?" in memory.prompt(answer.steps[0])
     assert memory.prompt(answer.steps[0]).startswith("[system]")
 

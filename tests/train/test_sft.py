@@ -115,12 +115,13 @@ ROWS = [([1, 2, 3], [7, 8, EOS]), ([4, 5], [9, EOS]), ([6, 1, 2, 3, 4], [7, EOS]
 
 
 @pytest.mark.slow
-def test_cold_start_loss_is_on_completions_and_falls(tmp_path):
+@pytest.mark.parametrize("padding_free", [False, True])
+def test_cold_start_loss_is_on_completions_and_falls(tmp_path, padding_free):
     model = make_model()
     with torch.no_grad():
         logps = torch.cat([completion_logps(model, *row, 1.0) for row in ROWS])
     settings = {**BARE, "max_steps": 30, "logging_steps": 1, "per_device_train_batch_size": 24}
-    config = ColdStartConfig(str(tmp_path), **settings)
+    config = ColdStartConfig(str(tmp_path), padding_free=padding_free, **settings)
     trainer = ColdStartTrainer(model, config, sft_dataset(ROWS), make_tokenizer())
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
