@@ -317,10 +317,9 @@ async def test_scopes_are_apart_searched_together_and_saved(tmp_path):
     await ann.read("one two three", name="n")
     await memory.scope(user="ann", session="2").read("four")
     await memory.scope(user="b/o,b").read("six")
-    assert memory.scope(session="1", user="ann") is ann
-    assert memory.entries() == []
-    await memory.save(tmp_path / "m")
-    for one in (memory, await load(tmp_path / "m")):
+    assert (memory.scope(session="1", user="ann"), memory.entries()) == (ann, [])
+    await (await memory.at(0)).save(tmp_path / "m")
+    for one in (memory, await memory.fork(), await load(tmp_path / "m")):
         found = await one.search("four", user="ann")
         assert len(found) == 2
         assert "four" in found[0][0].text

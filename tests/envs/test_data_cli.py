@@ -57,6 +57,7 @@ ROW: dict[str, Any] = {"id": "a", "questions": [{"text": "Who?"}], "documents": 
             r"row 1: Expected `object`.*`probing_questions`",
         ),
         ([ROW | {"context": "x"}], "'documents' and 'context': give one of them"),
+        ([{**ROW, "documents": None, "context": " "}], "'context': give one of them"),
     ],
 )
 def test_load_of_another_file_raises_with_row_and_field(tmp_path, rows, message):
