@@ -187,6 +187,7 @@ async def test_user_edits_and_deletes_an_entry():
 async def test_fork_and_at_return_independent_memories():
     memory = await make()
     await memory.read(TEXT, name="t")
+    memory._readings[0] = replace(memory._readings[0], stopped=True)  # by the policy, at its end
     fork = await memory.fork()
     await fork.read("eight")
     assert (texts(fork)[-1], texts(memory)[-1]) == ("eight", "seven")
