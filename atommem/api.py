@@ -306,11 +306,8 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
         await twin._session.memory.undo(step)
         twin._session.steps = step
         kept = ((one, tuple(n for n in one.steps if n < step)) for one in self._readings)
-        twin._readings = [
-            replace(one, steps=steps, stopped=one.stopped and steps == one.steps)
-            for one, steps in kept
-            if steps
-        ]
+        cut = (replace(one, steps=n, stopped=one.stopped and n == one.steps) for one, n in kept)
+        twin._readings = [reading for reading in cut if reading.steps]
         return twin
 
     async def save(self, folder: str | os.PathLike[str]) -> Path:

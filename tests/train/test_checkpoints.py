@@ -41,8 +41,7 @@ RELEASED = MemoryConfig(dialect="released")
 
 def to_resume(choice: str | None, output_dir: Path, **settings: object) -> str | None:
     config = make_config(output_dir, resume_from_checkpoint=choice)
-    for name, value in settings.items():
-        setattr(config, name, value)
+    vars(config).update(settings)
     return checkpoints.checkpoint_to_resume(config)
 
 
@@ -194,8 +193,7 @@ def test_finished_run_resumed_trains_no_more(tmp_path, capsys):
         trainer.train(resume_from_checkpoint=checkpoint)
         assert (trainer.state.global_step, len(runner.jobs)) == (2, sampled)
         assert (tmp_path / METRICS_FILE).read_text().count("train_loss") == 1
-        update, seen = trainer.state.log_history[0], trainer.state.num_input_tokens_seen
-        assert update["num_tokens"] == seen > 0
+        assert trainer.state.log_history[0]["num_tokens"] == trainer.state.num_input_tokens_seen > 0
     assert "nothing left to do: 2 of 2 updates" in capsys.readouterr().out
 
 

@@ -179,8 +179,7 @@ class CopyBackend(Backend):
         model = trainer.accelerator.unwrap_model(trainer.model)
         adapted = isinstance(model, PeftModel)
         # Merging and unmerging in 16 bits would change them a little, every time.
-        based = [p for name, p in model.named_parameters() if adapted and "base_layer" in name]
-        before = [(p, p.clone()) for p in based if p.element_size() == 2]
+        before = [(p, p.clone()) for p in model.parameters() if adapted and p.element_size() == 2]
         if adapted:
             model.merge_adapter()
         try:

@@ -185,8 +185,7 @@ class EpisodeTrainer(ResumableTrainer):
 
 
 def held_out_jobs(tasks: Sequence[Any], args: Any) -> list[Job]:
-    samples = range(args.num_generations_eval or 1)
-    return [(task, sample) for task in tasks for sample in samples]
+    return [(task, sample) for task in tasks for sample in range(args.num_generations_eval or 1)]
 
 
 async def run_held_out(

@@ -139,8 +139,7 @@ def episode_rows(
 
 
 def advantages_of_steps(values: Sequence[float], episodes: Sequence[Episode]) -> list[list[float]]:
-    pairs = zip(values, episodes, strict=True)
-    return [[advantage] * len(episode.steps) for advantage, episode in pairs]
+    return [[value] * len(one.steps) for value, one in zip(values, episodes, strict=True)]
 
 
 def merge_equal_rows(rows: Sequence[Row]) -> list[Row]:
