@@ -71,6 +71,8 @@ def _parse(row: Row, documents: dict[Document, Document]) -> Task:
             "atommem data build (a benchmark), or data convert --question COLUMN ... (a table)",
         )
     questions = listed(row.values["questions"])
+    if any(isinstance(item, dict) and "answer" in item for item in questions):
+        raise row.error("questions", "has 'answer' where 'answers', a list, is the name")
     for item in (row.values, *(item for item in questions if isinstance(item, dict))):
         item["metadata"] = decoded(item.get("metadata", {}))  # parquet holds it as JSON
     task: Task = row.convert("", {**row.values, "questions": questions}, Task)

@@ -55,6 +55,7 @@ ROW: dict[str, Any] = {"id": "a", "questions": [{"text": "Who?"}], "documents": 
         ([beam_row(probing_questions="__import__('os')")], r"row 1: Expected `object`.*`probing_q"),
         ([ROW | {"context": "x"}], "'documents' and 'context': give one of them"),
         ([{**ROW, "documents": None, "context": " "}], "'context': give one of them"),
+        ([{**ROW, "questions": [{"text": "Who?", "answer": "Ann"}]}], "'answers', a list, is"),
     ],
 )
 def test_load_of_another_file_raises_with_row_and_field(tmp_path, rows, message):

@@ -20,7 +20,7 @@ from atommem.errors import ConfigError, DataError
 from atommem.files import load_beside
 from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.episode_logs import COLUMNS
-from atommem.train.loops.models import load_tokenizer, make_policy, model_arguments
+from atommem.train.loops.models import load_model, load_tokenizer, make_policy, model_arguments
 from atommem.train.settings import parse
 from atommem.train.stages import make_trainer, prepare_reporters
 from atommem.train.train_cli import main
@@ -81,11 +81,17 @@ def test_adapter_is_trained_on_its_base_or_the_given_one(tmp_path, given):
     assert load_tokenizer(found.model).name_or_path == str(base)
     policy = model_arguments(found.model, found.args)["model"]
     assert policy.get_base_model().name_or_path == str(base)
+    with pytest.raises(
+        (ConfigError, OSError), match="an adapter. Download it|/gone"
+    ):  # as of a hub
+        load_model(str(adapter), found.args)
+    found.model.base_model, found.model.model_name_or_path = "base", str(base)
+    with pytest.raises(ConfigError, match="base_model=base: .* is no folder of an adapter"):
+        load_tokenizer(found.model)
 
 
 @pytest.mark.parametrize("is_new", [True, False])
 def test_an_adapter_is_trained_without_its_dropout(tmp_path, is_new):
-    """Nothing is sampled with it."""
     adapter, args = LoraConfig(lora_dropout=0.5, target_modules=["q_proj"]), make_config(tmp_path)
     model = make_model() if is_new else get_peft_model(make_model(), adapter)
     policy = make_policy(model, args, make_tokenizer(), adapter if is_new else None)

@@ -31,10 +31,11 @@ CPU_TILE_WIDTH = 512  # vocabulary columns; a third to a half faster than TRL's 
 
 def base_model(config: ModelConfig) -> str | None:
     """Return the model under an adapter that is trained further; None for another model."""
-    name = str(config.model_name_or_path)
+    name, given = str(config.model_name_or_path), getattr(config, "base_model", None)
     if not Path(name, ADAPTER).is_file():
+        if given:
+            raise ConfigError(f"base_model={given}: {name} is no folder of an adapter. Drop it.")
         return None
-    given = getattr(config, "base_model", None)
     return given or str(PeftConfig.from_pretrained(name).base_model_name_or_path)
 
 
@@ -170,7 +171,10 @@ def load_model(name: str, args: Any, quantization_config: Any = None, **defaults
     loading |= args.model_init_kwargs or {}
     if quantization_config is not None:
         loading["quantization_config"] = quantization_config
-    return AutoModelForCausalLM.from_pretrained(name, **loading)
+    model = AutoModelForCausalLM.from_pretrained(name, **loading)
+    if getattr(model, "peft_config", None):
+        raise ConfigError(f"model_name_or_path={name}: an adapter. Download it; give its folder.")
+    return model
 
 
 def make_reference(
