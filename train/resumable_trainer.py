@@ -60,8 +60,14 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
         self._loaded_dtype = getattr(torch, loaded.removeprefix("torch."))
         keep_in_float32(self.model, self.accelerator)
 
-    def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
-        """Train as `Trainer.train`; the error that ends a run says how to continue it."""
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """Train as `Trainer.train`; the error that ends a run says how to continue it.
+
+        True continues from the last complete checkpoint, or starts if there is none.
+        """
+        if isinstance(resume_from_checkpoint, bool):
+            last = resume_from_checkpoint and checkpoints.last_checkpoint(self.args.output_dir)
+            resume_from_checkpoint = str(last) if last else None
         if resume_from_checkpoint is not None:
             folder = Path(resume_from_checkpoint)
             plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
@@ -116,6 +122,14 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
                 "command with --resume to write it."
             ) from error
         return folder
+
+    def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Save as `Trainer.save_model`, with ``atommem_config.json``; collective."""
+        super().save_model(output_dir, *args, **kwargs)
+        if self.settings and self.args.should_save:
+            folder = Path(output_dir or self.args.output_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            save_config(folder, *self.settings)
 
     def _save_in_loaded_dtype(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
         """Save a model as it was loaded, not in float32 as it is trained; adapters as they are."""
@@ -189,8 +203,6 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
             for part in getattr(model, "peft_config", {}).values() or configs:
                 part.save_pretrained(folder)
             self.processing_class.save_pretrained(folder)
-        if self.settings:
-            save_config(folder, *self.settings)
         # transformers looked for the best checkpoint in the folder that it wrote to.
         if best := self.state.best_global_step:
             final = output_dir / checkpoints.name_of(best)
