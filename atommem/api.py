@@ -144,8 +144,8 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
 
         try:
             memory: Self = await restored(Path(folder) / MEMORY_FILE)
-            for key, path in scope_files(folder).items():
-                memory._scopes[key] = await restored(path)
+            scopes = scope_files(folder).items()
+            memory._scopes = {key: await restored(path) for key, path in scopes}
         except BaseException as error:
             await runtime.close()
             if isinstance(error, TraceError):
@@ -292,22 +292,22 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
         return sorted(found, key=lambda hit: -hit[1])[:k]
 
     async def fork(self) -> Self:
-        """Return an independent copy that shares the policy; close only the original."""
+        """Return a copy, scopes too, that shares the policy; close only the original."""
         async with self._lock:
-            return type(self)(self._runtime, self._session.fork(), self._readings)
+            twin = type(self)(self._runtime, self._session.fork(), self._readings)
+        twin._scopes = {key: await one.fork() for key, one in [*self._scopes.items()]}
+        return twin
 
     async def at(self, step: int) -> Self:
-        """Return a fork as it was when step number `step` began; ``at(0)`` is empty."""
+        """Return a fork as it was when step number `step` began (scopes stay); 0 is empty."""
         if step not in range(self.steps + 1):
             raise ConfigError(f"step={step}: must be between 0 and {self.steps}. Correct it.")
         twin = await self.fork()
         await twin._session.memory.undo(step)
         twin._session.steps = step
-        before = (
-            replace(reading, steps=tuple(number for number in reading.steps if number < step))
-            for reading in self._readings
-        )
-        twin._readings = [reading for reading in before if reading.steps]
+        kept = ((one, tuple(n for n in one.steps if n < step)) for one in self._readings)
+        cut = (replace(one, steps=n, stopped=one.stopped and n == one.steps) for one, n in kept)
+        twin._readings = [reading for reading in cut if reading.steps]
         return twin
 
     async def save(self, folder: str | os.PathLike[str]) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -178,7 +179,7 @@ SHIPPED = "smollm2"  # the adapter that `atommem ask` uses where no policy is gi
 
 
 def shipped_policy(name: str) -> str:
-    """Return the folder of an adapter that comes with AtomMem, or else `name`.
+    """Return the folder of an adapter that comes with AtomMem, or else `name` (without ``~``).
 
     ConfigError for a name that is nearly an adapter's, and neither a folder's nor OWNER/NAME's.
     """
@@ -186,7 +187,7 @@ def shipped_policy(name: str) -> str:
     hint = "" if name in shipped or "/" in name or Path(name).exists() else suggest(name, shipped)
     if hint:
         raise ConfigError(f"policy={name}: no such folder{hint}.")
-    return shipped.get(name, name)
+    return shipped.get(name, os.path.expanduser(name))
 
 
 def is_server(policy: Sequence[str]) -> bool:

@@ -82,7 +82,7 @@ def _parse(row: Row, documents: dict[Document, Document]) -> Task:
         raise row.error("questions", "is empty, or one of them")
     if not all(answer.strip() for question in task.questions for answer in question.answers):
         raise row.error("answers", "contains an empty answer")
-    if task.documents if task.context is not None else "documents" not in row.values:
+    if task.documents if (task.context or "").strip() else "documents" not in row.values:
         raise row.error("documents", "and 'context': give one of them")
     return replace(task, documents=tuple(documents.setdefault(one, one) for one in task.documents))
 

@@ -133,22 +133,12 @@ def resume_hint(args: Any) -> str:
     return "There is no checkpoint yet: the same command starts again."
 
 
-def check_same_run(folder: Path, args: Any) -> None:
-    """Raise ConfigError if a checkpoint saved other `lasting_settings` than a run has."""
-    before, now = load_config(folder) | _read_manifest(folder)["settings"], lasting_settings(args)
-    if changed := [name for name in before if name in now and before[name] != now[name]]:
-        raise ConfigError(
-            f"{', '.join(f'{name}={now[name]!r} (was {before[name]!r})' for name in changed)}: "
-            f"{folder} is of a run with other settings. Resume with the same, or start a new run "
-            f"from it: --model_name_or_path {folder} and another output_dir."
-        )
-
-
 def checkpoint_to_resume(args: Any) -> str | None:
     """Return the checkpoint to continue from, or None for a fresh start; all processes together.
 
     ``args.resume_from_checkpoint`` is a folder; ``auto`` (``--resume``) or ``true``: the last
-    checkpoint in the output folder, if any; unset or ``false``: a fresh start.
+    checkpoint in the output folder, if any; unset or ``false``: a fresh start. ConfigError if it
+    was saved with other `lasting_settings`.
     """
     with PartialState().main_process_first():
         shutil.rmtree(Path(args.output_dir) / PARTIAL, ignore_errors=True)
@@ -171,5 +161,11 @@ def checkpoint_to_resume(args: Any) -> str | None:
         if good := last_checkpoint(folder.parent):
             fix = f"--resume_from_checkpoint {good} continues from a complete one"
         raise CheckpointError(f"{folder} is damaged: {damage}. Nothing was changed; {fix}.")
-    check_same_run(folder, args)
+    before, now = load_config(folder) | _read_manifest(folder)["settings"], lasting_settings(args)
+    if changed := [name for name in before if name in now and before[name] != now[name]]:
+        raise ConfigError(
+            f"{', '.join(f'{name}={now[name]!r} (was {before[name]!r})' for name in changed)}: "
+            f"{folder} is of a run with other settings. Resume with the same, or start a new run "
+            f"from it: --model_name_or_path {folder} and another output_dir."
+        )
     return str(folder)

@@ -61,25 +61,20 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
         keep_in_float32(self.model, self.accelerator)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """Train as `Trainer.train`; the error that ends a run says how to continue it.
-
-        True continues from the last complete checkpoint, or starts if there is none.
-        """
-        if isinstance(resume_from_checkpoint, bool):
-            last = resume_from_checkpoint and checkpoints.last_checkpoint(self.args.output_dir)
-            resume_from_checkpoint = str(last) if last else None
-        if resume_from_checkpoint is not None:
-            folder = Path(resume_from_checkpoint)
+        """Train as `Trainer.train`; the error that ends a run says how to continue it."""
+        if resume_from_checkpoint:  # true: the last one
+            self.args.resume_from_checkpoint = str(resume_from_checkpoint)
+            resume_from_checkpoint = checkpoints.checkpoint_to_resume(self.args)
+        if resume_from_checkpoint:
+            folder = Path(str(resume_from_checkpoint))
             plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
-            sharded = StateDictType.SHARDED_STATE_DICT
-            shards = plugin is not None and plugin.state_dict_type == sharded
+            shards = getattr(plugin, "state_dict_type", None) == StateDictType.SHARDED_STATE_DICT
             if (folder / checkpoints.SHARDED_MODEL).is_dir() != shards:
                 raise ConfigError(
                     f"resume_from_checkpoint={folder}: FSDP and other launchers cannot read each "
                     "other's checkpoints. Resume it under the launcher that it was written under, "
                     "or start a new run from it (--model_name_or_path)."
                 )
-            checkpoints.check_same_run(folder, self.args)
             self.load_extra_state(folder)
         saves = self.args.save_strategy != "no"
         stops = (TrainingInterrupted, RolloutFailedError, DivergedError, MemoryFault)

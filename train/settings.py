@@ -95,9 +95,9 @@ def parse(stage: str, argv: Sequence[str], given: Mapping[str, Any] | None = Non
         raise ConfigError("--data is missing. Give a task file (atommem data build).")
     if model is None:
         raise ConfigError("--model_name_or_path is missing. Give a model folder or hub name.")
-    settings.model.model_name_or_path = config.shipped_policy(model)
     config.check_least(args, learning_rate=0, max_completion_length=1)
-    model_folder("model_name_or_path", settings.model.model_name_or_path)
+    name = model_folder("model_name_or_path", config.shipped_policy(model))
+    settings.model.model_name_or_path = name
     check_writable("output_dir", args.output_dir, folder=True)
     return settings
 

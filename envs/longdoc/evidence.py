@@ -65,8 +65,8 @@ def gold_documents(task: Task, question: Question) -> list[Document]:
 
     They are at the places in its metadata (``documents``), or else all that are gold.
     """
-    if "documents" in question.metadata:
-        return [task.documents[place] for place in question.metadata["documents"]]
+    if (places := question.metadata.get("documents")) is not None:
+        return [one for place, one in enumerate(task.documents) if place in places]
     return [document for document in task.documents if document.gold]
 
 

@@ -32,7 +32,7 @@ from atommem.envs.task import Question, Task
 from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, JudgeError, OutageError
 from atommem.rollout import set_score
-from atommem.run import stored_settings
+from atommem.run import find_stored, stored_settings
 from atommem.servers.chat import ChatReply
 from atommem.servers.client import ServerClient
 from atommem.trace import read_trace, write_trace
@@ -369,8 +369,9 @@ def test_reward_that_is_not_found_is_refused_with_the_form_to_give(reward):
         environment_config("longdoc", reward=reward)
 
 
-def test_reward_of_the_user_s_is_not_loaded_from_a_folder(tmp_path):
+def test_reward_of_the_user_s_is_not_loaded_from_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     save_config(tmp_path, environment_config("longdoc", reward=f"{__name__}:brevity"))
     with pytest.warns(UserWarning, match=f"reward={__name__}:brevity is code, and not loaded"):
         assert "reward" not in stored_settings(str(tmp_path))
-    assert stored_settings(str(tmp_path), named=["reward"])["reward"] == f"{__name__}:brevity"
+    assert find_stored(["--policy=~"], {"reward": "em"})["reward"] == f"{__name__}:brevity"

@@ -18,7 +18,7 @@ from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server_pool import ServerPool
 from atommem.train.console import ASYNC_COLUMNS, METRICS_FILE, read_metrics, use_console
 from atommem.train.errors import TrainingInterrupted
-from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
+from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, CopyBackend, make_runner
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
 from atommem.train.rollout.rollouts import TaskOrder
 from atommem.train.train_config import AsyncTrainConfig
@@ -145,6 +145,9 @@ def test_async_lora_requests_name_the_adapter_of_their_version(tmp_path):
     assert kept == [{"policy", *names[1:]}]  # the older one was unloaded
     assert [set(server.models) for server in cluster.servers.values()] == [{"policy"}] * 2
     assert not list(folder.iterdir())
+    before = [p.data.normal_().clone() for p in trainer.model.bfloat16().parameters()]
+    CopyBackend(None).publish(trainer)
+    assert all(map(torch.equal, trainer.model.parameters(), before)), "rounded"
 
 
 class FakePolicy(Closable):

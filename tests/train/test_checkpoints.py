@@ -41,8 +41,7 @@ RELEASED = MemoryConfig(dialect="released")
 
 def to_resume(choice: str | None, output_dir: Path, **settings: object) -> str | None:
     config = make_config(output_dir, resume_from_checkpoint=choice)
-    for name, value in settings.items():
-        setattr(config, name, value)
+    vars(config).update(settings)
     return checkpoints.checkpoint_to_resume(config)
 
 
@@ -186,14 +185,15 @@ def test_run_that_ends_early_resumes_from_the_last_update(tmp_path, whole, endin
 @pytest.mark.slow
 def test_finished_run_resumed_trains_no_more(tmp_path, capsys):
     """In the middle of an epoch transformers would make one more update."""
-    config = make_config(tmp_path, **{**SETTINGS, "max_steps": 2, "save_steps": 2})
-    for checkpoint, sampled in ((None, 16), (str(tmp_path / "checkpoint-2"), 0)):
+    settings = {**SETTINGS, "max_steps": 2, "save_steps": 2, "logging_steps": 2}
+    for checkpoint, sampled in ((None, 16), (True, 0)):
+        config = make_config(tmp_path, **settings)
         trainer, _, runner = make_trainer(make_model(), config, mixed_episode, tasks=6)
         use_console(trainer, GRPO_COLUMNS)
         trainer.train(resume_from_checkpoint=checkpoint)
         assert (trainer.state.global_step, len(runner.jobs)) == (2, sampled)
-        logged = (tmp_path / METRICS_FILE).read_text()
-        assert logged.count("train_loss") == 1
+        assert (tmp_path / METRICS_FILE).read_text().count("train_loss") == 1
+        assert trainer.state.log_history[0]["num_tokens"] == trainer.state.num_input_tokens_seen > 0
     assert "nothing left to do: 2 of 2 updates" in capsys.readouterr().out
 
 

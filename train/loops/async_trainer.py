@@ -174,9 +174,12 @@ class CopyPolicy(LocalPolicy):
 class CopyBackend(Backend):
     """Copies the trained weights, with a merged adapter, into the main process's `CopyPolicy`."""
 
+    @torch.no_grad()
     def publish(self, trainer: Any) -> None:
         model = trainer.accelerator.unwrap_model(trainer.model)
         adapted = isinstance(model, PeftModel)
+        # Merging and unmerging in 16 bits would change them a little, every time.
+        before = [(p, p.clone()) for p in model.parameters() if adapted and p.element_size() == 2]
         if adapted:
             model.merge_adapter()
         try:
@@ -188,6 +191,8 @@ class CopyBackend(Backend):
         finally:
             if adapted:
                 model.unmerge_adapter()
+            for parameter, value in before:
+                parameter.copy_(value)
 
 
 def make_runner(rollouts: Rollouts, model_path: str, device: Any) -> EpisodeRunner:

@@ -159,11 +159,11 @@ class EpisodeTrainer(ResumableTrainer):
             self._logged[name].append(value)
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """Log an update with what `log_with_update` got since the last one: means, and maxima."""
+        """Log an update with what `log_with_update` got since: means, maxima and the last total."""
         if "loss" in logs:
             for name, values in self._logged.items():
                 numbers = [value for value in values if not math.isnan(value)]
-                combine = max if name.endswith("_max") else statistics.fmean
+                combine = max if name.endswith(("_max", "num_tokens")) else statistics.fmean
                 logs[name] = combine(numbers) if numbers else None
             self._logged.clear()
         super().log(logs, start_time)
@@ -185,8 +185,7 @@ class EpisodeTrainer(ResumableTrainer):
 
 
 def held_out_jobs(tasks: Sequence[Any], args: Any) -> list[Job]:
-    samples = range(args.num_generations_eval or 1)
-    return [(task, sample) for task in tasks for sample in samples]
+    return [(task, sample) for task in tasks for sample in range(args.num_generations_eval or 1)]
 
 
 async def run_held_out(

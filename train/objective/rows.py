@@ -139,8 +139,7 @@ def episode_rows(
 
 
 def advantages_of_steps(values: Sequence[float], episodes: Sequence[Episode]) -> list[list[float]]:
-    pairs = zip(values, episodes, strict=True)
-    return [[advantage] * len(episode.steps) for advantage, episode in pairs]
+    return [[value] * len(one.steps) for value, one in zip(values, episodes, strict=True)]
 
 
 def merge_equal_rows(rows: Sequence[Row]) -> list[Row]:
@@ -246,11 +245,11 @@ def signal_report(history: Sequence[Mapping[str, Any]]) -> str:
         return ""
     if not (trained := [entry for entry in updates if "gradient_share/above_mean" in entry]):
         return (
-            f"Nothing was learned from rewards: in none of the {len(updates)} updates did the "
+            f"Nothing was learned from rewards: in none of the {len(updates)} log entries did the "
             "episodes of a group differ in reward. Start with a cold start or easier tasks, or "
             "give more num_generations or a higher temperature."
         )
-    lines = [f"{len(trained)} of {len(updates)} updates had a group with different rewards."]
+    lines = [f"{len(trained)} of {len(updates)} log entries had a group with different rewards."]
     for key, text in (
         ("gradient_share/steps", "Gradient weight by quarter of the episodes, fewest steps first"),
         ("gradient_share/tokens", "Gradient weight by quarter, fewest completion tokens first"),
