@@ -45,6 +45,7 @@ RENAMED = {
     "budget": "capacity",
     "dataset_name": "data",
     "docs": "documents",
+    "eval_dataset": "eval_data",
     "json": "out",
     "max_in_flight": "max_inflight_tasks",
     "max_new_tokens": "max_completion_length",
@@ -55,12 +56,14 @@ RENAMED = {
     "model_name_or_path": "policy",
     "n": "limit",
     "out": "output_dir",
+    "peft_config": "use_peft",
     "policy": "model_name_or_path",
     "prompts": "judge_prompt",
     "reward_funcs": "reward",
     "rollout_batch_tokens": "max_batch_tokens",
     "rules": "retention",
     "samples_per_task": "num_generations",
+    "train_dataset": "data",
 }
 """Former names of settings and those of other commands or libraries, which are refused."""
 
@@ -292,6 +295,7 @@ def load_yaml(path: Path, folder: str) -> dict[str, Any]:
         raise ConfigError(f"config={path}: not a readable YAML file ({reason}).") from error
     if not isinstance(values, dict):
         raise ConfigError(f"config={path}: expected settings, NAME: VALUE.")
+    values.pop("chat_format", None)  # of a checkpoint's settings: what was found
     base = values.pop("base", None)
     return values if base is None else load_yaml(find_file("base", base, folder), folder) | values
 

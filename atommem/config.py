@@ -38,7 +38,7 @@ class MemoryConfig:
 
     dialect: str = setting("paper", "Action format: paper, released, memagent or a registered one.")
     templates: str = setting(
-        "full", "Prompt wording: full, compact, memagent, or the path of a template file (YAML)."
+        "full", "Prompt wording: full, compact, memagent, or a template file: path or shipped name."
     )
     layout: str = setting(
         "prefix", "Prompt order: prefix (chunk before memory, for the prefix cache) or paper."
@@ -145,6 +145,7 @@ class PolicyConfig:
     def __post_init__(self) -> None:
         names = [self.policy] if isinstance(self.policy, str) else self.policy
         self.policy = [shipped_policy(name) for name in names]
+        self.tokenizer = self.tokenizer and shipped_policy(self.tokenizer)
         check_choice("api", self.api, APIS)
         check_least(self, max_inflight_tasks=1, max_batch_tokens=1)
         if not self.policy:

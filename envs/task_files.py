@@ -75,7 +75,11 @@ def _parse(row: Row, documents: dict[Document, Document]) -> Task:
         raise row.error("questions", "has 'answer' where 'answers', a list, is the name")
     for item in (row.values, *(item for item in questions if isinstance(item, dict))):
         item["metadata"] = decoded(item.get("metadata", {}))  # parquet holds it as JSON
-    task: Task = row.convert("", {**row.values, "questions": questions}, Task)
+    values = {**row.values, "questions": questions}
+    if "documents" in values:
+        found = listed(values["documents"])
+        values["documents"] = [{"title": "", **o} if isinstance(o, dict) else o for o in found]
+    task: Task = row.convert("", values, Task)
     if not task.questions or not all(question.text.strip() for question in task.questions):
         raise row.error("questions", "is empty, or one of them")
     if not all(answer.strip() for question in task.questions for answer in question.answers):

@@ -203,7 +203,8 @@ def column_file(column: Column, cache: Path, benchmarks: Path | None = None) -> 
         if column.documents is not None:
             flags["documents"] = column.documents
         if benchmarks is None:
-            raise ConfigError(f"{column.benchmark} needs --input, a folder with its files.")
+            fix = "Give it, or choose other --columns"
+            raise ConfigError(f"{column.benchmark} needs --input, a folder with its files. {fix}.")
         inputs = get_benchmark(column.benchmark).find(column.split, benchmarks)
     words += [f"--{name}={value}" for name, value in flags.items()]
     names = [inputs[0].with_name(ALIASES)] if column.benchmark == TWOWIKI else []

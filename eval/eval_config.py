@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from atommem.arguments import Parser, make, split_config
-from atommem.config import PolicyConfig, check_choice, check_least, check_probabilities, setting
+from atommem.config import PolicyConfig, check_least, check_probabilities, setting
 from atommem.embedding import make_embedder
 from atommem.environment import EnvironmentFactory, find_environment, make_factory
 from atommem.envs.scoring.judge import judge_settings
 from atommem.errors import ConfigError
-from atommem.eval.methods import METHODS, make_method
+from atommem.eval.methods import METHODS, check_method, make_method
 from atommem.eval.methods.baseline import Method
 from atommem.eval.methods.recorder import Setup
 from atommem.policy.opening import model_folder, open_policy, policy_identity
@@ -27,6 +27,7 @@ EXIT_REFUSED = 2
 EXIT_TOO_MANY_FAILED = 3
 EXIT_BUDGET_SPENT = 4
 EXIT_INTERRUPTED = 130
+_KNOWN = ", ".join(METHODS)
 
 
 @dataclass
@@ -35,7 +36,7 @@ class EvalConfig:
 
     data: str = setting("", "Task file (`atommem data build`), or MemAgent's or LoCoMo's file.")
     output_dir: str = setting("", "Folder of records and traces; a partial run continues in it.")
-    method: str = setting("atommem", f"Method that reads the task: {', '.join(METHODS)}.")
+    method: str = setting("atommem", f"Method that reads the task: {_KNOWN}; or MODULE:CLASS.")
     context_tokens: int = setting(
         32_768, "Longest prompt with completion; full_context cuts to it."
     )
@@ -48,7 +49,7 @@ class EvalConfig:
     )
 
     def __post_init__(self) -> None:
-        check_choice("method", self.method, METHODS)
+        check_method(self.method)
         check_least(self, max_calls=1, yarn_factor=1, num_generations=1, limit=1)
         check_probabilities(self, "max_failed_fraction")
 

@@ -79,9 +79,10 @@ class OutputFolder:
             stored = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: {error}. Give another output folder.") from error
-        if differences := list(_differences(stored, self.manifest)):
+        if found := list(differences(stored, self.manifest)):
+            texts = (f"{name} is {one!r} there and {two!r} now" for name, one, two in found)
             raise ConfigError(
-                f"{self.path} has another evaluation: {'; '.join(differences)}. Give another "
+                f"{self.path} has another evaluation: {'; '.join(texts)}. Give another "
                 "output folder, or the folder's settings and data."
             )
 
@@ -113,14 +114,14 @@ def file_stem(task_id: str) -> str:
     return f"{safe}-{digest}"
 
 
-def _differences(stored: Any, given: Any, name: str = "") -> Iterator[str]:
-    """Name what differs: "memory.layout is 'paper' there and 'prefix' now"."""
+def differences(stored: Any, given: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield what differs: the name, such as "memory.layout", and both values."""
     if isinstance(stored, dict) and isinstance(given, dict):
         for key in sorted(stored.keys() | given.keys()):
             place = f"{name}.{key}" if name else key
-            yield from _differences(stored.get(key, "not set"), given.get(key, "not set"), place)
+            yield from differences(stored.get(key, "not set"), given.get(key, "not set"), place)
     elif stored != given:
-        yield f"{name} is {stored!r} there and {given!r} now"
+        yield name, stored, given
 
 
 async def evaluate(

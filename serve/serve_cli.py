@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atommem.arguments import Parser, given_flags
-from atommem.config import check_least, field_names, setting
+from atommem.config import check_least, field_names, is_server, setting, shipped_policy
 from atommem.errors import ConfigError
 from atommem.run import add_run_settings, find_stored
 from atommem.servers.vllm_process import VllmServer, free_port
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
         if arguments.vllm is None:
             model = ServedModel.open(policy, **settings)
         else:
-            folder = Path(policy[0])
+            folder = Path(shipped_policy(policy[0]))
             name = settings["name"] = arguments.name or folder.absolute().name
             if (folder / "adapter_config.json").is_file():  # vLLM lists the base model, too
                 settings["model"] = name
@@ -74,6 +74,7 @@ def main(argv: list[str]) -> int:
                 Path(f"runs/serve/vllm_{arguments.port}.log"),
                 *shlex.split(arguments.vllm),
                 served_model_name=name,
+                base_model=settings.get("base_model"),
                 timeout=1800.0,
             )
             model = ServedModel.open([server.url], **{"tokenizer": str(folder), **settings})
@@ -104,6 +105,8 @@ def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     check_least(parsed, active=1, max_requests=1, turn_seconds=1e-3, drain_seconds=0)
     if not parsed.policy:
         raise ConfigError("--policy is missing. Give a model folder or a server's URL.")
+    if parsed.vllm is not None and is_server(parsed.policy):
+        raise ConfigError(f"vllm: {parsed.policy[0]} is a server already. Leave out --vllm.")
     own = {*field_names(ServeConfig), "policy", "vllm"}
     given = given_flags(argv, parsed)
     return parsed, {name: value for name, value in given.items() if name not in own}

@@ -118,7 +118,7 @@ TASK: dict[str, Any] = {
     "questions": [
         {"text": "Who?", "answers": ["Ida", "Ida Brook"], "id": "q", "metadata": {"hops": 2}}
     ],
-    "documents": [{"title": "June", "text": "Ida writes.", "gold": True}],
+    "documents": [{"title": "June", "text": "Ida writes.", "gold": True}, {"text": "It rains."}],
     "metadata": {},
 }
 

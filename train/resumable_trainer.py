@@ -118,6 +118,14 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
             ) from error
         return folder
 
+    def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Save as `Trainer.save_model`, with ``atommem_config.json``; collective."""
+        super().save_model(output_dir, *args, **kwargs)
+        if self.settings and self.args.should_save:
+            folder = Path(output_dir or self.args.output_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            save_config(folder, *self.settings)
+
     def _save_in_loaded_dtype(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
         """Save a model as it was loaded, not in float32 as it is trained; adapters as they are."""
         model = self.accelerator.unwrap_model(self.model)
@@ -190,8 +198,6 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
             for part in getattr(model, "peft_config", {}).values() or configs:
                 part.save_pretrained(folder)
             self.processing_class.save_pretrained(folder)
-        if self.settings:
-            save_config(folder, *self.settings)
         # transformers looked for the best checkpoint in the folder that it wrote to.
         if best := self.state.best_global_step:
             final = output_dir / checkpoints.name_of(best)

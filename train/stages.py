@@ -41,6 +41,7 @@ from atommem.train.train_config import (
 )
 
 _OF_CALLER = "tasks of the caller"
+_TRAINERS = {"args", "callbacks", "processing_class", "optimizers", "compute_metrics"}
 _PRIVATE = ("_*", ".*", "checkpoint-*", "wandb/*", "traces/*", "samples/*", "eval/*", "adapters/*")
 """Files of an output folder that are not pushed: checkpoints, and texts of the data."""
 
@@ -48,8 +49,8 @@ _PRIVATE = ("_*", ".*", "checkpoint-*", "wandb/*", "traces/*", "samples/*", "eva
 def make_grpo_trainer(settings: Settings) -> MemoryGRPOTrainer:
     args, tokenizer = settings.args, load_tokenizer(settings.model)
     return MemoryGRPOTrainer(
-        make_backend=partial(make_backend, make_rollouts(settings, tokenizer)),
         **episode_arguments(settings, tokenizer),
+        make_backend=partial(make_backend, make_rollouts(settings, tokenizer)),
         **model_arguments(settings.model, args),
     )
 
@@ -72,13 +73,13 @@ def make_async_trainer(settings: Settings) -> AsyncMemoryGRPOTrainer:
     if (Path(name) / "adapter_config.json").is_file():
         raise ConfigError(
             f"model_name_or_path={name}: this is an adapter. Merge it into its base model to train "
-            "it asynchronously."
+            "it asynchronously (merge_and_unload of peft), and copy tokenizer and settings along."
         )
     tokenizer = load_tokenizer(model)
     return AsyncMemoryGRPOTrainer(
+        **episode_arguments(settings, tokenizer),
         **model_arguments(model, args),  # before the runner reads `args.model_init_kwargs`
         make_runner=partial(make_runner, make_rollouts(settings, tokenizer), name),
-        **episode_arguments(settings, tokenizer),
     )
 
 
@@ -141,6 +142,9 @@ def make_trainer(
             raise ConfigError(f"{name}, {file}: both are given. Give one of them.")
         if any(isinstance(item, str | Mapping) for item in items or ()):
             raise ConfigError(f"{name}: not tasks. Give {file}=FILE, or load_tasks(FILE).")
+    for name in sorted(_TRAINERS & settings.keys()):
+        fix = "Give settings by name; trainer.add_callback adds callbacks"
+        raise ConfigError(f"{name}: of transformers' Trainer, and no setting. {fix}.")
     arguments = [] if config is None else ["--config", str(config)]
     given = {name: str(v) if isinstance(v, Path) else v for name, v in settings.items()}
     given |= {} if tasks is None else {"data": _OF_CALLER}

@@ -57,6 +57,9 @@ class StageConfig:
         None, "Trade compute for memory in the backward pass; unset: on with a GPU, off on CPU."
     )
     hub_strategy: str = setting("end", "When the model is pushed to the hub; only `end`.")
+    resume_from_checkpoint: str | None = setting(
+        None, "A checkpoint to continue from; auto (--resume): the last one, if there is one."
+    )
     chat_template_kwargs: dict[str, Any] | None = setting(
         None, "Arguments of the chat template, a JSON object: '{\"enable_thinking\": false}'."
     )
@@ -223,7 +226,16 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         return (self.steps_per_generation or 1) * self.num_iterations
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            if "divisible by num_generations" not in str(error):
+                raise
+            raise ConfigError(
+                f"per_device_train_batch_size={self.per_device_train_batch_size}, "
+                f"num_generations={self.num_generations}: an update's episodes, of all processes, "
+                "must make whole groups. Give a multiple of the second, or a smaller group."
+            ) from error
         check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))
         mode = self.vllm_importance_sampling_mode
         check_choice("vllm_importance_sampling_mode", mode, CORRECTIONS)

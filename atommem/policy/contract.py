@@ -22,7 +22,7 @@ class Sampling:
     top_p: float = setting(1.0, "Nucleus mass; 1 keeps everything.")
     top_k: int = setting(0, "Keep the k most likely tokens; 0 keeps all.")
     max_completion_length: int = setting(1024, "Longest completion of a step, tokens.")
-    seed: int | None = setting(None, "Base of all requests' seeds. Unset: not reproducible.")
+    seed: int | None = setting(None, "Base of requests' seeds (eval: 0). Unset: not reproducible.")
     affinity: str | None = None
 
     def __post_init__(self) -> None:

@@ -70,9 +70,7 @@ class LocalPolicy:
 
         hide_weight_bars()
         device, dtype = ("cuda", "auto") if torch.cuda.is_available() else ("cpu", "float32")
-        adapter = Path(path, "adapter_config.json")
-        if base is None and adapter.is_file():
-            base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        base = base or model_under(path)
         name, revision = hub_name(base) if base else (str(path), revision)
         found: dict[str, Any] = {"revision": revision, "local_files_only": only_here(name)}
         try:
@@ -118,6 +116,14 @@ class LocalPolicy:
             make_completion(self.tokenizer, row.token_ids, row.logprobs, row.stopped)
             for row in rows
         ]
+
+
+def model_under(path: str | Path, given: str | None = None) -> str | None:
+    """Return the model under an adapter: `given`, or the one that it names; None for another."""
+    file = Path(path, "adapter_config.json")
+    if not file.is_file():
+        return None
+    return given or json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
 
 
 def hide_weight_bars() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from atommem.config import PolicyConfig
 from atommem.errors import PolicyError, suggest_path
 from atommem.plugins import hub_name
-from atommem.policy.local import LocalPolicy, read_tokenizer
+from atommem.policy.local import LocalPolicy, model_under, read_tokenizer
 from atommem.policy.server import ChatPolicy, ServerPolicy
 from atommem.policy.server_pool import ServerPool
 
@@ -32,6 +32,8 @@ def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPo
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     name = settings.tokenizer
+    if name and not Path(name, "tokenizer.json").is_file():  # an adapter may be without one
+        name = model_under(name, settings.base_model) or name
     tokenizer = None if name is None else read_tokenizer(*hub_name(name))
     # While others are gone, one server of a pool may get all requests.
     options: Any = {"tokenizer": tokenizer, "max_in_flight": settings.max_inflight_tasks}

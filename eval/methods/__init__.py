@@ -9,10 +9,11 @@ from atommem.eval.methods.agents import AGENTS
 from atommem.eval.methods.baseline import FullContext, Method, NoMemory, Oracle, VanillaRAG
 from atommem.eval.methods.notes import AMem, GenerativeAgents, Mem0
 from atommem.eval.methods.recorder import Setup
+from atommem.plugins import find
 from atommem.rollout import ENCODE_THREADS, EpisodeRunner
 from atommem.run import build_agent
 
-__all__ = ["METHODS", "Method", "Setup", "make_method"]
+__all__ = ["METHODS", "Method", "Setup", "check_method", "make_method"]
 
 
 def _atommem(setup: Setup) -> EpisodeRunner:
@@ -47,6 +48,15 @@ METHODS = tuple(_MAKERS)
 
 
 def make_method(name: str, setup: Setup) -> Method:
-    """Make the method called `name`; raises ConfigError if it or a setting does not fit."""
-    check_choice("method", name, METHODS)
-    return _MAKERS[name](setup)
+    """Make the method called `name`, or a user's (``module:Class``).
+
+    ConfigError: it is unknown, or a setting does not fit.
+    """
+    check_method(name)
+    made: Method = (find("method", name) if ":" in name else _MAKERS[name])(setup)
+    return made
+
+
+def check_method(name: str) -> None:
+    if ":" not in name:
+        check_choice("method", name, (*METHODS, "MODULE:CLASS"))

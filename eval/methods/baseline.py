@@ -38,7 +38,8 @@ def suitable(setup: Setup, method: str, needs: type[QAEnvironments] = LongDocEnv
     if not isinstance(setup.factory, needs):
         name = setup.factory.config.environment
         raise ConfigError(
-            f"method={method}: reads documents, and environment {name!r} has none. Choose another."
+            f"method={method}: reads documents, and environment {name!r} has none. Choose another "
+            "method or --environment."
         )
     return setup.factory
 

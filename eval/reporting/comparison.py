@@ -14,7 +14,7 @@ from atommem.envs.scoring.records import (
 )
 from atommem.errors import ConfigError, check_writable, shorten
 from atommem.eval.reporting.results import Evaluation, label, ordered, read_evaluation
-from atommem.eval.runner import trace_path
+from atommem.eval.runner import differences, trace_path
 from atommem.files import write_json
 
 
@@ -49,6 +49,17 @@ def main(argv: Sequence[str]) -> int:
         write_json(given.out, content)
     print(*_format(sides, comparison, changes, given.show), sep="\n")
     return 0
+
+
+_OWN = {"policy", "method", "tasks", "templates_sha256", "prompts_sha256", "chat_format"}
+"""What two evaluations may differ in without a word: what is compared."""
+
+
+def other_settings(sides: Sequence[Evaluation]) -> list[str]:
+    """Name the settings that both evaluations have, and that differ."""
+    shared = (sides[0].manifest.keys() & sides[1].manifest.keys()) - _OWN
+    first, second = ({name: side.manifest[name] for name in shared} for side in sides)
+    return [f"{name} {one!r}, {two!r}" for name, one, two in differences(first, second)]
 
 
 def changed_tasks(sides: Sequence[Evaluation], comparison: Comparison) -> list[dict[str, Any]]:
@@ -92,6 +103,8 @@ def _format(
         mean = f"{fmean(common):.3f}" if common else "-"
         failed = sum(record.failed for record in side.records)
         lines.append(f"{side_name:<{width}}  {mean}, {failed} failed")
+    if found := other_settings(sides):
+        lines.append(f"settings that differ: {'; '.join(found)}")
     gap = comparison.difference
     if gap is None:
         return [*lines, "No task has a score in both: there is nothing to compare."]

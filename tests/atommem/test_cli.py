@@ -128,7 +128,7 @@ def test_cli_plugin_cannot_replace_builtin_command(monkeypatch, capsys):
 
 def test_split_config_reads_files_in_order_and_keeps_flags(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("own.yaml").write_text("base: smollm2\nseed: 7\n")
+    Path("own.yaml").write_text("base: smollm2\nseed: 7\nchat_format: {}\n")
     rest, values = split_config(["--seed", "1", "--config=own.yaml", "--use_cpu"], "train")
     assert rest == ["--seed", "1", "--use_cpu"]
     assert values == load_yaml(shipped_files()["train/smollm2"], "train") | {"seed": 7}

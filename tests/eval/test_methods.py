@@ -92,7 +92,7 @@ async def test_retrievals_count_each_search(name, per_document, searches):
 )
 async def test_method_without_a_reply_has_the_right_reward(where, who, answers, reward, ending):
     setup, _ = make_setup(lambda prompt: (where if "Where" in prompt else who) or right(prompt))
-    episode = await make_method("no_memory", setup).run(TASK)
+    episode = await make_method("atommem.eval.methods.baseline:NoMemory", setup).run(TASK)
     assert (episode.answers, episode.reward, episode.stop_reason) == (answers, reward, ending)
 
 

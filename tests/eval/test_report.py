@@ -44,7 +44,8 @@ def markdown(*evaluations: Evaluation, **more: Any) -> str:
 async def answered(out: Path, right: str, *, gone: str = "", names: str = NAMES) -> Path:
     """An evaluation that is right on the tasks `right` and fails on `gone`."""
     tasks = [make_task(name) for name in names]
-    await evaluated(tasks, out, wrong=set(names) - set(right), gone=gone)
+    settings = {"embedder": {"model": out.name}}
+    await evaluated(tasks, out, wrong=set(names) - set(right), gone=gone, settings=settings)
     return out
 
 
@@ -174,7 +175,7 @@ async def test_compare_counts_wins_and_names_changed_tasks(tmp_path, capsys):
     traces = found["changed"][1]["traces"]
     assert [read_trace(paths[0]).episode.reward for paths in traces] == [0.0, 1.0]
     printed = capsys.readouterr().out
-    assert "B: +0.333" in printed
+    assert "settings that differ: embedder.model 'A', 'B'\nB: +0.333" in printed
     assert printed.index("Worse in B (1 of 1") < printed.index("Better in B (2 of 3")
 
 

@@ -55,6 +55,7 @@ def test_settings_that_change_the_prompt_are_refused(run):
     [
         ("--host 0.0.0.0", "--keys FILE"),
         ("--active 0", "active=0: must be at least 1"),
+        ("--vllm --policy http://host:8000", "http://host:8000 is a server already"),
         ("--db sqlite://", "Give sqlite:///FILE"),
     ],
 )
@@ -113,7 +114,6 @@ def without_names(operations: Iterable[Operation]) -> list[Operation]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("shown", "chunking"), [("reading", "tokens"), ("answering", "documents")])
 async def test_training_evaluation_and_serving_give_the_same_tokens(shown, chunking, tmp_path):
     tokenizer = WordTokenizer()

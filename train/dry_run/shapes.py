@@ -57,8 +57,8 @@ def find_config(name: str) -> Any:
     except (OSError, ValueError) as error:
         known = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.json")))
         raise ConfigError(
-            f"model {name!r}: its architecture is not on this machine. Give a folder with its "
-            f"config.json, or one of {known}."
+            f"model {name!r}: its architecture is not on this machine. Get it with `hf download "
+            f"{name} config.json`, or give a folder with a config.json, or one of {known}."
         ) from error
 
 

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 import trl.trainer.utils
 from accelerate.utils import DistributedType, fsdp2_prepare_model, set_seed
-from peft import PeftConfig, PeftModel, get_peft_model
+from peft import PeftModel, get_peft_model
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM
@@ -23,20 +23,18 @@ from trl.trainer.utils import add_fused_lm_head
 
 from atommem.errors import ConfigError
 from atommem.plugins import hub_name
-from atommem.policy.local import read_tokenizer
+from atommem.policy.local import model_under, read_tokenizer
 
-ADAPTER = "adapter_config.json"  # the file of an adapter's folder
 CPU_TILE_WIDTH = 512  # vocabulary columns; a third to a half faster than TRL's 32,768 on 2 cores
 
 
 def base_model(config: ModelConfig) -> str | None:
     """Return the model under an adapter that is trained further; None for another model."""
     name, given = str(config.model_name_or_path), getattr(config, "base_model", None)
-    if not Path(name, ADAPTER).is_file():
-        if given:
-            raise ConfigError(f"base_model={given}: {name} is no folder of an adapter. Drop it.")
-        return None
-    return given or str(PeftConfig.from_pretrained(name).base_model_name_or_path)
+    base = model_under(name, given)
+    if given and not base:
+        raise ConfigError(f"base_model={given}: {name} is no folder of an adapter. Drop it.")
+    return base
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
