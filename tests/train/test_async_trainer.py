@@ -94,7 +94,7 @@ def test_async_without_staleness_equals_on_policy_training_and_resumes(tmp_path)
         assert b == pytest.approx(a, rel=1e-4)
 
     with make_trainer(model, tmp_path / "resumed", **shared) as resumed:
-        resumed.evaluate()  # it does not start the episodes of training
+        assert resumed.evaluate(resumed.held_out[:1])["eval_episodes"] == 1  # starts no training
         resumed.train(resume_from_checkpoint=str(tmp_path / "async" / "checkpoint-2"))
         last = resumed.evaluate()
     assert last["eval_em"] == found[-1]["eval_em"]

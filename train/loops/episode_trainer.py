@@ -60,7 +60,7 @@ class EpisodeTrainer(ResumableTrainer):
         super().__init__(
             model=make_policy(model, args, processing_class, peft_config, quantization_config),
             args=args,
-            # transformers asks for one; `evaluate` does not use it.
+            # transformers asks for one.
             eval_dataset=list(held_out) or None,
             processing_class=processing_class,
             **kwargs,
@@ -138,12 +138,18 @@ class EpisodeTrainer(ResumableTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Run and score episodes on the held-out tasks with the current weights; collective."""
+        """Run and score episodes with the current weights; collective.
+
+        They are on `eval_dataset`, a list of tasks, or else on the held-out ones.
+        """
+        tasks = self.held_out if eval_dataset is None else eval_dataset
+        if not tasks:
+            raise ConfigError("held_out: no tasks to evaluate on. Give some to make_trainer.")
         rank, ranks = self.accelerator.process_index, sum(gather_object([self.runner is not None]))
-        jobs = held_out_jobs(self.held_out, self.args)[rank::ranks]
+        jobs = held_out_jobs(tasks, self.args)[rank::ranks]
         self.publish()
         if self.console is None:  # in a log file a bar would be many lines
-            self.accelerator.print(f"{EVALUATION} on {len(self.held_out)} tasks", flush=True)
+            self.accelerator.print(f"{EVALUATION} on {len(tasks)} tasks", flush=True)
         own = self.run_rollout(
             lambda on_episode: run_held_out(self.runner, jobs, self.args, on_episode),
             len(jobs),
