@@ -10,7 +10,8 @@ from unittest.mock import patch
 
 import torch
 from accelerate.utils import DistributedType, gather_object
-from huggingface_hub import ModelCardData
+from httpx import HTTPError
+from huggingface_hub import HfApi, ModelCardData
 from peft import PeftModel
 from rich.console import Console
 from torch.distributed.fsdp import StateDictType
@@ -18,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer
 
 from atommem.config import save_config
-from atommem.errors import AtomMemError, ConfigError
+from atommem.errors import AtomMemError, ConfigError, format_error
 from atommem.files import let_others_read
 from atommem.process import frozen_heap
 from atommem.train import checkpoints
@@ -36,6 +37,7 @@ from atommem.train.stop_request import StopRequest
 _CONTINUE, _STOP, _BROKEN = range(3)  # reports of a rank in `sync_stop`; the largest wins
 _CARD = """A policy that reads with a memory, trained with AtomMem: `atommem eval --policy`, \
 `atommem serve` and `atommem ask` use it. `atommem_config.json` holds its prompts."""
+_PRIVATE = ["_*", ".*", "checkpoint-*", "wandb/*", "traces/*", "samples/*", "eval/*", "adapters/*"]
 
 
 class ResumableTrainer(Trainer, AbstractContextManager[Any]):
@@ -115,6 +117,28 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
             raise CheckpointError(
                 f"the trained model could not be written to {folder}: {error}. Run the same "
                 "command with --resume to write it."
+            ) from error
+        return folder
+
+    def push_to_hub(self, commit_message: str | None = None, **options: Any) -> Path:
+        """Upload what `save_final` saves, and no checkpoint or text of the data; collective."""
+        folder = self.save_final()
+        try:
+            self.init_hf_repo(self.args.hub_token)
+            if self.is_world_process_zero():
+                HfApi(token=self.args.hub_token).upload_folder(
+                    repo_id=self.hub_model_id,
+                    folder_path=folder,
+                    commit_message=commit_message or "End of training",
+                    revision=self.args.hub_revision,
+                    ignore_patterns=_PRIVATE,
+                    **options,
+                )
+        except (OSError, HTTPError) as error:
+            reason = format_error(error).rstrip(".")
+            raise CheckpointError(
+                f"the model is in {folder}, but could not be pushed: {reason}. The same command "
+                "with --resume tries again."
             ) from error
         return folder
 

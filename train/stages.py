@@ -10,20 +10,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from httpx import HTTPError
-from huggingface_hub import HfApi
 from peft import PeftModel
 
 from atommem.embedding import make_embedder
 from atommem.environment import find_environment
 from atommem.envs.question_answering import check_golds
-from atommem.errors import ConfigError, format_error
+from atommem.errors import ConfigError
 from atommem.plugins import find
 from atommem.policy.local import hide_weight_bars
 from atommem.train.checkpoints import checkpoint_to_resume
 from atommem.train.console import ASYNC_COLUMNS, GRPO_COLUMNS, SFT_COLUMNS, Column, use_console
 from atommem.train.episode_logs import EpisodeFiles
-from atommem.train.errors import CheckpointError
 from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.models import load_tokenizer, loading_whole, model_arguments
@@ -42,8 +39,6 @@ from atommem.train.train_config import (
 
 _OF_CALLER = "tasks of the caller"
 _TRAINERS = {"args", "callbacks", "processing_class", "optimizers", "compute_metrics"}
-_PRIVATE = ("_*", ".*", "checkpoint-*", "wandb/*", "traces/*", "samples/*", "eval/*", "adapters/*")
-"""Files of an output folder that are not pushed: checkpoints, and texts of the data."""
 
 
 def make_grpo_trainer(settings: Settings) -> MemoryGRPOTrainer:
@@ -142,6 +137,8 @@ def make_trainer(
             raise ConfigError(f"{name}, {file}: both are given. Give one of them.")
         if any(isinstance(item, str | Mapping) for item in items or ()):
             raise ConfigError(f"{name}: not tasks. Give {file}=FILE, or load_tasks(FILE).")
+    if tasks is not None and stage == "sft":
+        raise ConfigError("tasks: sft learns from traces. Give data=FOLDER.")
     for name in sorted(_TRAINERS & settings.keys()):
         fix = "Give settings by name; trainer.add_callback adds callbacks"
         raise ConfigError(f"{name}: of transformers' Trainer, and no setting. {fix}.")
@@ -183,9 +180,8 @@ class TrainerStage:
         resume = checkpoint_to_resume(args)
         with self.prepare(settings) as trainer:
             trainer.train(resume_from_checkpoint=resume)
-        folder: Path = trainer.save_final()
-        if args.push_to_hub and trainer.is_world_process_zero():
-            push_model(folder, trainer.hub_model_id, args)
+        finish = trainer.push_to_hub if args.push_to_hub else trainer.save_final
+        folder: Path = finish()
         flags = ["--data", getattr(args, "eval_data", None) or "TASKS"]
         flags += ["--output_dir", str(folder / "eval")]
         command = shlex.join(["atommem", "eval", "--policy", str(folder), *flags])
@@ -215,24 +211,6 @@ def prepare_reporters(args: Any) -> None:
             file.write_text(secrets.token_hex(4), encoding="utf-8")
         os.environ.setdefault("WANDB_RESUME", "allow")
         os.environ.setdefault("WANDB_RUN_ID", file.read_text(encoding="utf-8"))
-
-
-def push_model(folder: Path, name: str, args: Any) -> None:
-    """Upload a saved model to the hub, without checkpoints, episodes and logs."""
-    try:
-        HfApi(token=args.hub_token).upload_folder(
-            repo_id=name,
-            folder_path=folder,
-            commit_message="End of training",
-            revision=args.hub_revision,
-            ignore_patterns=list(_PRIVATE),
-        )
-    except (OSError, HTTPError) as error:
-        reason = format_error(error).rstrip(".")
-        raise CheckpointError(
-            f"the model is in {folder}, but could not be pushed: {reason}. The same command with "
-            "--resume tries again."
-        ) from error
 
 
 GRPO = TrainerStage(TrainConfig, make_grpo_trainer, GRPO_COLUMNS, SampledModelConfig)

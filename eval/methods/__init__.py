@@ -48,10 +48,7 @@ METHODS = tuple(_MAKERS)
 
 
 def make_method(name: str, setup: Setup) -> Method:
-    """Make the method called `name`, or a user's (``module:Class``).
-
-    ConfigError: it is unknown, or a setting does not fit.
-    """
+    """Make the method `name`, or a user's (``module:Class``); ConfigError if it does not fit."""
     check_method(name)
     made: Method = (find("method", name) if ":" in name else _MAKERS[name])(setup)
     return made

@@ -172,7 +172,6 @@ async def test_pool_returned_server_loads_the_adapter_before_requests(pools):
 
 
 async def test_pool_requests_an_adapter_only_after_it_is_loaded(pools, monkeypatch):
-    """Asynchronous training publishes while episodes run."""
     cluster = Cluster("a")
     pool = pools(cluster)
     await pool.use_adapter(V1)

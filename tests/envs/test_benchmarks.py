@@ -188,7 +188,6 @@ def test_beam_has_turns_as_documents_and_abilities_as_questions(tmp_path):
 
 
 def test_beam_reads_nested_batches_and_plans(tmp_path):
-    """Ids begin anew in each plan, or count on."""
     (plain,) = load_tasks(write_json(tmp_path / "a.json", [beam_row()]))
     first, second = beam_row()["chat"]
     anew = beam_turns(0, "I moved it to Lorne.", "Noted.", date="April-01-2024")

@@ -136,7 +136,6 @@ def test_effective_sample_size_equals_hand_computed_values(clusters, expected):
 
 
 def test_clustered_interval_covers_the_mean_in_95_percent():
-    """Tasks of 8 questions with varying difficulty."""
     rng = np.random.default_rng(0)
     covered = naive = 0
     for _ in range(400):

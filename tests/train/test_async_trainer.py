@@ -190,7 +190,6 @@ def take(worker: RolloutWorker, *numbers: int, stops: bool = False) -> list[Grou
     ("staleness", "first", "ends"), [(0, 0, (2, 4, 6)), (1, 3, (6, 8, 9))], ids=["0", "resumed"]
 )
 def test_worker_with_a_staleness_runs_ahead_by_it(staleness, first, ends):
-    """Two groups a version, nine in all."""
     settings = {"groups_per_version": 2, "max_staleness": staleness, "numbers": range(first, 9)}
     with running_worker(FakePolicy(), **settings) as worker:
         for version, (start, end) in enumerate(pairwise((first, *ends)), start=1):

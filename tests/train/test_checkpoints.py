@@ -242,7 +242,6 @@ def logged_updates(out: Path) -> int:
 
 @pytest.mark.slow
 def test_two_processes_of_the_shipped_launcher_stop_together(tmp_path):
-    """Only one of them gets the signal; both save the same step."""
     model, data = save_model(tmp_path), tmp_path / "tasks.jsonl"
     save_tasks(make_tasks(), data)
     flags = f"""--model_name_or_path {model} --data {data} --seed 3 --learning_rate 1e-2

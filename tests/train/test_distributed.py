@@ -46,7 +46,6 @@ def test_two_ranks_equal_one_process(found, case):
 
 
 def test_two_ranks_train_asynchronously_as_one(found):
-    """One rank samples for both."""
     alone, first, second = found("asynchronous")
     # Adam enlarges rounding errors of small gradients: a hundredth of a step is allowed.
     torch.testing.assert_close(first["weights"], alone["weights"], atol=1e-4, rtol=0)
@@ -58,7 +57,6 @@ def test_two_ranks_train_asynchronously_as_one(found):
 
 
 def test_two_ranks_load_the_same_adapters(found):
-    """The second rank cannot reach the server a."""
     first, second = found("one lost")
     versions = [name for name in first["loads"]["a"] if not name.endswith("_proj")]
     assert len(versions) == 3
@@ -75,7 +73,6 @@ def test_rank_without_servers_ends_the_run_for_all(found):
 
 
 def test_adapter_resumes_on_two_one_and_two_ranks(tmp_path):
-    """Both changes are between the two updates on a rollout."""
     torchrun("distributed_worker", "adapter", tmp_path)
     worker.resume_adapter(tmp_path / "one", tmp_path / "whole" / "checkpoint-1")
     torchrun("distributed_worker", "adapter", tmp_path)

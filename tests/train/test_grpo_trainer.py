@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import HfApi
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import Qwen3ForCausalLM
@@ -151,7 +152,6 @@ def test_update_of_one_group_equals_numbers_by_hand(tmp_path):
 
 
 def test_advantages_count_episodes_and_not_their_steps(tmp_path):
-    """Episodes of 1, 1, 3 and 7 steps, of which the first and the third are right."""
 
     def write(task_id: str, sample: int) -> Episode:
         steps = (1, 1, 3, 7)[sample]
@@ -166,8 +166,7 @@ def test_advantages_count_episodes_and_not_their_steps(tmp_path):
 
 
 @pytest.mark.slow
-def test_update_without_variance_changes_nothing(tmp_path):
-    """Neither a backward pass nor weight decay."""
+def test_update_without_variance_changes_nothing(tmp_path, monkeypatch):
     model = make_model()
     config = make_config(tmp_path, weight_decay=0.1, max_grad_norm=1.0)
     write = partial(random_episode, reward=1.0)
@@ -176,7 +175,12 @@ def test_update_without_variance_changes_nothing(tmp_path):
     assert recorder.gradients == [{}]
     torch.testing.assert_close(model.state_dict(), make_model().state_dict(), atol=0, rtol=0)
     assert trainer.state.log_history[0]["loss"] == 0.0
-    trainer.create_model_card()
+    sent = {}
+    monkeypatch.setattr(HfApi, "upload_folder", lambda api, **options: sent.update(options))
+    monkeypatch.setattr(trainer, "init_hf_repo", print)
+    trainer.hub_model_id = "x"
+    trainer.push_to_hub()
+    assert "samples/*" in sent["ignore_patterns"]
     assert "in none of the 1 log entries" in (tmp_path / "README.md").read_text()
 
 

@@ -99,7 +99,6 @@ def dense(tree: Tree) -> torch.Tensor:
     [(torch.float32, 16, 1e-5), (torch.bfloat16, 16, 2e-2), (torch.float32, 8, 1e-5)],
 )
 def test_tree_attention_equals_the_dense_mask(dtype, width, tolerance):
-    """Values of latent attention (DeepSeek's) are narrower than queries."""
     # Two roots; the first has two branches of which one branches again.
     tree = Tree(((0, 5, 20), (5, 8, 14), (8, 10, 10), (10, 14, 14), (14, 20, 20), (20, 22, 22)))
     query, key, value = heads(22)

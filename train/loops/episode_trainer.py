@@ -138,10 +138,7 @@ class EpisodeTrainer(ResumableTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Run and score episodes with the current weights; collective.
-
-        They are on `eval_dataset`, a list of tasks, or else on the held-out ones.
-        """
+        """Run and score episodes on a list of tasks, or on the held-out ones; collective."""
         tasks = self.held_out if eval_dataset is None else eval_dataset
         if not tasks:
             raise ConfigError("held_out: no tasks to evaluate on. Give some to make_trainer.")
