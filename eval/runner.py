@@ -72,7 +72,7 @@ class OutputFolder:
         if empty:  # a folder without episodes belongs to nobody
             if (self.path / SUMMARY).exists():
                 place = f"output_dir={self.path}: the {SUMMARY} there"
-                raise ConfigError(f"{place} is no evaluation's, and would be lost. Give another.")
+                raise ConfigError(f"{place} is not of one, and would be lost. Give another.")
             write_json(path, self.manifest)
             return
         try:

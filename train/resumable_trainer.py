@@ -120,8 +120,8 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
             ) from error
         return folder
 
-    def push_to_hub(self, commit_message: str | None = None, **options: Any) -> Path:
-        """Upload what `save_final` saves, and no checkpoint or text of the data; collective."""
+    def push_to_hub(self, commit_message: str | None = None, *_: Any, **__: Any) -> Path:
+        """Upload what `save_final` saves, as `hub_*` say, and no text of the data; collective."""
         folder = self.save_final()
         try:
             self.init_hf_repo(self.args.hub_token)
@@ -132,7 +132,6 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
                     commit_message=commit_message or "End of training",
                     revision=self.args.hub_revision,
                     ignore_patterns=_PRIVATE,
-                    **options,
                 )
         except (OSError, HTTPError) as error:
             reason = format_error(error).rstrip(".")

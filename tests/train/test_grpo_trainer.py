@@ -179,7 +179,7 @@ def test_update_without_variance_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(HfApi, "upload_folder", lambda api, **options: sent.update(options))
     monkeypatch.setattr(trainer, "init_hf_repo", print)
     trainer.hub_model_id = "x"
-    trainer.push_to_hub()
+    trainer.push_to_hub(dataset_name="d", revision="r")  # as TRL's scripts, and `save_model`
     assert "samples/*" in sent["ignore_patterns"]
     assert "in none of the 1 log entries" in (tmp_path / "README.md").read_text()
 

@@ -33,7 +33,7 @@ def base_model(config: ModelConfig) -> str | None:
     name, given = str(config.model_name_or_path), getattr(config, "base_model", None)
     base = model_under(name, given)
     if given and not base:
-        raise ConfigError(f"base_model={given}: {name} is no folder of an adapter. Drop it.")
+        raise ConfigError(f"base_model={given}: {name} is not the folder of an adapter. Drop it.")
     return base
 
 
@@ -171,7 +171,7 @@ def load_model(name: str, args: Any, quantization_config: Any = None, **defaults
         loading["quantization_config"] = quantization_config
     model = AutoModelForCausalLM.from_pretrained(name, **loading)
     if getattr(model, "peft_config", None):
-        raise ConfigError(f"model_name_or_path={name}: an adapter. Download it; give its folder.")
+        raise ConfigError(f"model_name_or_path={name}: is an adapter. Give its folder.")
     return model
 
 
