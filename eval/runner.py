@@ -71,8 +71,8 @@ class OutputFolder:
         path = self.path / MANIFEST
         if empty:  # a folder without episodes belongs to nobody
             if (self.path / SUMMARY).exists():
-                place = f"output_dir={self.path}: the {SUMMARY} there"
-                raise ConfigError(f"{place} is not of one, and would be lost. Give another.")
+                place = f"output_dir={self.path}: its {SUMMARY}"
+                raise ConfigError(f"{place} is not of an evaluation and would be lost. Rename it.")
             write_json(path, self.manifest)
             return
         try:
