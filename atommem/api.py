@@ -42,7 +42,7 @@ class _Contents:
     def __init__(self, runtime: Runtime, session: Session, read: Iterable[Reading] = ()) -> None:
         self._runtime, self._session, self._readings = runtime, session, list(read)
         self._lock = asyncio.Lock()
-        self._scopes: dict[tuple[str, ...], Any] = {}  # by the names of `SCOPE`
+        self._scopes: dict[tuple[str, ...], Any] | None = {}  # by the names of `SCOPE`
 
     @property
     def steps(self) -> int:
@@ -145,7 +145,7 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
         try:
             memory: Self = await restored(Path(folder) / MEMORY_FILE)
             scopes = scope_files(folder).items()
-            memory._scopes = {key: await restored(path) for key, path in scopes}
+            memory._scopes = {key: _as_scope(await restored(path)) for key, path in scopes}
         except BaseException as error:
             await runtime.close()
             if isinstance(error, TraceError):
@@ -272,10 +272,16 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
 
         It is empty at first, and saved with the original, which alone is closed.
         """
-        key = scope_key(names)
-        if key not in self._scopes:
-            self._scopes[key] = type(self)(self._runtime, Session(self._runtime.agent))
-        return self._scopes[key]
+        key, scopes = scope_key(names), self._own_scopes
+        if key not in scopes:
+            scopes[key] = _as_scope(type(self)(self._runtime, Session(self._runtime.agent)))
+        return scopes[key]
+
+    @property
+    def _own_scopes(self) -> dict[tuple[str, ...], Any]:
+        if self._scopes is None:
+            raise ConfigError("this is a scope. Save, and give all names at once, in its original.")
+        return self._scopes
 
     async def search(self, query: str, k: int | None = None, **scope: str) -> list[Found]:
         """Return the best entries for a query, without those of scopes.
@@ -285,7 +291,7 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
         if not scope:
             return await self._session.memory.search(query, k)
         wanted, found = scope_key(scope), list[Found]()
-        for key, memory in self._scopes.items():
+        for key, memory in self._own_scopes.items():
             if all(name in ("", held) for name, held in zip(wanted, key, strict=True)):
                 found += await memory._session.memory.search(query, k)
         k = k or self._runtime.run.memory.retrieve_k
@@ -295,7 +301,8 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
         """Return a copy, scopes too, that shares the policy; close only the original."""
         async with self._lock:
             twin = type(self)(self._runtime, self._session.fork(), self._readings)
-        twin._scopes = {key: await one.fork() for key, one in [*self._scopes.items()]}
+        scopes = [*(self._scopes or {}).items()]
+        twin._scopes = {key: _as_scope(await one.fork()) for key, one in scopes}
         return twin
 
     async def at(self, step: int) -> Self:
@@ -311,18 +318,25 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
         return twin
 
     async def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write it to a folder, whole or not at all; replaces a memory saved there before."""
+        """Write it with its scopes to a folder, each whole or not at all; replaces what was saved.
+
+        A scope alone: ``scope(...).fork()``.
+        """
+        scopes = self._own_scopes
+        path = await self._write(folder)
+        for key in scope_files(path).keys() - scopes.keys():  # saved there before
+            shutil.rmtree(scope_files(path)[key].parent)
+        for key, memory in scopes.items():
+            name = ",".join(quote(part, safe="") for part in key)
+            await memory._write(path / "scopes" / name)
+        return path
+
+    async def _write(self, folder: str | os.PathLike[str]) -> Path:
         async with self._lock:
             run = self._runtime.run
             policy = None if run.policy is None else asdict(run.policy)
             saved = SavedMemory(policy, self._runtime.given, asdict(run.embedder), self.readings)
-            path = await asyncio.to_thread(saved.write, folder, self._session.state(vectors=True))
-        for key in scope_files(path).keys() - self._scopes.keys():  # saved there before
-            shutil.rmtree(scope_files(path)[key].parent)
-        for key, memory in self._scopes.items():
-            name = ",".join(quote(part, safe="") for part in key)
-            await memory.save(path / "scopes" / name)
-        return path
+            return await asyncio.to_thread(saved.write, folder, self._session.state(vectors=True))
 
     async def close(self) -> None:
         """Free the policy and the embedder, for forks too."""
@@ -330,6 +344,11 @@ class AsyncMemory(_Contents, AbstractAsyncContextManager["AsyncMemory"]):
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
+
+
+def _as_scope(memory: Any) -> Any:
+    memory._scopes = None
+    return memory
 
 
 async def _answer(session: Session, question: str) -> Answer:

@@ -32,6 +32,7 @@ EXIT_UNANSWERED = 3
 EXIT_INTERRUPTED = 130
 _USAGE = "atommem ask FILE QUESTION ... [--policy POLICY] [--SETTING VALUE ...]"
 _READ = "A text (UTF-8), HTML, PDF or docx file, or a folder of these; - is stdin."
+_KEPT = "  (nothing is read again: what was kept is for the questions of its reading)"
 _OWN = ("policy", "memory", "no_reading", "json", "trace")
 
 
@@ -107,6 +108,8 @@ async def _run(arguments: Namespace, settings: dict[str, Any], text: str | None)
         try:
             if text is not None:
                 await _read(memory, arguments, text, steps)
+            if not steps:
+                _note(_KEPT)
             for question in arguments.questions:
                 _note(f"answering: {question}")
                 answers.append(await memory.ask(question))
@@ -169,8 +172,6 @@ async def _read(memory: AsyncMemory, arguments: Namespace, text: str, steps: lis
         reading = await memory.read(
             text, questions=asked, name=name, progress=progress, on_step=on_step, again=False
         )
-    if not steps:
-        _note("  (read before, and not again)")
     if reading.cut:
         share = reading.cut / reading.written
         _note(f"  (limits cut {share:.0%} of what the policy wrote: entry_tokens and others)")

@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
         if package == "atommem":
             raise
         extra = _extra_of(package, name.strip())
-        message = f"needs the package {package}: pip install -e '.[{extra}]'."
+        message = f"needs the package {package}: pip install -c constraints.txt -e '.[{extra}]'."
     except (AtomMemError, OSError) as error:
         message = format_error(error)
     except RecursionError:

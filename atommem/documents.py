@@ -194,9 +194,8 @@ def _is_hidden(tag: Any) -> bool:
 def _read_docx(raw: bytes) -> tuple[str, list[str]]:
     import mammoth
 
-    converted = mammoth.convert_to_html(
-        io.BytesIO(raw), convert_image=mammoth.images.img_element(lambda image: {})
-    )
+    without_data = mammoth.images.img_element(lambda image: {})
+    converted = mammoth.convert_to_html(io.BytesIO(raw), convert_image=without_data)
     text, left_out = _read_html(converted.value)
     messages = "\n".join(one.message for one in converted.messages)
     ignored = re.findall(r"element was ignored.*?(\w+)$", messages, re.MULTILINE)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -115,6 +115,8 @@ def scope_key(names: Mapping[str, str]) -> tuple[str, ...]:
     texts = [name for name in names.values() if isinstance(name, str)]
     if not names.keys() <= {*SCOPE} or len(texts) < len(names) or not any(texts):
         raise ConfigError(f"scope={dict(names)}: give texts for {', '.join(SCOPE)}.")
+    if len(quote("".join(texts), safe="")) > 250:
+        raise ConfigError(f"scope={dict(names)}: too long for a folder's name. Shorten it.")
     return tuple(names.get(name, "") for name in SCOPE)
 
 

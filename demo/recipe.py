@@ -140,12 +140,11 @@ RECIPES = {"": FULL, "limited": LIMITED, "bounded": BOUNDED, "web": WEB, "inject
 
 def quick(recipe: Recipe) -> Recipe:
     """Return `recipe` cut down to seconds: it runs every part, and teaches nothing."""
-    cold_start = replace(recipe.cold_start, episodes=60, steps=10)
     small = {"per_device_train_batch_size": ("64",), "max_completion_length": ("12",)}
     return replace(
         recipe,
         copying=CopyingConfig(steps=10),
-        cold_start=cold_start,
+        cold_start=replace(recipe.cold_start, episodes=60, steps=10),
         updates=2,
         heldout=8,
         settings={**recipe.settings, **small},

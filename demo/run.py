@@ -166,10 +166,7 @@ class Demo:
     """
 
     def __init__(self, recipe: Recipe, out: Path, seed: int, console: Console) -> None:
-        self.recipe = recipe
-        self.out = out
-        self.seed = seed
-        self.console = console
+        self.recipe, self.out, self.seed, self.console = recipe, out, seed, console
         self.seconds: dict[str, float] = {}
         # Rollouts and updates would wait for each other's threads; a second core serves a rank.
         torch.set_num_threads(1)
@@ -212,9 +209,8 @@ class Demo:
         title = f"Cold start on {recipe.episodes} episodes of an expert with faults: {faults}"
         with self._timed("sft", title):
             episodes = self._demonstrate(recipe.episodes)
-            rows, scores = demonstrations(episodes), [episode.metrics["em"] for episode in episodes]
-            if self._ranks.num_processes > 1:
-                rows, scores = gather_object(rows), gather_object(scores)
+            rows = gather_object(demonstrations(episodes))
+            scores = gather_object([episode.metrics["em"] for episode in episodes])
             mean = sum(scores) / len(scores)
             self.console.print(f"{len(rows)} steps; the demonstrations' own EM is {mean:.2f}")
             args = ColdStartConfig(
@@ -274,10 +270,9 @@ class Demo:
         """Share out `evaluate` of `names` among the ranks."""
         rank, ranks = self._ranks.process_index, self._ranks.num_processes
         found = {name: self.evaluate(name) for name in names[rank::ranks]}
-        if ranks > 1:
-            for theirs, seconds in gather_object([(found, self.seconds)]):
-                found |= theirs
-                self.seconds = {**seconds, **self.seconds}
+        for theirs, seconds in gather_object([(found, self.seconds)]):
+            found |= theirs
+            self.seconds = {**seconds, **self.seconds}
         for name in names:
             self.console.print(f"held-out EM, {LABELS[name].strip()}: {found[name].em:.3f}")
         return {name: found[name] for name in names}

@@ -52,13 +52,8 @@ def prompt_words(environment: EnvironmentConfig, memory: MemoryConfig) -> list[s
         del templates["past"]
     pieces = [*templates.values()]
     pieces += [words for name, words in section.pieces.items() if name in shown]
-    words = [
-        word
-        for piece in pieces
-        if isinstance(piece, str)
-        for part in split_template(piece)
-        for word in part.literal.split()
-    ]
+    parts = [part for text in pieces if isinstance(text, str) for part in split_template(text)]
+    words = [word for part in parts for word in part.literal.split()]
     tags = [*dialect.tags.values()]
     if getattr(environment, "early_stop", False):
         tags.append(str(STOP_ACTION.tag))

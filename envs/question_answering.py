@@ -5,7 +5,9 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from numbers import Real
 from statistics import fmean
+from traceback import extract_tb
 from typing import Any
 
 from atommem import plugins
@@ -17,7 +19,7 @@ from atommem.envs.scoring.metrics import GAIA_SOURCE, net_recall, score_question
 from atommem.envs.task import Task, describe_task
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Step, StopReason
-from atommem.errors import ConfigError, DataError
+from atommem.errors import AtomMemError, ConfigError, DataError
 from atommem.tokens import Tokenizer
 
 REWARDS = ("em", "net_recall", "judge", "gaia")
@@ -142,9 +144,17 @@ async def score_answers(
 
 async def own_reward(name: str, task: Task, answers: Sequence[str | None]) -> float:
     """Return what a user's function ``(task, answers) -> float`` (or async) gives an episode."""
-    value = plugins.find("reward", name)(task, answers)
-    value = await value if inspect.isawaitable(value) else value
-    if not isinstance(value, int | float):
+    function = plugins.find("reward", name)
+    try:
+        value = function(task, answers)
+        value = await value if inspect.isawaitable(value) else value
+    except AtomMemError:
+        raise
+    except Exception as error:
+        where = extract_tb(error.__traceback__)[-1]
+        place = f"{where.filename}, line {where.lineno}"
+        raise ConfigError(f"reward={name}: {error!r} ({place}). Correct the function.") from error
+    if not isinstance(value, Real):
         raise ConfigError(f"reward={name}: it returned {value!r:.60}. Return a number.")
     return float(value)
 

@@ -12,7 +12,7 @@ from scipy.sparse import csr_array, vstack
 from scipy.sparse.csgraph import connected_components
 
 from atommem.arguments import Parser, given_flags, make
-from atommem.config import EmbedderConfig, check_least
+from atommem.config import EmbedderConfig, check_least, fields_of
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.envs.benchmarks.rows import read_rows
@@ -63,10 +63,8 @@ def main(argv: list[str]) -> int:
     check_least(args, capacity=1)
     for rule in args.retention:
         make_rule("retention", rule)  # reject wrong rules before loading a model
-    config = make(EmbedderConfig, args)
+    config = make(EmbedderConfig, {**_embedder_of(args.store), **given_flags(argv, args)})
     if args.store.is_dir():  # of `Memory.save`
-        stored = SavedMemory.read(args.store).embedder
-        config = make(EmbedderConfig, {**stored, **given_flags(argv, args)})
         args.store = _file_of(args.store, args.scope)
     check_writable("out", args.out, folder=False, inputs=[args.store])
     entries = read_store(args.store, args.scope)
@@ -76,6 +74,17 @@ def main(argv: list[str]) -> int:
     if args.out is not None:
         write_json(args.out, asdict(found))
     return 0
+
+
+def _embedder_of(store: Path) -> dict[str, Any]:
+    if store.is_dir():
+        return SavedMemory.read(store).embedder
+    try:
+        settings = read_trace(store).config
+    except TraceError:
+        return {}
+    found = settings.get("embedder", {})
+    return fields_of(EmbedderConfig, settings if isinstance(found, str) else found)
 
 
 async def audit(

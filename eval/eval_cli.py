@@ -227,8 +227,7 @@ def _report(suite: Suite, evaluations: Mapping[SuiteRun, Evaluation], out: Path)
     title = suite.title
     if missing := len(evaluations) - len(found):
         title += f" (incomplete: {missing} of {len(evaluations)} evaluations have no episode)"
-    known = suite.reference in {run.row.name for run in found}
-    reference = suite.reference if known else None
+    reference = suite.reference if suite.reference in {run.row.name for run in found} else None
     in_order = [found[run] for run in sorted(found, key=lambda run: suite.rows.index(run.row))]
     report = out / "report"
     tables = write_report(in_order, report, title=title, reference=reference, paper=suite.paper)

@@ -133,16 +133,13 @@ async def _judge_records(
 
     async def judged(record: EpisodeRecord, _: int) -> EpisodeRecord:
         questions = await asyncio.gather(*map(scored, record.questions))
+        bar.update()
         return replace(record, questions=tuple(questions))
 
     jobs = [(record, record.sample) for record in records]
     with tqdm(total=len(jobs), desc=name, unit="episode", disable=None) as bar:
-
-        def on_record(*_: object) -> None:
-            bar.update()
-
         try:
-            return await run_jobs(judged, jobs, on_record), unread
+            return await run_jobs(judged, jobs), unread
         finally:
             await judge.close()
 

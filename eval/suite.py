@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,10 +67,8 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for points in product(*map(_points, self.axes.values())):
             named = zip(self.axes, points, strict=True)
             label = ", ".join(f"{name} {point}" for name, (point, _) in named)
-            settings = dict(self.settings)
-            for _, overrides in points:
-                settings |= overrides
-            rows.append(Row(self.method, label, settings))
+            changes = chain.from_iterable(overrides.items() for _, overrides in points)
+            rows.append(Row(self.method, label, self.settings | dict(changes)))
         return rows
 
 

@@ -185,7 +185,7 @@ def list_conversations(
 @router.delete("/conversations")
 async def delete_conversations(call: ThisCall, scope: NeededScope) -> Json:
     """Erase all conversations of a scope with their logs."""
-    infos = partial(call.log.conversations, call.owner, where=scope)
+    infos = partial(call.log.conversations, call.owner, where=scope, prefix="")
     erased = [info.id for info in await run_in_threadpool(infos)]
     if not erased:
         raise NotFoundError("there is no conversation with this metadata.")
@@ -351,7 +351,7 @@ async def _ask(
     stores = isinstance(body, wire.ResponseCreate) and body.store is not False
     if stores and not conversation:
         unlisted = key and key.derive("conversation"), "resp_"
-        create = partial(call.log.create, call.owner, {}, *unlisted)
+        create = partial(call.log.create, call.owner, body.metadata or {}, *unlisted)
         conversation = (await run_in_threadpool(create)).id
     if not conversation:
         async with server.admit():

@@ -42,9 +42,11 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, content in FILES.items():
         (box / name).write_bytes(content)
     (box / "folder").mkdir()
-    for name in ("model", "bare"):
+    for name in ("model", "bare", "bert"):
         (box / name).mkdir()
         (box / name / "config.json").write_text(json.dumps(MODEL))
+    (box / "bert" / "config.json").write_text('{"architectures": ["BertModel"]}')
+    (box / "bert" / "pytorch_model.bin").touch()
     (box / "model" / "model.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(box)

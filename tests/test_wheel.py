@@ -228,6 +228,6 @@ def test_core_without_the_extras_works_and_names_what_is_missing(wheel, folder, 
         ("serve --policy smollm2", "pydantic", "serve"),
         ("ask core.jsonl Who?", "(torch|transformers)", "local"),
     ):
-        message = rf"needs the package {package}: pip install -e '\.\[{extra}\]'"
+        message = rf"needs the package {package}: pip install -c constraints.txt -e '\.\[{extra}\]'"
         with pytest.raises(AssertionError, match=message):
             run([*atommem, *command.split()], folder)

@@ -53,8 +53,7 @@ def lasting_settings(args: Any) -> dict[str, Any]:
     """Return the settings that a run keeps when it is resumed, as JSON has them."""
     size = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     found = {"episodes_per_update": size, **args.to_dict()}
-    free = _MAY_CHANGE.split()
-    kept = {n: v for n, v in found.items() if not any(fnmatch(n, one) for one in free)}
+    kept = {n: v for n, v in found.items() if not any(fnmatch(n, p) for p in _MAY_CHANGE.split())}
     return dict(json.loads(json.dumps(kept, default=str)))
 
 
@@ -70,8 +69,7 @@ def publish_checkpoint(partial: Path, output_dir: Path, args: Any) -> Path:
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     final = output_dir / partial.name
     remove_checkpoint(final)
-    partial.rename(final)
-    return final
+    return partial.rename(final)
 
 
 def remove_checkpoint(folder: Path) -> None:
@@ -107,10 +105,9 @@ def find_damage(folder: Path) -> str | None:
 
 def list_checkpoints(output_dir: str | Path) -> list[Path]:
     """Return the checkpoint folders of a run, damaged ones too, in the order they were saved."""
-    folders = Path(output_dir).glob(name_of("*"))
     # A copy under another name (checkpoint-40-good) must not be pruned.
-    numbered = [folder for folder in folders if folder.name.partition("-")[2].isdecimal()]
-    return sorted(numbered, key=lambda f: _read_manifest(f).get("saved_ns", f.stat().st_mtime_ns))
+    found = [f for f in Path(output_dir).glob(name_of("*")) if f.name.partition("-")[2].isdecimal()]
+    return sorted(found, key=lambda f: _read_manifest(f).get("saved_ns", f.stat().st_mtime_ns))
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -122,8 +119,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 def last_checkpoint(output_dir: str | Path) -> Path | None:
     """Return the complete checkpoint that was saved last, or None."""
-    complete = (f for f in reversed(list_checkpoints(output_dir)) if find_damage(f) is None)
-    return next(complete, None)
+    return next((f for f in reversed(list_checkpoints(output_dir)) if not find_damage(f)), None)
 
 
 def resume_hint(args: Any) -> str:

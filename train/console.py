@@ -65,8 +65,7 @@ class ConsoleTable(TrainerCallback):
 
     def __init__(self, columns: Sequence[Column], console: Console) -> None:
         self.console, self.columns = console, columns
-        self._printed = 0
-        self._began = (0.0, 0)
+        self._printed, self._began = 0, (0.0, 0)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._began = (time.monotonic(), state.global_step)

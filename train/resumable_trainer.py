@@ -57,7 +57,10 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
         self._is_idle = False  # a finished run that was resumed
         self._saved_step: int | None = None
         """The last update that is in a checkpoint (0: none is needed); unset before training."""
-        super().__init__(*args, **kwargs)
+        try:
+            super().__init__(*args, **kwargs)
+        except HTTPError as error:  # it makes the hub's repository
+            raise ConfigError(f"push_to_hub: {error}. Go online, or leave it out.") from error
         loaded = str(self.model.config.dtype or self.model.dtype)  # a name once it was saved
         self._loaded_dtype = getattr(torch, loaded.removeprefix("torch."))
         keep_in_float32(self.model, self.accelerator)
@@ -137,7 +140,7 @@ class ResumableTrainer(Trainer, AbstractContextManager[Any]):
             reason = format_error(error).rstrip(".")
             raise CheckpointError(
                 f"the model is in {folder}, but could not be pushed: {reason}. The same command "
-                "with --resume tries again."
+                "with --resume, or push_to_hub, tries again."
             ) from error
         return folder
 

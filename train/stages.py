@@ -4,6 +4,7 @@ import os
 import secrets
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -148,7 +149,13 @@ def make_trainer(
     if held_out and str(given.get("eval_strategy", "no")) != "no":
         given["eval_data"] = _OF_CALLER
     if callable(reward := given.get("reward")):
-        given["reward"] = f"{reward.__module__}:{reward.__qualname__}"
+        given["reward"] = f"{reward.__module__}:{getattr(reward, '__qualname__', '')}"
+        found = None
+        with suppress(ConfigError):
+            found = find("reward", given["reward"])
+        if found is not reward:
+            fix = "its name leads elsewhere. Give a function of a module's top level"
+            raise ConfigError(f"reward={reward!r:.80}: {fix}.")
     parsed = replace(parse(stage, arguments, given), tasks=tasks, held_out=held_out)
     out, start = parsed.args.output_dir, parsed.model.model_name_or_path
     if Path(out).resolve() == Path(start or "").resolve():

@@ -226,6 +226,9 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         return (self.steps_per_generation or 1) * self.num_iterations
 
     def __post_init__(self) -> None:
+        if self.generation_batch_size is not None:
+            fix = "per_device_train_batch_size and steps_per_generation make it"
+            raise ConfigError(f"generation_batch_size: {fix}. Give these.")
         try:
             super().__post_init__()
         except ValueError as error:

@@ -1,7 +1,10 @@
 """Open the policy of a `PolicyConfig`: a model folder, one or several servers, or a chat server."""
 
 import hashlib
+import json
+import re
 import resource
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from atommem.policy.server_pool import ServerPool
 
 _HASHED_BYTES = 1 << 20
 _MODEL_FILES = {".json", ".jinja", ".safetensors", ".txt", ".bin"}
+_WRITES = re.compile("CausalLM|LMHead|ConditionalGeneration")  # in the name of an architecture
 
 
 def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPool | ChatPolicy:
@@ -59,12 +63,19 @@ def model_folder(setting: str, name: str) -> str:
             except SafetensorError as error:
                 problem = f"{weights.name} is cut off or damaged ({error}). Copy it again."
                 raise PolicyError(f"{setting}={name}: {problem}") from error
+        with suppress(OSError, ValueError, AttributeError):  # the loader says what is wrong
+            kinds = json.loads((path / "config.json").read_bytes()).get("architectures") or []
+            if kinds and not any(_WRITES.search(str(kind)) for kind in kinds):
+                problem = f"{kinds[0]} writes no text. Give a causal language model"
+                raise PolicyError(f"{setting}={name}: {problem}.")
         return str(path)
     if path.exists():
         inside = ", ".join(sorted(str(config.parent) for config in path.glob("*/config.json")))
         fix = f"Give a model in it: {inside}" if inside else "Give one with config.json and weights"
-        raise PolicyError(f"{setting}={name}: not the folder of a model. {fix}, or a server's URL.")
-    if Path(path.parts[0]).is_dir() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+        server = ", or a server's URL" if setting == "policy" else ""
+        raise PolicyError(f"{setting}={name}: not the folder of a model. {fix}{server}.")
+    local = (".", "/", "~", "runs/")
+    if Path(path.parts[0]).is_dir() or name.startswith(local) or name.count("/") != 1:
         fix = f"{suggest_path(path)}, and names of a hub are OWNER/NAME"
         raise PolicyError(f"{setting}={name}: there is no such folder{fix}.")
     return name

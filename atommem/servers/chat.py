@@ -10,7 +10,6 @@ from atommem.text_safety import clean
 
 _UNSUPPORTED = ("unsupported_parameter", "unsupported_value", "unknown_parameter")
 _DEFAULTS = {"top_p": 1.0, "top_k": 0, "seed": None}
-_DROPPABLE = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 _FINISHED: Any = {"length": "length", "max_tokens": "length", "abort": "error", "error": "error"}
 
 
@@ -62,7 +61,7 @@ class ChatClient:
                 if sent != fold_system(sent) and error.without_system_role:
                     self.folds_system = True
                     problem = "refuses the system role, so its text is put before the user's"
-                elif error.code in _UNSUPPORTED and error.param in {*_DROPPABLE} & {*body}:
+                elif error.code in _UNSUPPORTED and error.param in {*settings} - self._dropped:
                     self._dropped.add(error.param)
                     problem = f"does not support {error.param}; its default applies"
                 else:

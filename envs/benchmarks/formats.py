@@ -46,8 +46,7 @@ def read_values(path: Path) -> Iterator[Any]:
             raise DataError(f"{path}: {problem} {path.name}")
     if head.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
         yield from _arrow_rows(path, head)
-        return
-    if path.suffix.lower() in (".csv", ".tsv"):
+    elif path.suffix.lower() in (".csv", ".tsv"):
         is_utf16 = head.startswith((BOM_UTF16_LE, BOM_UTF16_BE))  # Excel's "Unicode text"
         yield from _without_quotes(lambda: _csv_rows(path, "utf-16" if is_utf16 else "utf-8-sig"))
     elif head.startswith(b"["):
@@ -105,10 +104,9 @@ def _arrow_rows(path: Path, head: bytes) -> Iterator[Any]:
     else:
         is_file = head.startswith(b"ARROW1")
         with pyarrow.memory_map(str(path)) as source:
-            reader = (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(source)
-            numbers = range(reader.num_record_batches) if is_file else ()
-            for batch in map(reader.get_batch, numbers) if is_file else reader:
-                yield from _plain(batch)
+            reader: Any = (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(source)
+            found = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+            yield from chain.from_iterable(map(_plain, found))
 
 
 def _without_quotes(rows: Callable[[], Iterable[dict[str, Any]]]) -> Iterator[dict[str, Any]]:

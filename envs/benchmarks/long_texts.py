@@ -239,8 +239,7 @@ def _probes(row: Row, sample: str, places: dict[int, int]) -> Iterator[tuple[Que
     abilities = row.convert("probing_questions", asked, dict[str, list[_Probe]])
     for ability, items in abilities.items():
         for number, item in enumerate(items):
-            golds = (getattr(item, name) for name in _GOLDS)
-            gold = next(filter(None, golds), None)
+            gold = next(filter(None, (getattr(item, name) for name in _GOLDS)), None)
             if gold is None:
                 raise row.error("probing_questions", f"of {ability} lack one of {_GOLDS}")
             level = {"level": str(item.difficulty)} if item.difficulty else {}

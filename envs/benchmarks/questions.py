@@ -104,12 +104,9 @@ def _pairs(row: Row, name: str, kind: Any, *keys: str) -> list[tuple[str, Any]]:
 
 
 def _unique(documents: Sequence[Document]) -> tuple[Document, ...]:
-    found: dict[tuple[str, str], Document] = {}
-    for document in documents:
-        key = (document.title, document.text)
-        if key not in found or document.gold:
-            found[key] = document
-    return tuple(found.values())
+    keys = dict.fromkeys((document.title, document.text) for document in documents)
+    golds = {(document.title, document.text) for document in documents if document.gold}
+    return tuple(Document(*key, gold=key in golds) for key in keys)
 
 
 BENCHMARKS = {

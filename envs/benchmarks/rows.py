@@ -180,10 +180,7 @@ def _fit(value: Any, kind: inspect.Type) -> Any:
                 return {name: _fit(item, one.value_type) for name, item in value.items()}
             if isinstance(one, inspect.StructType | inspect.DataclassType):
                 types = {field.name: field.type for field in one.fields}
-                return {
-                    name: _fit(item, types[name]) if name in types else item
-                    for name, item in value.items()
-                }
+                return {k: _fit(v, types.get(k, inspect.AnyType())) for k, v in value.items()}
     return value
 
 
@@ -260,12 +257,10 @@ def read_table(rows: Iterable[Row], columns: Columns, left_out: list[int]) -> It
     """Yield the tasks of rows; the numbers of those without an answer are added to `left_out`."""
     numbers: dict[str, int] = {}
     for row in rows:
-        task = _parse(row, columns)
-        if task is None:
+        if (task := _parse(row, columns)) is None:
             left_out.append(row.number)
             continue
-        first = numbers.setdefault(task.id, row.number)
-        if first != row.number:
+        if (first := numbers.setdefault(task.id, row.number)) != row.number:
             raise row.error(columns.id or "", f"is {task.id!r}, as in row {first}; ids must differ")
         yield task
     if left_out and not numbers:

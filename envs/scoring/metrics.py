@@ -8,7 +8,7 @@ match it with any article or punctuation mark. Here it matches only the same tex
 and white space, and EM and F1 are then 1. An empty prediction scores 0.
 
 LoCoMo and OOLONG have rules of their own (`locomo_scores`, `oolong_scores`). Answers of other
-sources may be in any language (`comparable`), which changes no score of ASCII texts.
+sources may be in any language, and their numbers keep sign and decimal point (`comparable`).
 """
 
 import re
@@ -34,6 +34,7 @@ OFFICIAL_SOURCES = ("hotpotqa", "2wikimultihopqa", "musique")
 """Sources scored as their scripts do, whatever the language."""
 _SEPARATORS = ",;\n\u3001\uff0c\uff1b\u060c\u061b"
 _SEPARATOR = re.compile(rf"([{_SEPARATORS}]|\band\b)")
+_POINT_OR_SIGN = re.compile(r"(?<![^\W\d])\.(?=\d)|(?<![\w.,)-])-(?=\.?\d)")
 _SAME = str.maketrans("\u00b4\u02bb\u02bc\u02b9\u2032\u2212", "'''''-")
 OOLONG_SOURCE, OOLONG_REAL_SOURCE = "oolong", "oolong_real"
 _COMPARISONS = ("more common", "less common", "same frequency")
@@ -222,14 +223,16 @@ def stem(word: str) -> str:
 
 
 def comparable(text: str, *, spaces: bool = True) -> str:
-    """Return a text such that SQuAD's rule compares texts of any language; ASCII text stays.
+    """Return a text such that SQuAD's rule compares texts of any language, and numbers.
 
-    Characters get one form (NFKC, `fold_case`), and the punctuation of every script goes. With
-    `spaces`, a character of a script without them is a word, as in CMRC 2018's evaluation.
+    Characters get one form (NFKC, `fold_case`), a number's point and sign become symbols, which the
+    rule does not drop, and the punctuation of every script goes. With `spaces`, a character of a
+    script without them is a word, as in CMRC 2018's evaluation.
     """
-    if text.isascii():
-        return text
     same = fold_case(unicodedata.normalize("NFKC", text.translate(_SAME)))
+    same = _POINT_OR_SIGN.sub(lambda found: "\u22c5" if found[0] == "." else "\u2212", same)
+    if text.isascii():
+        return same
     kept = "".join(part for part in same if not unicodedata.category(part).startswith("P"))
     # A text of nothing but punctuation stays: SQuAD's rule compares it as it is.
     return (spaced(kept) if spaces else kept).strip() or same

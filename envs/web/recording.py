@@ -93,9 +93,8 @@ class Recording:
         return cls(config.recording, config.recording_mode != "record")
 
     def find(self, tool: str, backend: str, arguments: Mapping[str, Any]) -> ToolResult | None:
-        where = "tool = ? AND backend = ? AND arguments = ?"
-        key = (tool, backend, _as_json(arguments))
-        rows = self._file.rows(f"SELECT result FROM calls WHERE {where}", *key)
+        query = "SELECT result FROM calls WHERE tool = ? AND backend = ? AND arguments = ?"
+        rows = self._file.rows(query, tool, backend, _as_json(arguments))
         return self._decode(rows[0][0]) if rows else None
 
     def add(self, tool: str, backend: str, arguments: Mapping[str, Any], made: ToolResult) -> None:
@@ -156,8 +155,7 @@ class RecordedSource(ToolSource):
         async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
             key = (asyncio.get_running_loop(), tool.name, _as_json(arguments))
             if key not in self._pending:
-                made = asyncio.create_task(self._answer(tool, arguments, task))
-                self._pending[key] = made
+                made = self._pending[key] = asyncio.create_task(self._answer(tool, arguments, task))
                 made.add_done_callback(lambda _: self._pending.pop(key))
             return await asyncio.shield(self._pending[key])  # others wait on if one is cancelled
 

@@ -118,8 +118,7 @@ def _inject(
     towns: list[str],
     persons: list[str],
 ) -> dict[str, Any]:
-    titles = [title for title in pages if rng.random() < config.injected]
-    if not titles:
+    if not (titles := [title for title in pages if rng.random() < config.injected]):
         return {}
     prose = get_prose(config.prose)
     tag = rng.choice(_ORDERS)
@@ -183,8 +182,7 @@ class BrowsingExpert(ScriptedExpert):
         if made is not None and made not in noted and rng.random() >= self.faults.scratchpad:
             elements.append(self.element("scratchpad", self.prose.sentence(made)))
         links = dict(zip(observation.values("name"), observation.values("number"), strict=True))
-        here = str(next(iter(observation.values("title")), HOME))
-        wanted = _next_page(here, links, maker)
+        wanted = _next_page(str(next(iter(observation.values("title")), HOME)), links, maker)
         if wanted == maker and maker is not None and rng.random() >= self.faults.read:
             elements.append(self.element("read", maker))
         elements += [

@@ -37,8 +37,7 @@ class TaskPages(tools.ToolSource):
 
     async def _visit(self, name: str, task: Task) -> tools.ToolResult:
         web = self._webs(task)
-        page = web.pages.get(tools.fold(name))
-        if page is None:
+        if (page := web.pages.get(tools.fold(name))) is None:
             raise tools.PageError(f"There is no page: {name}")
         links = tuple(tools.Link(title, title) for title in web.links(page))
         return tools.ToolResult(page.text, title=page.title, links=links, origin=page.title)

@@ -50,8 +50,7 @@ METHODS = tuple(_MAKERS)
 def make_method(name: str, setup: Setup) -> Method:
     """Make the method `name`, or a user's (``module:Class``); ConfigError if it does not fit."""
     check_method(name)
-    made: Method = (find("method", name) if ":" in name else _MAKERS[name])(setup)
-    return made
+    return (find("method", name) if ":" in name else _MAKERS[name])(setup)
 
 
 def check_method(name: str) -> None:

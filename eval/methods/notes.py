@@ -167,8 +167,7 @@ class GenerativeAgents(Reader):
         """Ask questions about the latest memories, and store insights (section 4.2)."""
         latest = record.view("", [(entry_id, 0.0) for entry_id in list(ratings)[-fresh:]])
         _, reply = await record.ask_json(f"{label}, reflection", Piece("wonder"), view=latest)
-        questions = texts_in(reply.get("questions"))[:QUESTIONS]
-        if not questions:
+        if not (questions := texts_in(reply.get("questions"))[:QUESTIONS]):
             return
         vectors = await record.embed(questions, kind="query")
         recalled = [best_memories(record, ratings, vector, EVIDENCE) for vector in vectors]
@@ -227,8 +226,7 @@ class Mem0(Reader):
             label = f"chunk {number}/{len(chunks)}"
             part = Piece("part", {"part": chunk})
             _, reply = await record.ask_json(label, part, Piece("extract"))
-            facts = facts_of(reply)
-            if not facts:
+            if not (facts := facts_of(reply)):
                 continue
             vectors = await record.embed(facts)
             found = merged(record.index.search(vector, SIMILAR) for vector in vectors)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from atommem import actions
@@ -45,8 +45,7 @@ class Setup:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        tokenizer: Tokenizer = self.policy.tokenizer  # type: ignore[attr-defined]
-        return tokenizer
+        return self.policy.tokenizer  # type: ignore[attr-defined]
 
     @property
     def retrieve_k(self) -> int:
@@ -220,9 +219,8 @@ class Recorder:
 def merged(results: Iterable[Found]) -> Found:
     """Join results of several searches: each entry once, with its first score."""
     scores: dict[int, float] = {}
-    for found in results:
-        for entry_id, score in found:
-            scores.setdefault(entry_id, score)
+    for entry_id, score in chain.from_iterable(results):
+        scores.setdefault(entry_id, score)
     return list(scores.items())
 
 

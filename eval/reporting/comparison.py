@@ -90,11 +90,10 @@ def changed_tasks(sides: Sequence[Evaluation], comparison: Comparison) -> list[d
 def _format(
     sides: list[Evaluation], comparison: Comparison, changes: Sequence[dict[str, Any]], show: int
 ) -> list[str]:
-    name = label(comparison.metric)
     names = [side.folder.name for side in sides]
     if names[0] == names[1]:
         names = [str(side.folder) for side in sides]
-    lines = [f"{name}; tasks with a score in both: {len(comparison.changes)}"]
+    lines = [f"{label(comparison.metric)}; tasks with a score in both: {len(comparison.changes)}"]
     # Means over the common questions, like the difference.
     one, two = (question_scores(side.records, comparison.metric) for side in sides)
     width = max(map(len, names))

@@ -85,8 +85,7 @@ def find_changes(results: Results, evaluations: Sequence[Evaluation]) -> dict[st
         sides = [rows[key] for side in ("first", "second") if (key := (test[side], column)) in rows]
         if column in done or len(sides) < 2 or sides[0].tasks_digest != sides[1].tasks_digest:
             continue
-        comparison = compare(sides[0].records, sides[1].records, test["metric"])
-        changes = changed_tasks(sides, comparison)
+        changes = changed_tasks(sides, compare(sides[0].records, sides[1].records, test["metric"]))
         done |= {column} if changes else set()
         for heading, better in (("worse", False), ("better", True)):
             if changed := [row for row in changes if (row["change"] > 0) == better]:
@@ -160,10 +159,9 @@ def main_scores(results: Results) -> pd.DataFrame:
     """Return each group's main score in percent, with its costs."""
     key, percent = ["row", "column", "metric"], ["mean", "low", "high"]
     groups = pd.json_normalize([group for group in results["groups"] if not group["overflow"]])
-    scores = pd.DataFrame(results["scores"], columns=[*key, *percent])
     if groups.empty:
         return groups
-    found = groups.merge(scores, on=key)
+    found = groups.merge(pd.DataFrame(results["scores"], columns=[*key, *percent]), on=key)
     found[percent] *= 100
     found["label"] = found["metric"].map(label)
     found["model calls"] = found["means.steps"]
@@ -192,5 +190,4 @@ def _against(scores: pd.DataFrame, x: alt.X, name: str, joined: bool) -> alt.Lay
     marks = base.mark_line(point=True) if joined else base.mark_point(size=80)
     y = alt.Y("mean", title=f"{name}, percent", scale=alt.Scale(domain=[0, 100]))
     marks = marks.encode(y=y, shape=alt.Shape("row", scale=alt.Scale(domain=rows), title=None))
-    drawn: alt.LayerChart = base.mark_rule().encode(y="low", y2="high") + marks
-    return drawn.properties(width=300, height=240)
+    return (base.mark_rule().encode(y="low", y2="high") + marks).properties(width=300, height=240)

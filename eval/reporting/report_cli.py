@@ -118,8 +118,7 @@ def read_evaluations(given: Sequence[str]) -> list[Evaluation]:
 @cache
 def paper_tables() -> Mapping[str, Any]:
     """Load the paper's tables: ``configs/eval/paper_tables.yaml``."""
-    path = find_file("suite", "paper_tables", "eval")
-    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return dict(yaml.safe_load(find_file("suite", "paper_tables", "eval").read_bytes()))
 
 
 def load_published(name: str) -> Mapping[str, Any]:

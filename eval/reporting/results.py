@@ -52,9 +52,8 @@ class Evaluation:
 
     @property
     def column(self) -> str:
-        if self.documents is None:
-            return self.dataset
-        return f"{self.dataset}, {self.documents} documents"
+        documents = "" if self.documents is None else f", {self.documents} documents"
+        return f"{self.dataset}{documents}"
 
     @property
     def planned(self) -> int:
@@ -96,7 +95,6 @@ def read_evaluation(
     sources = " + ".join(sorted({record.source or "own tasks" for record in records}))
     # Data frames take no half characters.
     names = clean(method or folder.resolve().name), clean(dataset or sources)
-    evaluation = Evaluation(folder, *names, manifest=manifest, records=records, **labels)
     digest = hashlib.sha256(content).hexdigest()
     for name, key, value in ((MANIFEST, "run", manifest), (EPISODES, "episodes_sha256", digest)):
         if summary.get(key, value) != value:
@@ -104,7 +102,7 @@ def read_evaluation(
                 f"{folder / name}: not what {SUMMARY} was made of. Restore it, or run the "
                 "evaluation again."
             )
-    return evaluation
+    return Evaluation(folder, *names, manifest=manifest, records=records, **labels)
 
 
 def correct_golds(evaluations: Sequence[Evaluation], path: Path) -> list[Evaluation]:
@@ -318,9 +316,8 @@ def _comparisons(groups: Groups, results: Results) -> list[dict[str, Any]]:
         family = []
         for column, by_row in means.items():
             for second, first in _pairs(by_row, results["reference"]):
-                found = compare(records[first, column], records[second, column], metric)
-                line = {"column": column, "first": first, "second": second}
-                family.append(line | found.to_json())
+                found = compare(records[first, column], records[second, column], metric).to_json()
+                family.append({"column": column, "first": first, "second": second, **found})
         for test, p_value in zip(family, holm([test["p_value"] for test in family]), strict=True):
             test |= {"p_holm": p_value, "significant": p_value <= ALPHA}
         tests += family

@@ -48,8 +48,7 @@ class Table:
         import pandas as pd  # here: tables in a terminal and in Markdown do without
 
         (_, *headings), *rows = self.rows
-        names = [name for name, *_ in rows]
-        return pd.DataFrame([cells for _, *cells in rows], names, headings)
+        return pd.DataFrame([cells for _, *cells in rows], [name for name, *_ in rows], headings)
 
     @property
     def note(self) -> str:
@@ -175,22 +174,20 @@ def _published_lines(results: Results) -> Tables:
 def _comparison_lines(results: Results, columns: Sequence[str]) -> Tables:
     counts = {"questions": "n", "units": "units", "wins": "better", "losses": "worse"}
     counts["ties"] = "equal"
-    tables: Tables = {}
+    lines: Lines = {}
     for test in results["comparisons"]:
-        name = f"{test['second']} - {test['first']}"
         points = "-"
         if test["units"]:
             low, mean, high = (100 * test[key] for key in ("low", "difference", "high"))
             points = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
-        name = f"{label(test['metric'])}: {name}"
-        lines = tables.setdefault("Comparisons", {})
+        name = f"{label(test['metric'])}: {test['second']} - {test['first']}"
         lines[name if len(columns) == 1 else f"{name} on {test['column']}"] = {
             "points": points,
             **{heading: f"{test[key]:,}" for key, heading in counts.items()},
             "p": f"{test['p_value']:.2g}",
             "p (Holm)": mark(f"{test['p_holm']:.2g}", test["significant"]),
         }
-    return tables
+    return {"Comparisons": lines} if lines else {}
 
 
 def _breakdown_lines(results: Results, groups: Sequence[Mapping[str, Any]], column: str) -> Tables:
@@ -200,8 +197,7 @@ def _breakdown_lines(results: Results, groups: Sequence[Mapping[str, Any]], colu
     for item in results["breakdowns"]:
         row, by, metric = item["row"], item["by"], item["metric"]
         shown = metric in METRICS and (by == "category" or metric == main.get(row))
-        shown = shown and item["n"] >= FEWEST
-        if item["column"] == column and row in main and shown:
+        if shown and item["n"] >= FEWEST and item["column"] == column and row in main:
             lines = tables.setdefault(f"{label(metric)} by {by}: {column}", {})
             lines.setdefault(row, {})[item["value"]] = f"{format_estimate(item)}, n {item['n']:,}"
     return tables
@@ -210,6 +206,7 @@ def _breakdown_lines(results: Results, groups: Sequence[Mapping[str, Any]], colu
 def _mean_lines(groups: Sequence[Mapping[str, Any]], column: str) -> list[tuple[str, Tables]]:
     actions = action_names(*(group["means"] for group in groups))
     rates = {**{name: f"actions/{name}" for name in actions}, **WORDS["rates"]}
+    used = {key for group in groups for key, value in group["means"].items() if value}
     lost, costs, per_step = Lines(), Lines(), Lines()
     for group in groups:
         means, row = group["means"], group["row"]
@@ -219,12 +216,10 @@ def _mean_lines(groups: Sequence[Mapping[str, Any]], column: str) -> list[tuple[
             lost[row] = {"n": f"{count:,}", **shares}
         costs[row] = {"episodes": f"{group['episodes']:,}"}
         for heading, (key, digits) in WORDS["costs"].items():
-            if means.get(key) is not None and any(other["means"].get(key) for other in groups):
+            if key in used and means.get(key) is not None:
                 costs[row][heading] = f"{means[key]:,.{digits}f}"
         per_step[row] = {
-            heading: f"{means.get(key) or 0:,.3f}"
-            for heading, key in rates.items()
-            if any(other["means"].get(key) for other in groups)
+            heading: f"{means.get(key) or 0:,.3f}" for heading, key in rates.items() if key in used
         }
     return [
         ("lost", {f"Where answers are lost: {column}": lost}),

@@ -89,11 +89,7 @@ async def test_ask_takes_unboxed_answer_and_explains_none(completion, text, note
 
 @pytest.mark.parametrize(
     "note",
-    [
-        "",
-        "<update_scratchpad>It may be six.</update_scratchpad>",
-        "<read_memory>six</read_memory>",
-    ],
+    ["", "<update_scratchpad>It may be six.</update_scratchpad>", "<read_memory>six</read_memory>"],
 )
 async def test_answer_from_an_empty_memory_says_so(note):
     memory = await make(list_policy(WordTokenizer(), [note, "", "", ANSWERED]), max_reads=0)
@@ -319,14 +315,17 @@ async def test_scopes_are_apart_searched_together_and_saved(tmp_path):
     await memory.scope(user="ann", session="2").read("four")
     await memory.scope(user="b/o,b").read("six")
     assert (memory.scope(session="1", user="ann"), memory.entries()) == (ann, [])
+    for no in (ann.save(tmp_path / "a"), ann.search("one", agent="x")):
+        with pytest.raises(ConfigError, match="this is a scope"):
+            await no
     await (await memory.at(0)).save(tmp_path / "m")
     for one in (memory, await memory.fork(), await load(tmp_path / "m")):
         (first, _), _ = await one.search("four", user="ann")
         assert "four" in first.text
         assert len(await one.search("six", user="b/o,b")) == 1
         assert await one.search("six", user="cid") == []
-    for wrong in ({"usr": "ann"}, {"user": None}, {"user": ""}):
-        with pytest.raises(ConfigError, match="give texts for user, agent, session"):
+    for wrong in ({"usr": "ann"}, {"user": None}, {"user": ""}, {"user": "京" * 28}):
+        with pytest.raises(ConfigError, match=r"give texts for|too long"):
             await memory.search("six", **wrong)
         with pytest.raises(ConfigError):
             memory.scope(**wrong)

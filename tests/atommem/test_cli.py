@@ -237,13 +237,13 @@ def test_ask_with_memory_folder_continues_it(url, book, capsys, monkeypatch):
     captured = capsys.readouterr()
     assert captured.out == "part 1, part 2, part 3\n"
     assert "shown: part 1 (book.txt, chunk 1/3)" in captured.err
-    assert "(read before" not in captured.err
+    assert "(nothing is read again" not in captured.err
     assert captured.err.index("reading:   0%") < captured.err.index("2 actions, 1 entries")
     assert ask(url, book, "Where?", "Who?", "--memory", folder, "--json") == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     assert (found["entries"], found["steps"]) == (3, 6)
-    assert "(read before, and not again)" in captured.err
+    assert "(nothing is read again: what was kept is for" in captured.err
     assert [item["answer"] for item in found["answers"]] == ["part 1, part 2, part 3"] * 2
     # With the policy and the settings that it was saved with.
     assert ask_cli.main(["--memory", str(folder), "--no_reading", "Who?"]) == 0
@@ -257,6 +257,7 @@ def test_ask_with_memory_folder_continues_it(url, book, capsys, monkeypatch):
     trace = book.parent / "trace.jsonl"
     assert ask(url, "-", "Where?", "--trace", trace) == 0
     assert capsys.readouterr().out == "part 1, part 2, part 3\n"
+    assert audit_cli([str(trace)]) == 0
     steps = read_trace(trace).episode.steps
     assert len(steps) == 4
     assert "You change your memory by writing" in str(steps[0].prompt)

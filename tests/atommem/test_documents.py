@@ -55,8 +55,7 @@ def test_html_keeps_visible_text_and_names_the_rest():
 def test_html_is_decoded_as_browsers_do(declared, encoding, words):
     meta = f'<meta charset="{declared}">' if declared else ""
     page = f"<html><head><!--{'-' * 2000}-->{meta}</head><body><p>{words}</p></body></html>"
-    raw = page.encode(encoding)
-    assert extract(raw, "x.html") == (words, [])
+    assert extract(page.encode(encoding), "x.html") == (words, [])
 
 
 def test_docx_gives_text_and_tables_and_names_the_rest():

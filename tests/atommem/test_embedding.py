@@ -40,8 +40,7 @@ def test_embedder_returns_float32_unit_rows_in_order(name):
     vectors = embed(embedder, TEXTS)
     assert (vectors.shape, vectors.dtype) == ((len(TEXTS), 64), np.float32)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
-    one_by_one = [embed(embedder, [text])[0] for text in TEXTS]
-    np.testing.assert_array_equal(vectors, one_by_one)
+    np.testing.assert_array_equal(vectors, [embed(embedder, [text])[0] for text in TEXTS])
 
 
 def test_hashing_embedder_matches_reference():

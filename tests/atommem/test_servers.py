@@ -144,8 +144,7 @@ def test_vllm_flags_serve_an_adapter_on_its_base_and_fit_a_cpu(tmp_path):
     adapter = {"base_model_name_or_path": "some/base", "r": 24}
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
     lora = ["--enable-lora", "--lora-modules", f"mine={tmp_path}", "--max-lora-rank", "32"]
-    expected = [*lora, "--served-model-name", "base"]
-    assert folder_flags(tmp_path, "mine") == ("some/base", expected)
+    assert folder_flags(tmp_path, "mine") == ("some/base", [*lora, "--served-model-name", "base"])
     assert folder_flags(tmp_path, "mine", "my/base")[0] == "my/base"
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 256}')
     flags = cpu_flags((), tmp_path)

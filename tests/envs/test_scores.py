@@ -256,10 +256,7 @@ def test_locomo_f1_equals_hand_computed_values(category, gold, answer, expected)
 
 
 @pytest.mark.parametrize("source", ["webwalkerqa", "memagent", "longmemeval", "locomo"])
-@pytest.mark.parametrize(
-    ("answer", "gold", "em", "f1", "sub_em"),
-    CASES["languages"],
-)
+@pytest.mark.parametrize(("answer", "gold", "em", "f1", "sub_em"), CASES["languages"])
 def test_scores_of_any_language_equal_hand_computed_values(source, answer, gold, em, f1, sub_em):
     question = Question("q", (gold,), metadata={"category": "multi_hop"})
     scores = score_question(question, answer, source)
@@ -312,8 +309,7 @@ ASKED = {
 
 
 @pytest.mark.parametrize(
-    ("reward", "asked"),
-    [*product(sorted({*REWARDS} - {"gaia", "judge"}), ASKED), ("gaia", "one")],
+    ("reward", "asked"), [*product(sorted({*REWARDS} - {"gaia", "judge"}), ASKED), ("gaia", "one")]
 )
 async def test_listing_candidates_never_raises_the_expected_reward(reward, asked):
     source = "gaia" if reward == "gaia" else "told"
@@ -361,6 +357,8 @@ async def test_reward_of_the_user_s_stands_beside_em_and_f1():
     assert (score.reward, score.metrics["em"], score.metrics["f1"]) == (-8.0, 1.0, 1.0)
     with pytest.raises(ConfigError, match=r"reward=builtins:print: it returned None\. Return a"):
         await own_reward("builtins:print", task, ["a"])
+    with pytest.raises(ConfigError, match=r"brevity: IndexError.*test_scores\.py, line \d+\)"):
+        await own_reward(name, task, [])
 
 
 @pytest.mark.parametrize("reward", ["brevity", "no_such_module:brevity", "builtins:brevity"])

@@ -158,9 +158,7 @@ async def test_another_gateway_shows_nothing_forgotten_or_erased(conversations, 
         await recalled()
 
 
-async def test_stream_that_nobody_reads_stops_no_work_and_a_silent_one_is_pinged(
-    monkeypatch,
-):
+async def test_stream_that_nobody_reads_stops_no_work_and_a_silent_one_is_pinged(monkeypatch):
     ended = asyncio.Event()
 
     async def events(silent: bool) -> AsyncGenerator[Any, None]:

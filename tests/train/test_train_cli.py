@@ -162,6 +162,7 @@ def test_make_trainer_with_tasks_and_a_reward_of_the_caller(tmp_path):
         ({"tasks": [1], "data": "file"}, "tasks, data: both"),
         ({"tasks": [1], "held_out": [1], "eval_data": "file"}, "held_out, eval_data: both"),
         ({"tasks": "file"}, "tasks: not tasks. Give data=FILE"),
+        ({"tasks": [1], "reward": lambda task, answers: 1.0}, "a module's top level"),
         ({"tasks": [1], "callbacks": []}, "callbacks: of transformers' Trainer"),
         ({"tasks": [1], "held_out": [{"id": "a"}]}, "held_out: not tasks. Give eval_data=FILE"),
     ],

@@ -157,8 +157,7 @@ def activation_bytes(run: Run, tokens: int) -> float:
     layers, norm = run.model.config.num_hidden_layers, 4 if run.model.lora else 8
     rotated = (q + k) * (norm + b if run.model.query_norm else b)
     layer = 2 * h * b + 2 * norm * h + rotated + k * b + 2 * q * b + 4 * i * b
-    if run.model.lora:
-        layer += (5 * h + q + i) * b
+    layer += run.model.lora * (5 * h + q + i) * b
     kept = layers * h * b + layer if run.checkpointing else layers * layer
     cast = 4 * i if run.model.lora and b < 4 else 0
     return tokens * (kept + cast + (2 * i + 2 * h) * b + 2 * h * b + 8 * h)

@@ -45,10 +45,7 @@ class Plan:
 
     @property
     def phases(self) -> dict[str, float]:
-        return {
-            phase: sum(part.bytes for part in self.parts if phase in part.phases)
-            for phase in costs.PHASES
-        }
+        return {p: sum(one.bytes for one in self.parts if p in one.phases) for p in costs.PHASES}
 
     @property
     def fits(self) -> bool:
@@ -88,8 +85,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     model = shapes.measure(found.model)
     if stage == "sft":
         return None
-    dtype = found.model.dtype or "float32"
-    dtype = model.dtype if dtype == "auto" else dtype
+    dtype = model.dtype if found.model.dtype == "auto" else found.model.dtype or "float32"
     rollout = getattr(args, "vllm_mode", "server") if args.use_vllm else "local"
     run = costs.Run(
         stage=stage,

@@ -188,11 +188,9 @@ def measure_prompt(
     dialect = get_dialect(memory.dialect, memory.templates)
     builder = PromptBuilder.of(factory.tokenizer, dialect, memory, factory, chat_template_kwargs)
     nothing = MemoryView(capacity=memory.capacity)
-    reading, answering = (
-        len(builder.build(factory.blank(factory.phases[phase]), nothing)) for phase in (0, -1)
-    )
-    kinds = {name for name in MEMORY_KINDS if dialect.can_write(name)}
-    kinds -= set(memory.disabled_actions)
+    phases = factory.phases[0], factory.phases[-1]
+    reading, answering = (len(builder.build(factory.blank(phase), nothing)) for phase in phases)
+    kinds = {*filter(dialect.can_write, MEMORY_KINDS)} - {*memory.disabled_actions}
     longest = memory.scratchpad_tokens if "scratchpad" in kinds else 0
     expected = longest * SCRATCHPAD_SHARE
     if {"create", "read"} <= kinds:
@@ -259,8 +257,7 @@ def estimate_workload(
     counted, budget = batch * (unique if shares else raw), args.token_budget
     micro_batches = max(1, ceil(counted / budget))
     # The rows of a group in one step stay together.
-    groups = [shared + group * (own + sampled) for _, shared, own in kinds]
-    together = max(groups) if shares else 0.0
+    together = shares * max(shared + group * (own + sampled) for _, shared, own in kinds)
     epoch = TaskOrder(data.tasks, tasks, False, 0).updates_per_epoch * sharing * iterations
     updates = args.max_steps if args.max_steps > 0 else ceil(args.num_train_epochs * epoch)
     return Workload(

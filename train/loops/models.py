@@ -70,6 +70,8 @@ def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
         "attn_implementation": config.attn_implementation,
         **(args.model_init_kwargs or {}),
     }
+    if (config.load_in_4bit or config.load_in_8bit) and find_spec("bitsandbytes") is None:
+        raise ConfigError("load_in_4bit, load_in_8bit: pip install bitsandbytes first.")
     base = base_model(config)
     if base is None:
         args.model_init_kwargs = loading

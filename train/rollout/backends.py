@@ -58,9 +58,6 @@ class LocalBackend(Backend):
 @contextmanager
 def _unsharded(trainer: Any) -> Iterator[None]:
     """Keep FSDP2's parameters gathered: that is collective, and ranks differ in forward passes."""
-    if not trainer.accelerator.is_fsdp2:
-        yield
-        return
     sharded = [m for m in trainer.model_wrapped.modules() if isinstance(m, FSDPModule)]
     for module in sharded:
         module.set_reshard_after_forward(False, recurse=False)
@@ -68,10 +65,10 @@ def _unsharded(trainer: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        reshard = trainer.accelerator.state.fsdp_plugin.reshard_after_forward
         for module in sharded:
+            plugin = trainer.accelerator.state.fsdp_plugin
             module.reshard()
-            module.set_reshard_after_forward(reshard, recurse=False)
+            module.set_reshard_after_forward(plugin.reshard_after_forward, recurse=False)
 
 
 def make_local_policy(

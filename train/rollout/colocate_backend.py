@@ -114,7 +114,6 @@ def make_colocate_backend(rollouts: Rollouts, model: Any) -> ColocateBackend:
 def make_engine(args: TrainConfig, model: Any) -> Any:
     """Make vLLM's engine of the trained model, with the settings of TRL's colocated engine."""
     adapted = isinstance(model, PeftModel)
-    base = model.get_base_model() if adapted else model
     # In this process, not one that vLLM starts: weights are passed in memory.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -150,7 +149,7 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
     if args.cast_lm_head_to_fp32:  # as in training
         own["hf_overrides"] = {"head_dtype": "float32"} | own.get("hf_overrides", {})
     settings = {
-        "model": base.config.name_or_path,
+        "model": model.config.name_or_path,
         "revision": (args.model_init_kwargs or {}).get("revision"),
         # What is trained is in float32, which vLLM's fast attention kernels do not take.
         "dtype": "bfloat16" if args.bf16 else str(model.dtype).removeprefix("torch."),

@@ -38,8 +38,7 @@ class Rollouts:
         options: dict[str, Any] = {"encode_threads": ENCODE_THREADS, "keep_prompts": True}
         agent = build_agent(self.run, policy, **shared, **options)
         limits = Limits(max_tokens=args.episode_max_tokens, max_seconds=args.episode_max_seconds)
-        most = args.max_inflight_tasks
-        slots = asyncio.Semaphore(most) if most > 0 else None
+        slots = asyncio.Semaphore(args.max_inflight_tasks) if args.max_inflight_tasks > 0 else None
         return EpisodeRunner(agent, limits=limits, max_in_flight=slots)
 
 

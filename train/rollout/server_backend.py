@@ -29,8 +29,7 @@ class AdapterBackend(Backend):
 
     def __init__(self, runner: EpisodeRunner | None, publisher: AdapterPublisher) -> None:
         super().__init__(runner)
-        self._publisher = publisher
-        self._checked = False
+        self._publisher, self._checked = publisher, False
 
     def publish(self, trainer: Any) -> None:
         """Save and load the adapter, and unload outdated ones; all ranks together.

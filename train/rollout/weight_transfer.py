@@ -44,8 +44,7 @@ class WeightTransfer:
                 if time.monotonic() > end:
                     raise
             time.sleep(1.0)
-        answer = self._http.get("/get_world_size").raise_for_status()
-        size = 1 + answer.json()["world_size"]
+        size = 1 + self._http.get("/get_world_size").raise_for_status().json()["world_size"]
         info = NCCLTrainerInitInfo(get_ip(), get_open_port(), size, rank=0)
         self._engine = WeightTransferTrainerFactory.trainer_init(info, client=self, source=self)
 

@@ -51,12 +51,11 @@ class Corpus:
     ) -> None:
         self.folder = Path(folder)
         try:
-            manifest = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
+            manifest = self._manifest = json.loads((self.folder / MANIFEST).read_bytes())
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"{folder}: not a corpus ({error}). Make one with atommem corpus build."
             ) from error
-        self._manifest = manifest
         if "files" not in manifest and not adding:
             warnings.warn(f"{folder}: an addition goes on, or was interrupted.", stacklevel=2)
         for name, digest in manifest.get("files", {}).items():
@@ -97,14 +96,13 @@ class Corpus:
                 numbers, texts = zip(*part, strict=True)
                 self._vectors.append(numbers, await self._embedder.embed(texts, "entry"))
             recall = self._vectors.build()
-        counts = self.pages.counts()
         digests = {
             path.relative_to(self.folder).as_posix(): file_digest(path)
             for path in sorted(self.folder.rglob("[!.]*"))
             if path.is_file() and path.name != MANIFEST
         }
         write_json(self.folder / MANIFEST, manifest | {"files": digests})
-        return {"added": added, **counts, "recall": recall}
+        return {"added": added, **self.pages.counts(), "recall": recall}
 
     async def search(
         self, queries: Sequence[str], count: int, mode: str | None = None
@@ -228,8 +226,7 @@ class CorpusSource(tools.ToolSource):
         return tools.search_result(query, lines, links)
 
     async def _visit(self, name: str, task: Any) -> tools.ToolResult:
-        page = self._corpus.pages.find(name)
-        if page is None:
+        if (page := self._corpus.pages.find(name)) is None:
             raise tools.PageError(f"There is no page: {name}")
         titles = await asyncio.to_thread(self._corpus.links, page)
         links = tuple(tools.Link(title, title) for title in titles)

@@ -135,8 +135,7 @@ def make_app(corpus: Corpus, mode: str | None = None) -> Starlette:
         return JSONResponse({"result": pages})
 
     async def refuse(request: Request, error: Exception) -> Response:
-        status = 400 if isinstance(error, DecodeError) else 503
-        return JSONResponse({"error": str(error)}, status)
+        return JSONResponse({"error": str(error)}, 400 if isinstance(error, DecodeError) else 503)
 
     routes = [Route(f"/{one.__name__}", one, methods=["POST"]) for one in (retrieve, access)]
     refused = dict.fromkeys((DecodeError, OutageError), refuse)
@@ -150,8 +149,7 @@ def _hit(hit: Found, scored: bool) -> dict[str, Any]:
 
 
 def _page(corpus: Corpus, name: str) -> dict[str, Any] | None:
-    page = corpus.pages.find(name)
-    if page is None:
+    if (page := corpus.pages.find(name)) is None:
         return None
     links = [{"title": title, "url": title} for title in corpus.links(page)]
     return {"contents": page.text, "title": page.title, "url": page.url or page.id, "links": links}

@@ -71,10 +71,9 @@ class WordIndex:
         """Return the passages that match any word of `query` best, by BM25 (k1 1.2, b 0.75)."""
         import tantivy
 
-        found = self._analyzer.analyze(_terms(query))
         terms = [
             (tantivy.Occur.Should, tantivy.Query.term_query(self._schema, "text", term, "freq"))
-            for term in sorted(set(found))[:_MAX_TERMS]
+            for term in sorted(set(self._analyzer.analyze(_terms(query))))[:_MAX_TERMS]
         ]
         if not terms:
             return []
@@ -175,8 +174,7 @@ class VectorIndex:
         rows, query = self._rows(), np.ascontiguousarray(query[None], dtype=np.float32)
         path, covered = self._index_file()
         if path != self._loaded[0]:
-            flags = faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY
-            index: Any = faiss.read_index(str(path), flags)
+            index: Any = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
             # Starting 32 threads to read ahead costs more than a search.
             lists: Any = faiss.downcast_InvertedLists(index.invlists)
             lists.prefetch_nthread = 0
@@ -203,8 +201,7 @@ class VectorIndex:
 
 
 def _exact(queries: Array, rows: Array, count: int) -> tuple[Array, npt.NDArray[np.int64]]:
-    scores, ids = faiss.knn(queries, rows, min(count, len(rows)), metric=faiss.METRIC_INNER_PRODUCT)
-    return scores, ids
+    return faiss.knn(queries, rows, min(count, len(rows)), metric=faiss.METRIC_INNER_PRODUCT)
 
 
 def _choose_nprobe(index: faiss.IndexIVF, rows: Array, rng: np.random.Generator) -> float:

@@ -148,8 +148,7 @@ class PageStore:
             *(name, page.url, page.title, core(page.title), page.text, digest),
         )
         for span in split(page.text, self._passage_characters):
-            columns = "(page, start, stop) values (?, ?, ?)"
-            self._rows(f"insert into passages {columns}", number, *span)
+            self._rows("insert into passages (page, start, stop) values (?, ?, ?)", number, *span)
         return [row[0] for row in removed]
 
 

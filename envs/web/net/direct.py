@@ -57,8 +57,7 @@ class Direct(ToolSource):
         for _ in range(_MAX_REDIRECTS + 1):
             page = await self.fetch(target)
             found = await self._extract(page)
-            target = found.refresh
-            if not target:
+            if not (target := found.refresh):
                 title = found.title or page.url
                 return ToolResult(found.text, title=title, links=found.links, origin=page.url)
         raise PageError(f"{url} redirects more than {_MAX_REDIRECTS} times.")
@@ -137,9 +136,8 @@ class Direct(ToolSource):
                 rules = b""
             self._robots[site] = rules.strip()
         # Wildcards can make matching take forever, hence a worker process.
-        check, rules = extraction.is_allowed_by_robots, self._robots[site]
-        asked = str(url), self.config.user_agent
-        if rules and not await self._extraction.run(check, rules, *asked):
+        rules, asked = self._robots[site], (str(url), self.config.user_agent)
+        if rules and not await self._extraction.run(extraction.is_allowed_by_robots, rules, *asked):
             raise PageError(f"{url.host} does not allow robots to read {url}.")
 
 

@@ -174,13 +174,11 @@ def is_allowed_by_robots(rules: bytes, url: str, agent: str) -> bool:
 def _decode(body: bytes, charset: str | None, is_html: bool) -> str:
     from trafilatura.utils import detect_encoding
 
-    declared = decode_declared(body, charset or "", is_html)
-    if declared is not None:
+    if (declared := decode_declared(body, charset or "", is_html)) is not None:
         return declared[0]
     with suppress(UnicodeDecodeError):
         return body.decode()
     words = re.sub(rb"<[^>]*>", b"", body[:100_000])
-    others = sum(byte > 127 for byte in words)
-    is_guessed = len(words) >= _GUESSED or others > 0.2 * len(words)
+    is_guessed = len(words) >= _GUESSED or sum(byte > 127 for byte in words) > 0.2 * len(words)
     guesses = detect_encoding(words) if is_guessed else []
     return body.decode(guesses[0] if guesses else "cp1252", "replace")  # as browsers

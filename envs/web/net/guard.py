@@ -143,8 +143,7 @@ class HostRules:
 
     def allows(self, name: str) -> bool:
         """Return whether a URL may be visited; a title or id is checked against `deny` only."""
-        place = _normalize(name)
-        if not place:
+        if not (place := _normalize(name)):
             return "://" not in name
         rest = place.partition("/")[2]
         if any(_is_below(place, entry) or _contains(rest, entry) for entry in self._deny):
@@ -155,8 +154,7 @@ class HostRules:
 
 
 def _parse_entry(entry: str) -> str:
-    place = _normalize(entry)
-    if not place:
+    if not (place := _normalize(entry)):
         raise ConfigError(
             f"allow_hosts or deny_hosts contains {entry!r}: not a host. Write example.org/path."
         )
