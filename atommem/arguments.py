@@ -49,6 +49,7 @@ RENAMED = {
     "json": "out",
     "max_in_flight": "max_inflight_tasks",
     "max_new_tokens": "max_completion_length",
+    "max_prompt_length": "chunk_tokens",
     "max_tokens": "max_completion_length",
     "max_turns": "max_calls",
     "micro_batch_tokens": "token_budget",
@@ -64,6 +65,7 @@ RENAMED = {
     "rules": "retention",
     "samples_per_task": "num_generations",
     "train_dataset": "data",
+    "torch_dtype": "dtype",
 }
 """Former names of settings and those of other commands or libraries, which are refused."""
 
