@@ -235,9 +235,8 @@ class Runtime:
         `stored` replaces settings stored with the policy, name by name.
         """
         opening = {name: given.pop(name) for name in field_names(PolicyConfig) if name in given}
-        for name, values in (("base_model", opening), ("embedder_model", given)):
-            if values.get(name):
-                values[name] = _absolute(values[name])
+        if base := opening.get("base_model"):
+            opening["base_model"] = _absolute(base)
         opened: Any = policy
         names = [policy] if isinstance(policy, (str, os.PathLike)) else policy
         choice = None

@@ -151,9 +151,9 @@ async def own_reward(name: str, task: Task, answers: Sequence[str | None]) -> fl
     except AtomMemError:
         raise
     except Exception as error:
-        where = extract_tb(error.__traceback__)[-1]
-        place = f"{where.filename}, line {where.lineno}"
-        raise ConfigError(f"reward={name}: {error!r} ({place}). Correct the function.") from error
+        frames = extract_tb(error.__traceback__)[1:2]  # the function's own
+        place = "".join(f" ({frame.filename}, line {frame.lineno})" for frame in frames)
+        raise ConfigError(f"reward={name}: {error!r}{place}. Correct the function.") from error
     if not isinstance(value, Real):
         raise ConfigError(f"reward={name}: it returned {value!r:.60}. Return a number.")
     return float(value)

@@ -12,7 +12,7 @@ from scipy.sparse import csr_array, vstack
 from scipy.sparse.csgraph import connected_components
 
 from atommem.arguments import Parser, given_flags, make
-from atommem.config import EmbedderConfig, check_least, fields_of
+from atommem.config import EmbedderConfig, check_least, fields_of, without_addresses
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.envs.benchmarks.rows import read_rows
@@ -78,13 +78,14 @@ def main(argv: list[str]) -> int:
 
 def _embedder_of(store: Path) -> dict[str, Any]:
     if store.is_dir():
-        return SavedMemory.read(store).embedder
+        return without_addresses(SavedMemory.read(store).embedder)
     try:
         settings = read_trace(store).config
     except TraceError:
         return {}
     found = settings.get("embedder", {})
-    return fields_of(EmbedderConfig, settings if isinstance(found, str) else found)
+    found = settings if isinstance(found, str) else found
+    return fields_of(EmbedderConfig, without_addresses(found))
 
 
 async def audit(

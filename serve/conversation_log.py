@@ -53,6 +53,7 @@ class ConversationLog:
                     name = sa.func.hashtext(f"{owner} {scope}")
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(name)))
                 held = schema.conversations_of(owner, scope, self._is_sqlite).limit(1)
+                held = held.where(conversations.c.id.startswith(prefix, autoescape=True))
                 for row in connection.execute(held):
                     return ConversationInfo(*tuple(row))
             return schema.insert_conversation(connection, owner, metadata, prefix)
@@ -345,10 +346,12 @@ class ConversationLog:
         if not asked or response in asked:
             return conversation
         end = min(event.version for event in later if event.kind != "answer")
+        meta = self.info(conversation, owner).metadata
 
         def branch(connection: sa.Connection) -> ConversationInfo:
             rows = connection.execute(schema.events_of(conversation).where(events.c.version < end))
-            return _copy(connection, conversation, map(schema.event_of, rows), owner, {}, "resp_")
+            found = map(schema.event_of, rows)
+            return _copy(connection, conversation, found, owner, meta, "resp_")
 
         return self._create(owner, key, branch).id
 

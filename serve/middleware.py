@@ -55,7 +55,7 @@ def load_keys(path: str | None = None) -> dict[str, str]:
                 "characters. Make a key with: openssl rand -hex 32"
             )
         owners[found["key"]] = found["owner"]
-    if not owners and (path is not None or text.strip()):
+    if not owners and (path is not None or text):
         raise ConfigError(f"{name}: has no line OWNER=KEY.")
     return owners
 

@@ -153,8 +153,8 @@ def make_trainer(
         found = None
         with suppress(ConfigError):
             found = find("reward", given["reward"])
-        if found is not reward:
-            fix = "its name leads elsewhere. Give a function of a module's top level"
+        if found != reward:
+            fix = "not found by its name. Give a function of a module's top level"
             raise ConfigError(f"reward={reward!r:.80}: {fix}.")
     parsed = replace(parse(stage, arguments, given), tasks=tasks, held_out=held_out)
     out, start = parsed.args.output_dir, parsed.model.model_name_or_path

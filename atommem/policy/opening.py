@@ -17,7 +17,10 @@ from atommem.policy.server_pool import ServerPool
 
 _HASHED_BYTES = 1 << 20
 _MODEL_FILES = {".json", ".jinja", ".safetensors", ".txt", ".bin"}
-_WRITES = re.compile("CausalLM|LMHead|ConditionalGeneration")  # in the name of an architecture
+_MUTE = re.compile(
+    "(?<!LMHead)(?<!DoubleHeads)Model$|ForMaskedLM|Classification|QuestionAnswering|ForPreTraining"
+)
+"""In the name of an architecture that writes no text, unless it brings its own code."""
 
 
 def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPool | ChatPolicy:
@@ -63,10 +66,13 @@ def model_folder(setting: str, name: str) -> str:
             except SafetensorError as error:
                 problem = f"{weights.name} is cut off or damaged ({error}). Copy it again."
                 raise PolicyError(f"{setting}={name}: {problem}") from error
-        with suppress(OSError, ValueError, AttributeError):  # the loader says what is wrong
-            kinds = json.loads((path / "config.json").read_bytes()).get("architectures") or []
-            if kinds and not any(_WRITES.search(str(kind)) for kind in kinds):
-                problem = f"{kinds[0]} writes no text. Give a causal language model"
+        with suppress(
+            OSError, ValueError, AttributeError, TypeError
+        ):  # the loader says what is wrong
+            config = json.loads((path / "config.json").read_bytes())
+            (kind,) = config.get("architectures") or ("",)
+            if _MUTE.search(kind) and "auto_map" not in config:
+                problem = f"{kind} writes no text. Give a causal language model"
                 raise PolicyError(f"{setting}={name}: {problem}.")
         return str(path)
     if path.exists():

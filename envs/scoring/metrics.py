@@ -34,8 +34,10 @@ OFFICIAL_SOURCES = ("hotpotqa", "2wikimultihopqa", "musique")
 """Sources scored as their scripts do, whatever the language."""
 _SEPARATORS = ",;\n\u3001\uff0c\uff1b\u060c\u061b"
 _SEPARATOR = re.compile(rf"([{_SEPARATORS}]|\band\b)")
-_POINT_OR_SIGN = re.compile(r"(?<![^\W\d])\.(?=\d)|(?<![\w.,)-])-(?=\.?\d)")
-_SAME = str.maketrans("\u00b4\u02bb\u02bc\u02b9\u2032\u2212", "'''''-")
+_POINT_OR_SIGN = re.compile(
+    r"(?<![\w.])(\d*)\.(?=\d+(?!\d|\.\d))|(?<![A-Za-z0-9_.,)-])-(?=[$€£]?\.?\d)"
+)
+_SAME = str.maketrans("\u00b4\u02bb\u02bc\u02b9\u2032\u2212\u2013\u066b", "'''''--.")
 OOLONG_SOURCE, OOLONG_REAL_SOURCE = "oolong", "oolong_real"
 _COMPARISONS = ("more common", "less common", "same frequency")
 ABSTENTION = "not mentioned"
@@ -230,7 +232,9 @@ def comparable(text: str, *, spaces: bool = True) -> str:
     script without them is a word, as in CMRC 2018's evaluation.
     """
     same = fold_case(unicodedata.normalize("NFKC", text.translate(_SAME)))
-    same = _POINT_OR_SIGN.sub(lambda found: "\u22c5" if found[0] == "." else "\u2212", same)
+    same = _POINT_OR_SIGN.sub(
+        lambda found: "\u2212" if found[0] == "-" else f"{found[1]}\u22c5", same
+    )
     if text.isascii():
         return same
     kept = "".join(part for part in same if not unicodedata.category(part).startswith("P"))

@@ -97,8 +97,7 @@ async def test_answer_from_an_empty_memory_says_so(note):
     answer = await memory.ask("Which?")
     kept = "scratchpad" in note
     assert (answer.text, bool(reading.written)) == ("six", kept)
-    found = "" if kept else "no entry was shown: this is not from the memory"
-    assert answer.note == found
+    assert answer.note == ("" if kept else "no entry was shown: this is not from the memory")
 
 
 async def test_read_warns_after_three_chunks_without_action():
@@ -280,8 +279,7 @@ def test_blocking_read_interrupted_keeps_finished_chunks():
 
 
 async def load(folder: Path, **settings: Any) -> AsyncMemory:
-    settings = {"embedder": WordEmbedder(), **settings}
-    return await AsyncMemory.load(folder, NotePolicy(), **settings)
+    return await AsyncMemory.load(folder, NotePolicy(), **{"embedder": WordEmbedder(), **settings})
 
 
 async def saved(folder: Path, **settings: Any) -> AsyncMemory:

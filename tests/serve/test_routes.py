@@ -234,9 +234,11 @@ def test_scope_lists_recalls_and_erases_what_belongs_to_it(http):
         found = http.get("/v1/recall", params=query).json()["data"]
         assert {entry["text"] for entry in found} == expected
     stored = {"input": [{"role": "user", "content": PARTS[0]}], "metadata": {"user": "dan"}}
-    http.post("/v1/responses", json=stored).raise_for_status()
-    assert len(http.get("/v1/export", params={"user": "dan"}).text.splitlines()) == 1
-    assert len(http.delete("/v1/conversations", params={"user": "dan"}).json()["ids"]) == 1
+    first = http.post("/v1/responses", json=stored).raise_for_status().json()["id"]
+    for _ in range(2):  # the second in a copy, of the same user
+        http.post("/v1/responses", json={"input": "Who?", "previous_response_id": first})
+    assert len(http.get("/v1/export", params={"user": "dan"}).text.splitlines()) == 2
+    assert len(http.delete("/v1/conversations", params={"user": "dan"}).json()["ids"]) == 2
     lines = http.get("/v1/export", params={"user": "ann"}).text.splitlines()
     exported = [json.loads(line) for line in lines]
     exported.sort(key=lambda each: each["metadata"]["session"])
