@@ -155,6 +155,7 @@ async def test_tools_do_not_reach_another_owner_s_conversation(conversations):
 async def test_scopes_replace_conversation_ids_and_retries_write_once(tmp_path):
     policy = GatedPolicy()
     server = make_conversations(tmp_path / "log.db", scripted(policy=policy))
+    server.log.create("me", {"user": "ann", "session": "1"}, prefix="resp_")  # of a response
     async with Client(make_mcp(server, "me")) as client:
         policy.error = OutageError("http://10.0.0.7 is gone")
         for _ in range(2):
@@ -169,8 +170,7 @@ async def test_scopes_replace_conversation_ids_and_retries_write_once(tmp_path):
         again = await call(client, "remember", text="Ann runs.", user="ann", session="1")
         assert (again["conversation"], again["entries"]) == (first["conversation"], 2)
         found = await call(client, "recall", query="bees", user="ann")
-        assert found[0]["text"] == FACT
-        assert len(found) == 3
+        assert (found[0]["text"], len(found)) == (FACT, 3)
         assert await call(client, "recall", query="bees", user="bob") == []
         answer = await call(client, "ask", question="Who sings?", user="ann", session="2")
         assert answer["answer"] == "Bob sings."
