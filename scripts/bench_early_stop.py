@@ -46,7 +46,7 @@ RECIPE = replace(
     world=WORLD,
     cold_start=replace(FULL.cold_start, faults=FAULTS),
     settings={"early_stop": ("true",), "per_device_train_batch_size": ("128",)},
-    updates=320,
+    updates=640,
 )
 SHORT = replace(RECIPE.cold_start, episodes=2000, steps=300, learning_rate=2e-3)
 """For a policy that knows the demo's world, and has to learn one more action."""
