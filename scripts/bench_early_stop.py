@@ -15,7 +15,7 @@ On held-out tasks of both kinds the table compares the trained policy with itsel
 stop: EM, steps, and the sign-flip interval of their difference: the frontier over costs. The last
 line is JSON; the exit status is 0 if with one of the costs, for every seed, EM is within a point,
 at no more than half of the steps where the evidence is early and at no less than 90% of them where
-it is late.
+it is late. GRPO takes 640 updates; after 320, seed 1 missed the bar, late (-1.3 points).
 """
 
 import asyncio

@@ -66,9 +66,8 @@ def model_folder(setting: str, name: str) -> str:
             except SafetensorError as error:
                 problem = f"{weights.name} is cut off or damaged ({error}). Copy it again."
                 raise PolicyError(f"{setting}={name}: {problem}") from error
-        with suppress(
-            OSError, ValueError, AttributeError, TypeError
-        ):  # the loader says what is wrong
+        # The loader says what is wrong with a broken file.
+        with suppress(OSError, ValueError, AttributeError, TypeError):
             config = json.loads((path / "config.json").read_bytes())
             (kind,) = config.get("architectures") or ("",)
             if _MUTE.search(kind) and "auto_map" not in config:
